@@ -1,0 +1,142 @@
+"""A client's share of a request: its text up to a stop string, its tokens, and why it ended.
+
+Runs in the thread of the client's handler. Streamed or not, an answer is made of these segments,
+so that both are the same. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from api.service import Service
+from inference import Inference
+from seams import TokenLogprobs
+from text import Detokenizer, StopFinder
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: int
+    offset: int  # characters of its choice's text before it
+    logprobs: TokenLogprobs | None  # None: the first of a prompt, which nothing predicts
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    index: int
+    text: str
+    tokens: Sequence[Token]  # that begin in this text, where logprobs are asked for
+    finish: Finish | None
+
+
+class Choice:
+    """`echo`: the prompt is part of the text. `most_tokens`: the further ones are left out."""
+
+    def __init__(
+        self,
+        index: int,
+        inference: Inference,
+        service: Service,
+        stops: Sequence[str],
+        *,
+        echo: bool = False,
+        most_tokens: int,
+    ) -> None:
+        self.index = index
+        self.inference = inference
+        self.generated = 0  # tokens, up to the one that completed a stop string
+        self.finish: Finish | None = None
+        self._service = service
+        self._most_tokens = most_tokens
+        self._owed = echo
+        self._detokenizer = Detokenizer(service.tokenizer)
+        self._finder = StopFinder(stops)
+        self._ended = False  # by an end token
+        self._decoded = 0  # characters, those held back included
+        self._sent = 0  # characters
+        self._unsent: list[Token] = []
+
+    def read(self) -> Segment | None:
+        """What is new. Raises ApiError when there will be no answer."""
+        inference = self.inference
+        record = inference.record  # read before the ids: none follow an end
+        if record is not None and not self._finder.found:
+            self._service.outcome(inference)
+        texts = []
+        if self._owed:
+            if inference.generated == 0 or not self._prompt_is_known():
+                return None
+            texts.append(self._prompt())
+        for token in inference.ids[inference.prompt_tokens + self.generated :]:
+            if self._finder.found or self._ended or self.generated == self._most_tokens:
+                break
+            texts.append(self._take(token))
+            if self._finder.found and record is None:
+                self._service.manager.cancel(inference, "stop")
+        if record is not None:
+            rest = self._detokenizer.finish()
+            texts += [self._finder.push(rest), self._finder.finish()]
+            self.finish = "stop" if self._finder.found or self._ended else "length"
+        text = "".join(texts)
+        self._sent += len(text)
+        tokens = self._sendable()
+        if text or tokens or self.finish:
+            return Segment(self.index, text, tokens, self.finish)
+        return None
+
+    def _take(self, token: int) -> str:
+        number, self.generated = self.generated, self.generated + 1
+        if token in self.inference.end_ids:
+            self._ended = True
+            return ""
+        if self.inference.sampling.logprobs is not None:
+            logprobs = self.inference.logprobs[number]
+            self._unsent.append(Token(token, self._decoded, logprobs))
+        text = self._detokenizer.push([token])
+        self._decoded += len(text)
+        return self._finder.push(text)
+
+    def _sendable(self) -> list[Token]:
+        """Tokens leave with their first character, those of a stop string never."""
+        whole = self.finish is not None and not self._finder.found
+        ready = [token for token in self._unsent if whole or token.offset < self._sent]
+        del self._unsent[: len(ready)]
+        return ready
+
+    def _prompt_is_known(self) -> bool:
+        """A request that was preempted may be at its prompt again."""
+        asked = self.inference.sampling.prompt_logprobs is not None
+        return not asked or len(self.inference.prompt_logprobs) >= self.inference.prompt_tokens - 1
+
+    def _prompt(self) -> str:
+        self._owed = False
+        asked = self.inference.sampling.prompt_logprobs is not None
+        known = [None, *self.inference.prompt_logprobs] if asked else []
+        detokenizer = Detokenizer(self._service.tokenizer)
+        texts = []
+        for number, token in enumerate(self.inference.ids[: self.inference.prompt_tokens]):
+            if asked:
+                self._unsent.append(Token(token, self._decoded, known[number]))
+            texts.append(detokenizer.push([token]))
+            self._decoded += len(texts[-1])
+        texts.append(detokenizer.finish())
+        self._decoded += len(texts[-1])
+        return "".join(texts)
+
+
+def segments(choices: Sequence[Choice]) -> Iterator[Segment]:
+    """Of all choices, as they come, until all have ended. Their requests have `news` in common.
+    Raises ApiError when one of them fails."""
+    news = choices[0].inference.news
+    unfinished = list(choices)
+    while unfinished:
+        news.wait()
+        news.clear()
+        for choice in unfinished:
+            if (segment := choice.read()) is not None:
+                yield segment
+        unfinished = [choice for choice in unfinished if choice.finish is None]

@@ -1,0 +1,137 @@
+"""Errors as clients see them: a status and one sentence that says what was wrong and what is
+allowed. A traceback goes to the log, never to a client."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flask import Flask, Response, jsonify, request
+from pydantic import BaseModel, ValidationError
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
+
+from inference import DrainingError, OverloadedError, RefusedError, TooLongError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1  # a place frees with every request that ends
+SHOWN_CHARACTERS = 60  # of a client's value in an error
+CLIENT_GONE = 499  # nginx's number for it; only logs see it
+
+
+class ApiError(Exception):
+    """Ends a request with a status and a sentence, before any part of the answer was sent.
+    `param` is the field at fault and `code` a name for the error, for dialects that tell them."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: dict[str, str] | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers or {}
+        self.param = param
+        self.code = code
+
+
+Shape = Callable[[ApiError], Mapping[str, Any]]  # an error as the body of a dialect
+
+
+def plain_shape(error: ApiError) -> Mapping[str, Any]:
+    return {"error": error.message}
+
+
+def refusal(error: RefusedError) -> ApiError:
+    """Which status a refused request gets, in every dialect."""
+    match error:
+        case TooLongError():
+            return ApiError(400, str(error))
+        case OverloadedError():
+            return ApiError(429, str(error), {"Retry-After": str(math.ceil(error.retry_after_s))})
+        case DrainingError():
+            return ApiError(503, str(error), {"Retry-After": str(RETRY_AFTER_S)})
+        case _:
+            raise error
+
+
+def explain(error: ValidationError, schema: type[BaseModel]) -> str:
+    """What is wrong with the fields and what they may be, from the schema's descriptions."""
+    fields = {spec.alias or name: spec for name, spec in schema.model_fields.items()}
+    sentences: dict[str, str] = {}  # by field: a union reports each of its members
+    for found in error.errors(include_url=False):
+        name = str(found["loc"][0])
+        if name in sentences:
+            continue
+        field = fields.get(name)
+        if field is None:
+            sentences[name] = f"unknown field {show(name)}; allowed: {', '.join(fields)}"
+        elif found["type"] == "missing":
+            sentences[name] = f"field '{name}' is missing; it must be {field.description}"
+        else:
+            sentences[name] = (
+                f"field '{name}' must be {field.description}, got {show(found['input'])}"
+            )
+    return "; ".join(sentences.values())
+
+
+def show(value: object) -> str:
+    """A JSON value in a sentence."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:
+    """Whatever goes wrong, routing included, is answered in the shape of the dialect whose prefix
+    the path has, else as `{"error": ...}`."""
+
+    def answer(error: ApiError) -> Response:
+        shape = next(
+            (shape for prefix, shape in shapes.items() if request.path.startswith(prefix)),
+            plain_shape,
+        )
+        return _answer(error, shape)
+
+    app.register_error_handler(ApiError, answer)
+    app.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
+    app.register_error_handler(Exception, lambda error: answer(internal_error(error)))
+
+
+def _answer(error: ApiError, shape: Shape) -> Response:
+    response = jsonify(shape(error))
+    response.status_code = error.status
+    response.headers.extend(error.headers)
+    return response
+
+
+def http_error(error: HTTPException) -> ApiError:
+    """What werkzeug refuses, in our words."""
+    message = f"{error.name}: {error.description}"
+    headers = {}
+    if isinstance(error, RequestEntityTooLarge):
+        message = "the body is larger than the server takes (--max-body-bytes)"
+    elif isinstance(error, NotFound):
+        message = f"there is no {show(request.path)} here"
+    elif isinstance(error, MethodNotAllowed) and error.valid_methods:
+        allowed = ", ".join(sorted(error.valid_methods))
+        message = f"method not allowed; allowed: {allowed}"
+        headers["Allow"] = allowed
+    return ApiError(error.code or 500, message, headers)
+
+
+def internal_error(error: Exception) -> ApiError:
+    """A fault of ours: the log has it, the client is told no more than that."""
+    log.error("a request failed inside the server", exc_info=error)
+    return ApiError(500, "internal error; the server's log says more")

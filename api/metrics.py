@@ -1,0 +1,265 @@
+"""`/metrics` for Prometheus, with the names of text-generation-inference, so that its Grafana
+dashboard shows this server; docs/metrics.md says what each means here.
+
+Taking in a record is a few additions in the loop's thread; cumulation and text are made in the
+thread of whoever asks.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from flask import Flask, Response, request
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from batching import BatchingManager
+from seams import IterationRecord, RequestRecord
+from stats import latency_s, queue_s, tpot_s, ttft_s
+
+DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
+LENGTH_BUCKETS = 100
+REFUSED = {
+    400: "validation",
+    413: "validation",
+    415: "validation",
+    422: "validation",
+    429: "overloaded",
+}
+FAILED = {"failed": "generation", "cancelled": "dropped"}
+METHODS = ("prefill", "decode")
+GENERATING = frozenset(
+    ("/", "/generate", "/generate_stream", "/inference", "/v1/completions", "/v1/chat/completions")
+)
+
+# The exposition format lets a counter be called anything; the library insists on _total.
+_TOTAL_OF_TGI = re.compile(rb"^(# (?:HELP|TYPE) tgi_\w+)_total ", re.MULTILINE)
+
+
+class Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        total, buckets = 0, []
+        for bound, count in zip([*self.bounds, "+Inf"], self.counts, strict=True):
+            total += count
+            buckets.append((str(bound), float(total)))
+        return buckets
+
+
+class Metrics:
+    """A seams.Recorder, and what the doors count. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._received = 0
+        self._refused: Counter[str] = Counter()  # by TGI's word
+        self._ended: Counter[str] = Counter()  # by RequestRecord.end
+        self._preemptions = 0
+        self._durations = {
+            name: Histogram(DURATIONS_S) for name in (*_REQUEST_DURATIONS, *_OWN_DURATIONS)
+        }
+        self._lengths: dict[str, Counter[int]] = {name: Counter() for name in _LENGTHS}
+        self._iterations = {method: Histogram(DURATIONS_S) for method in METHODS}
+        self._rows: Counter[int] = Counter()
+        self._generated = 0
+        self._tokens = 0
+        self._positions = 0
+
+    # --- taking in --------------------------------------------------------------------------
+
+    def received(self, validation_s: float) -> None:
+        """A request that was taken in, and the time since it arrived."""
+        with self._lock:
+            self._received += 1
+            self._durations["tgi_request_validation_duration"].observe(validation_s)
+
+    def refused(self, why: str) -> None:
+        with self._lock:
+            self._refused[why] += 1
+
+    def iteration(self, record: IterationRecord) -> None:
+        # an iteration in which every token that was computed gave one is decode and no more
+        method = METHODS[record.tokens == record.generated]
+        with self._lock:
+            self._iterations[method].observe(record.duration_s)
+            self._rows[record.rows] += 1
+            self._generated += record.generated
+            self._tokens += record.tokens
+            self._positions += record.positions
+
+    def request(self, record: RequestRecord) -> None:
+        with self._lock:
+            self._ended[record.end] += 1
+            self._preemptions += record.preemptions
+            self._lengths["tgi_request_input_length"][record.prompt_tokens] += 1
+            self._lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
+            if record.end in FAILED:
+                return
+            self._lengths["tgi_request_generated_tokens"][record.generated] += 1
+            assert record.admitted_s is not None
+            inference_s = record.end_s - record.admitted_s
+            for name, value in (
+                ("tgi_request_duration", latency_s(record)),
+                ("tgi_request_queue_duration", queue_s(record)),
+                ("tgi_request_inference_duration", inference_s),
+                ("tgi_request_mean_time_per_token_duration", inference_s / record.generated),
+                ("eb_time_to_first_token_seconds", ttft_s(record)),
+                ("eb_inter_token_seconds", tpot_s(record)),
+            ):
+                if value is None:  # a single token has no successor
+                    continue
+                times = record.generated - 1 if name == "eb_inter_token_seconds" else 1
+                self._durations[name].observe(value, times)
+
+    def busy(self, start_s: float, end_s: float) -> None:
+        """Of no interest here: rates are Prometheus' own business."""
+
+    # --- telling ----------------------------------------------------------------------------
+
+    def families(self, manager: BatchingManager) -> list[Metric]:
+        with self._lock:
+            taken_in = [*self._counters(), *self._histograms(manager)]
+        return [*taken_in, *_gauges(manager)]
+
+    def _counters(self) -> Iterator[Metric]:
+        refused, ended = self._refused, self._ended
+        count = self._received + refused.total()
+        yield _counter("tgi_request_count", "Requests, refused ones too", count)
+        yield _counter("tgi_request_success", "Answered", ended["length"] + ended["stop"])
+        failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
+        failures |= {why: ended[end] for end, why in FAILED.items()}
+        yield _labelled("tgi_request_failure", "Not answered, by reason", "err", failures)
+        calls = {method: sum(self._iterations[method].counts) for method in METHODS}
+        yield _labelled("tgi_batch_inference_count", "Iterations that ended well", "method", calls)
+        yield _labelled(
+            "tgi_batch_inference_success", "Iterations that ended well", "method", calls
+        )
+        yield _counter("eb_preemptions", "Places given up for others", self._preemptions)
+        yield _counter("eb_cancelled", "Requests whose client left", ended["cancelled"])
+        yield _counter("eb_generated_tokens", "Tokens handed to requests", self._generated)
+        padding = self._positions - self._tokens
+        positions = {"wanted": self._tokens, "padding": padding}
+        yield _labelled("eb_positions", "Positions computed", "kind", positions)
+
+    def _histograms(self, manager: BatchingManager) -> Iterator[Metric]:
+        for name, text in (_REQUEST_DURATIONS | _OWN_DURATIONS).items():
+            histogram = self._durations[name]
+            yield HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
+        for name, text in _ITERATION_DURATIONS.items():
+            family = HistogramMetricFamily(name, text, labels=["method"])
+            for method, histogram in self._iterations.items():
+                family.add_metric([method], histogram.cumulated(), histogram.sum)
+            yield family
+        if manager.model is not None:
+            most = manager.model.context
+            bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
+            for name, text in _LENGTHS.items():
+                yield _of_counts(name, text, bounds, self._lengths[name])
+        sizes = range(1, manager.max_batch_size + 1)
+        text = "Rows of an iteration"
+        yield _of_counts("tgi_batch_next_size", text, [float(n) for n in sizes], self._rows)
+
+
+_REQUEST_DURATIONS = {
+    "tgi_request_duration": "From arrival to end, in seconds, as are all durations",
+    "tgi_request_validation_duration": "From arrival to the queue",
+    "tgi_request_queue_duration": "From arrival to admission",
+    "tgi_request_inference_duration": "From admission to end",
+    "tgi_request_mean_time_per_token_duration": "From admission to end, by generated tokens",
+}
+_OWN_DURATIONS = {
+    "eb_time_to_first_token_seconds": "From arrival to first token",
+    "eb_inter_token_seconds": "A request's mean gap between tokens, once for every gap",
+}
+_ITERATION_DURATIONS = {
+    "tgi_batch_inference_duration": "An iteration",
+    "tgi_batch_forward_duration": "An iteration; forward pass and sampling are one here",
+}
+_LENGTHS = {
+    "tgi_request_input_length": "Tokens of the prompt",
+    "tgi_request_max_new_tokens": "Tokens asked for",
+    "tgi_request_generated_tokens": "Tokens generated",
+}
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return _named(CounterMetricFamily(name, text, value), name)
+
+
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return _named(family, name)
+
+
+def _named(family: Metric, name: str) -> Metric:
+    if name.startswith("tgi_"):
+        family.samples = [sample._replace(name=name) for sample in family.samples]
+    return family
+
+
+def _of_counts(
+    name: str, text: str, bounds: Sequence[float], counts: Mapping[int, int]
+) -> HistogramMetricFamily:
+    histogram = Histogram(bounds)
+    for value, times in counts.items():
+        histogram.observe(value, times)
+    return HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
+
+
+def _gauges(manager: BatchingManager) -> Iterator[Metric]:
+    counts = manager.counts
+    yield GaugeMetricFamily("tgi_queue_size", "Requests that wait", counts["waiting"])
+    yield GaugeMetricFamily("tgi_batch_current_size", "Requests that run", counts["running"])
+    if manager.model is not None:
+        memory = manager.model.memory
+        for names, text, value in (
+            (("tgi_batch_current_max_tokens", "eb_kv_used_tokens"), "KV taken", memory.used),
+            (("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"), "KV budget", memory.budget),
+        ):
+            yield from (GaugeMetricFamily(name, f"{text}, in tokens", value) for name in names)
+
+
+class _Collector(Collector):
+    def __init__(self, metrics: Metrics, manager: BatchingManager) -> None:
+        self._metrics, self._manager = metrics, manager
+
+    def collect(self) -> list[Metric]:
+        return self._metrics.families(self._manager)
+
+
+def register_metrics(app: Flask, metrics: Metrics, manager: BatchingManager) -> None:
+    """The page, and a count of what the doors refuse."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(metrics, manager))
+
+    @app.get("/metrics")
+    def page() -> Response:
+        text = _TOTAL_OF_TGI.sub(rb"\1 ", generate_latest(registry))
+        return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    @app.after_request
+    def count(response: Response) -> Response:
+        if request.path in GENERATING and response.status_code in REFUSED:
+            metrics.refused(REFUSED[response.status_code])
+        return response

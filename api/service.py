@@ -1,0 +1,92 @@
+"""What every door needs: the queue, the vocabulary, the records, and the wait for an answer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api.departed import Departures
+from api.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
+from api.logs import belongs_to_request
+from api.metrics import Metrics
+from batching import BatchingManager
+from config import Config
+from inference import Inference, OverloadedError, RefusedError
+from seams import RequestRecord
+from stats import Stats
+from text import EncodingError, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    config: Config
+    manager: BatchingManager
+    tokenizer: Tokenizer
+    stats: Stats
+    metrics: Metrics
+    departures: Departures
+    clock: Callable[[], float]
+    describe: Callable[[], Mapping[str, Any]]  # what runs: mode, policy, model, machine, options
+
+    def encode(self, field: str, text: str) -> list[int]:
+        """Raises ApiError for a text that cannot be encoded."""
+        try:
+            return self.tokenizer.encode(text)
+        except EncodingError as error:
+            raise ApiError(400, f"field '{field}': {error}") from error
+
+    def require_ready(self) -> None:
+        """Raises ApiError while nothing is taken in; asked early it spares the tokenizer."""
+        if not self.manager.ready:
+            reason = "is being loaded" if self.manager.model is None else "is shutting down"
+            raise ApiError(503, f"the server {reason}", {"Retry-After": str(RETRY_AFTER_S)})
+
+    def submit(self, *inferences: Inference) -> None:
+        """All of them, or none: raises ApiError when one is not taken in."""
+        if not all(inference.prompt_tokens for inference in inferences):
+            # a normalizer that strips, or a chat template, may leave nothing of a text
+            raise ApiError(400, "no token is left of the prompt, at least one is needed")
+        belongs_to_request(*inferences)
+        for number, inference in enumerate(inferences):
+            try:
+                self.manager.submit(inference)
+            except RefusedError as error:
+                if isinstance(error, OverloadedError):
+                    self.stats.count_rejected()
+                self.cancel(*inferences[:number])
+                raise refusal(error) from None
+            self.stats.count_received()
+            self.metrics.received(self.clock() - inference.arrival_s)
+
+    def cancel(self, *inferences: Inference) -> None:
+        for inference in inferences:
+            if inference.record is None:
+                self.manager.cancel(inference)
+
+    def watch(self, client: socket.socket | None, *inferences: Inference) -> Callable[[], None]:
+        """Cancels the requests when their client leaves; returns what ends the watch."""
+        return self.departures.watch(client, lambda: self.cancel(*inferences))
+
+    def finish(self, inference: Inference, client: socket.socket | None) -> RequestRecord:
+        """Waits for the whole answer. Raises ApiError where there is none."""
+        unwatch = self.watch(client, inference)
+        try:
+            inference.event.wait()
+        finally:
+            unwatch()
+        return self.outcome(inference)
+
+    def outcome(self, inference: Inference) -> RequestRecord:
+        """The record of a request that has ended well. Raises ApiError for the others."""
+        record = inference.record
+        assert record is not None
+        if inference.timed_out:
+            raise ApiError(504, inference.error or "the request took too long")
+        if record.end == "failed":
+            draining = not self.manager.ready
+            raise ApiError(503 if draining else 500, inference.error or "the request failed")
+        if record.end == "cancelled":
+            raise ApiError(CLIENT_GONE, "the client has left")
+        return record

@@ -1,0 +1,290 @@
+"""Wires the server together: configuration, doors, queue, and the engine's thread.
+
+`python app.py MODE ...` checks the options and becomes gunicorn (`gunicorn_conf.py`), whose one
+worker calls `create_app`. Nothing here or in a handler's thread touches torch: the engine's
+thread alone imports, loads and runs the model, since a second thread that uses torch slows
+decoding by an eighth.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from flask import Flask
+from pydantic import BaseModel
+
+from api import inference, openai, tgi
+from api.chat import load_chat_template
+from api.cors import register_cors
+from api.departed import Departures
+from api.errors import register_errors
+from api.inference import InferenceRequest
+from api.keys import require_keys
+from api.logs import register_log
+from api.metrics import Metrics, register_metrics
+from api.openai_answers import error_shape
+from api.openai_schemas import ChatRequest, CompletionRequest
+from api.openapi import register_openapi
+from api.service import Service
+from api.tgi_answers import shape as tgi_shape
+from api.tgi_schemas import CompatRequest, GenerateRequest
+from batching import GROWTH_TOKENS, LOOPS, BatchingManager
+from config import Config, env_name, flag
+from scheduling.nobatch import NoBatch
+from scheduling.registry import PolicyOptionError
+from scheduling.registry import make_policy as make_dynamic_policy
+from scheduling.static import Static
+from seams import Model, Policy
+from stats import Recorders, Stats, describe_machine
+from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+ROOT = Path(__file__).resolve().parent
+LOOP_FAILED = 1
+LOAD_FAILED = 3  # gunicorn's status for a worker that must not be started again
+ABORT_S = 5.0  # what an iteration may still take after its requests were given up
+
+
+REQUEST_BODIES: Mapping[str, type[BaseModel]] = {
+    "/inference": InferenceRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/": CompatRequest,
+    "/generate": GenerateRequest,
+    "/generate_stream": GenerateRequest,
+    "/tokenize": GenerateRequest,
+}
+
+
+class LoadError(Exception):
+    """The model cannot be served; the message says why and what is allowed."""
+
+
+class LoadedModel(Model, Protocol):
+    """A model as the server needs it, beyond executing iterations."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def info(self) -> Any: ...  # dataclass: name, parameters, dtype, device, note
+
+    def warm_up(self) -> None: ...
+
+
+Load = Callable[[Config], LoadedModel]
+
+
+def load_configured_model(config: Config) -> LoadedModel:
+    """Raises LoadError. Called by the engine's thread: here torch is imported."""
+    import torch
+
+    from gpt.budget import KVMemoryError
+    from gpt.checkpoint import CheckpointError
+    from model import LoadOptions, load_model
+
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise LoadError(f"--device {config.device}: torch finds no GPU; allowed here: auto, cpu")
+    try:
+        return load_model(
+            LoadOptions(
+                mode=config.mode,
+                model=config.model,
+                device=config.device,
+                dtype=config.dtype,
+                seed=config.seed,
+                max_batch_size=config.max_batch_size,
+                kv_memory=config.kv_memory,
+            )
+        )
+    except (CheckpointError, KVMemoryError) as error:
+        raise LoadError(str(error)) from error
+
+
+class Engine:
+    """The thread that owns the model: loads it, warms it up, runs the mode's loop, and ends when
+    the server drains. A model that cannot be loaded ends the whole server."""
+
+    def __init__(
+        self, config: Config, manager: BatchingManager, tokenizer: Tokenizer, load: Load
+    ) -> None:
+        self.config = config
+        self.manager = manager
+        self.tokenizer = tokenizer
+        self.load = load
+        self.model: LoadedModel | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Takes in nothing more, and returns when all that was accepted has ended: by itself
+        within the drain timeout, else with an error."""
+        self.manager.drain()
+        if self.manager.model is None:  # still loading, nothing was accepted
+            return
+        self._thread.join(self.config.drain_timeout)
+        if self._thread.is_alive():
+            log.warning("requests run after %s s; they are ended", self.config.drain_timeout)
+            self.abort(ABORT_S)
+
+    def abort(self, timeout_s: float) -> None:
+        """Ends whatever runs with an error to its client."""
+        self.manager.abort("the server is shutting down")
+        if self.manager.model is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            model = self.load(self.config)
+            if self.tokenizer.vocab_size > model.vocab_size:
+                raise LoadError(
+                    f"the vocabulary of '{self.config.model}' has {self.tokenizer.vocab_size} "
+                    f"tokens, its network only {model.vocab_size}"
+                )
+            model.warm_up()
+        except LoadError as error:
+            log.critical("%s", error)
+            os._exit(LOAD_FAILED)
+        except BaseException:
+            log.critical("the model cannot be loaded", exc_info=True)
+            os._exit(LOAD_FAILED)
+        self.model = model
+        self.manager.model = model
+        log.info("ready: %s on %s", self.config.mode, self.config.url)
+        try:
+            LOOPS[self.config.mode](self.manager, time.perf_counter)
+        except (
+            BaseException
+        ):  # what the loop itself does not survive: better no server than a mute one
+            log.critical("the engine's loop has ended", exc_info=True)
+            os._exit(LOOP_FAILED)
+
+
+def make_policy(config: Config) -> Policy:
+    """Raises scheduling.registry.PolicyOptionError."""
+    match config.mode:
+        case "nobatch":
+            return NoBatch()
+        case "static":
+            by_batch = config.static_release == "batch"
+            return Static(config.max_wait_ms / 1000, "batch" if by_batch else "own")
+        case "dynamic":
+            return make_dynamic_policy(config.policy, config)
+
+
+def create_app(
+    config: Config | None = None,
+    load: Load = load_configured_model,
+    tokenizer: Tokenizer | None = None,
+) -> Flask:
+    """The WSGI application; `extensions["engine"]` is yet to be started. Without a config it is
+    read from the environment."""
+    config = config or Config.from_environment()
+    tokenizer = tokenizer or load_tokenizer(config.model)
+    template = load_chat_template(config.model, tokenizer)
+    stats = Stats(time.perf_counter())
+    policy = make_policy(config)
+    metrics = Metrics()
+    manager = BatchingManager(
+        policy,
+        Recorders(stats, metrics),
+        max_batch_size=config.max_batch_size,
+        max_waiting=config.max_waiting,
+        max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
+        request_timeout_s=config.request_timeout,
+        growth_tokens=GROWTH_TOKENS if config.grows else None,
+    )
+    engine = Engine(config, manager, tokenizer, load)
+
+    def describe() -> Mapping[str, Any]:
+        info = asdict(engine.model.info) if engine.model is not None else None
+        return {
+            "mode": config.mode,
+            "policy": config.policy if config.mode == "dynamic" else config.mode,
+            "model": info,
+            "machine": describe_machine(None if info is None else info["device"]),
+            "options": config.as_dict(),
+        }
+
+    app = Flask(__name__, static_folder=None)
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.extensions["engine"] = engine
+    register_errors(app, {"/v1/": error_shape, "/generate": tgi_shape})
+    service = Service(
+        config, manager, tokenizer, stats, metrics, Departures(), time.perf_counter, describe
+    )
+    app.register_blueprint(inference.make_door(service))
+    app.register_blueprint(tgi.make_door(service))
+    app.register_blueprint(openai.make_door(service, template))
+    register_log(app, time.perf_counter)
+    register_cors(app, config.cors_allow_origin)
+    register_metrics(app, metrics, manager)
+    require_keys(app, config.keys)
+    register_openapi(app, REQUEST_BODIES, keys=bool(config.keys))
+    return app
+
+
+def main() -> None:
+    """Checks what can be checked in a moment, then becomes gunicorn."""
+    config = Config.from_args(sys.argv[1:])
+    environment = config.as_environment()
+    if (folder := folder_of(config.model)) is not None:  # gunicorn runs in ours
+        environment[env_name("model")] = str(folder.resolve())
+    if ":" in config.policy:  # a policy of one's own lies where the command was typed
+        here = os.getcwd()
+        sys.path.append(here)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            path for path in (os.environ.get("PYTHONPATH"), here) if path
+        )
+    try:
+        make_policy(config)
+        load_chat_template(config.model, load_tokenizer(config.model))
+        _check_port(config)
+    except (VocabularyError, PolicyOptionError, LoadError) as error:
+        sys.exit(f"server.sh: {error}")
+    print(
+        f"{config.mode}, model {config.model}, {config.url}: {config.threads} threads, for "
+        f"{config.max_batch_size} running ({flag('max_batch_size')}) and {config.max_waiting} "
+        f"waiting requests ({flag('max_waiting')}) and some spare",
+        flush=True,
+    )
+    if config.open_to_the_world and not config.keys:
+        print(
+            f"warning: {flag('host')} {config.host} lets everyone in who reaches port "
+            f"{config.port}; {flag('api_key')} asks them for a key",
+            file=sys.stderr,
+            flush=True,
+        )
+    os.chdir(ROOT)
+    command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn_conf.py"]
+    os.execve(sys.executable, [*command, "app:create_app()"], {**os.environ, **environment})
+
+
+def _check_port(config: Config) -> None:
+    """gunicorn would try for five seconds before it says so."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise LoadError(
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); "
+                f"see {flag('host')} and {flag('port')}"
+            ) from error
+
+
+if __name__ == "__main__":
+    main()

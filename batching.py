@@ -1,0 +1,513 @@
+"""The heart: requests wait in one queue, and one background thread decides, iteration by
+iteration, which of them the model advances.
+
+Read it with the Orca paper (Yu et al., OSDI '22) beside it. A request is an `Inference`,
+`BatchingManager.step` is one iteration (plan, execute, deliver), and the three loops at the end
+are the three modes: the same step, each with its policy (`scheduling/`) and its layout
+(`generate/`). This module knows nothing of HTTP, text or torch, and reads no clock: time comes in
+from the loop that drives it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from generate import dynamic, nobatch, static
+from inference import DrainingError, Inference, OverloadedError, TooLongError
+from scheduling.contract import check_plan, check_retired
+from scheduling.growth import Growth, with_growth
+from seams import (
+    KV,
+    Advance,
+    Draw,
+    End,
+    IterationRecord,
+    Model,
+    Outcome,
+    OutOfMemoryError,
+    Plan,
+    Policy,
+    RaggedModel,
+    Recorder,
+    RequestRecord,
+    Row,
+    View,
+)
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["nobatch", "static", "dynamic"]
+Generate = Callable[[Any, Sequence[Row]], Outcome]  # the layout of a mode and the model it needs
+
+GROWTH_TOKENS = 64  # of optimistic admission; each growth copies what the sequence holds
+ENDS_KEPT = 64  # of which the present rate of ends is estimated
+RETRY_AFTER_S = 1.0, 60.0  # least and most that a refused client is told to wait
+ITERATIONS_TO_REGROW = 100  # after running out of memory, one more row is tried this often
+
+
+@dataclass(slots=True)
+class _Resident:
+    """A request's place. It owns the KV memory, so giving up the place frees it."""
+
+    inference: Inference
+    kv: KV
+    room: int  # tokens that fit into it
+
+
+class BatchingManager:
+    """The queue, and the life of a request in it: submitted, admitted, advanced, ended.
+
+    `submit`, `cancel`, `drain` and `abort` may be called from any thread; all else belongs to the
+    thread that calls `step`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        recorder: Recorder,
+        *,
+        max_batch_size: int,
+        max_waiting: int,
+        max_waiting_prompt_tokens: float = math.inf,
+        request_timeout_s: float = math.inf,
+        growth_tokens: int | None = None,
+    ) -> None:
+        """`growth_tokens`: None reserves at admission all that a request may need; a number admits
+        it with room for so many further tokens, and as many again whenever they are used up."""
+        self.policy = policy
+        self.recorder = recorder
+        self.max_batch_size = max_batch_size
+        self.max_waiting = max_waiting
+        self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
+        self.request_timeout_s = request_timeout_s
+        self.growth_tokens = growth_tokens
+        self.model: Model | None = None  # until it is loaded
+        self._mailbox = threading.Condition()
+        self._arrivals: list[Inference] = []
+        self._departures: list[tuple[Inference, End]] = []
+        self._draining = False
+        self._aborting: str | None = None
+        self._waiting: list[Inference] = []
+        self._resident: dict[int, _Resident] = {}
+        self._batch_limit = max_batch_size
+        self._iterations_since_shrunk = 0
+        self._busy_since_s: float | None = None
+        self._idle_since_s = -math.inf
+        self._ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
+
+    # --- from any thread --------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        return self.model is not None and not self._draining
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"waiting": len(self._arrivals) + len(self._waiting), "running": len(self._resident)}
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """When the present stretch with work began; None while there is none."""
+        return self._busy_since_s
+
+    def submit(self, inference: Inference) -> None:
+        """Puts a request into the queue. Raises a RefusedError, and ValueError for one that could
+        never advance or never end."""
+        if not inference.prompt_tokens or inference.max_tokens < 1:
+            raise ValueError(
+                "a request has at least one prompt token, at least one token to generate"
+            )
+        if self.model is None:
+            raise DrainingError("the model is still being loaded")
+        total = inference.prompt_tokens + inference.max_tokens
+        if total > self.model.context:
+            raise TooLongError(
+                f"prompt ({inference.prompt_tokens} tokens) and num_tokens "
+                f"({inference.max_tokens}) exceed the model's context of {self.model.context}"
+            )
+        if (cost := self.model.memory.cost([inference.need])) > self.model.memory.budget:
+            raise TooLongError(
+                f"the request takes {cost} tokens of KV memory, the server has "
+                f"{self.model.memory.budget}"
+            )
+        with self._mailbox:
+            if self._draining:
+                raise DrainingError("the server is shutting down")
+            self._require_room_in_queue(inference)
+            inference.growth_tokens = self.growth_tokens
+            self._arrivals.append(inference)
+            self._mailbox.notify()
+
+    def _require_room_in_queue(self, inference: Inference) -> None:
+        waiting = [*self._arrivals, *self._waiting]
+        if len(waiting) >= self.max_waiting:
+            raise OverloadedError(
+                f"{self.max_waiting} requests are waiting already (--max-waiting)",
+                self._retry_after_s(len(waiting)),
+            )
+        prompts = sum(other.prompt_tokens for other in waiting)
+        # a longer prompt is taken into an empty queue, or it never would be
+        if waiting and prompts + inference.prompt_tokens > self.max_waiting_prompt_tokens:
+            raise OverloadedError(
+                f"prompts of {prompts} tokens are waiting already, this one has "
+                f"{inference.prompt_tokens}, {self.max_waiting_prompt_tokens} are allowed "
+                "(--max-waiting-prompt-tokens)",
+                self._retry_after_s(len(waiting)),
+            )
+
+    def _retry_after_s(self, waiting: int) -> float:
+        """How long the queue as it stands takes at the rate of the newest ends."""
+        least_s, most_s = RETRY_AFTER_S
+        since_s = self._busy_since_s
+        ends_s = (
+            [] if since_s is None else [end_s for end_s in list(self._ends_s) if end_s > since_s]
+        )
+        if len(ends_s) < 2:
+            return least_s
+        interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+        return min(max(waiting * interval_s, least_s), most_s)
+
+    def cancel(self, inference: Inference, end: End = "cancelled") -> None:
+        """Ends a request before its time: its client left, or found what it was looking for.
+        Its place is free within one iteration."""
+        with self._mailbox:
+            self._departures.append((inference, end))
+            self._mailbox.notify()
+
+    def drain(self) -> None:
+        """Takes in nothing more; `drive` returns when all that was accepted has ended."""
+        with self._mailbox:
+            self._draining = True
+            self._mailbox.notify()
+
+    def abort(self, reason: str) -> None:
+        """Fails whatever has not ended, with a message to its client."""
+        with self._mailbox:
+            self._draining = True
+            self._aborting = reason
+            self._mailbox.notify()
+
+    # --- the thread of the loop -------------------------------------------------------------
+
+    def drive(self, generate: Generate, clock: Callable[[], float]) -> None:
+        """Steps back to back while there is work, sleeps on the mailbox while there is none."""
+        while True:
+            try:
+                wake_s = self.step(clock(), generate)
+            except Exception as error:  # a fault of ours or of a policy: the loop must survive it
+                log.exception("the loop failed; its requests are failed, it goes on")
+                self._fail_all(f"internal error: {error}", clock())
+                wake_s = None
+            with self._mailbox:
+                if self._draining and not (self._waiting or self._resident or self._arrivals):
+                    return
+                timeout_s = threading.TIMEOUT_MAX  # some centuries
+                if wake_s is not None:
+                    timeout_s = min(max(0.0, wake_s - clock()), timeout_s)
+                if timeout_s != 0.0 and not (self._arrivals or self._departures or self._aborting):
+                    self._mailbox.wait(timeout_s)
+
+    def step(self, now_s: float, generate: Generate) -> float | None:
+        """One iteration: plan, execute, deliver. Returns when to be called again; None means
+        that nothing is to be done until someone arrives."""
+        self._take_in(now_s)
+        if not (self._waiting or self._resident):
+            return None
+        assert self.model is not None
+        view = View(
+            now_s,
+            self._waiting,
+            [resident.inference for resident in self._resident.values()],
+            self._batch_limit,
+            self.model.memory,
+        )
+        plan = self.policy.plan(view)
+        check_plan(plan, view)
+        growth = self._growth(plan, view)
+        for request in growth.preempt:
+            self._preempt(self._resident[request.id].inference, now_s)
+        if not plan.advance:
+            return self._wake_s(plan)
+        if not growth.advance:  # all who were to advance gave up their places
+            return now_s
+        batch: list[Inference] = [step.request for step in growth.advance]  # type: ignore[misc]
+        try:
+            self._grow(growth)
+            self._admit(batch, now_s)
+            outcome = generate(
+                self.model,
+                [self._row(step.tokens, i) for step, i in zip(growth.advance, batch, strict=True)],
+            )
+        except OutOfMemoryError as error:
+            give_up, why = self._shrink, str(error)
+        except Exception as error:  # whatever the model raises harms this iteration alone
+            # the traceback as text: a log record that is kept must not keep KV memory alive
+            log.error("an iteration failed\n%s", traceback.format_exc())
+            give_up, why = self._fail, f"the model failed: {error}"
+        else:
+            return self._deliver(growth.advance, batch, outcome, now_s)
+        give_up(batch, why, now_s)  # the exception, and with it the handles it saw, is gone by now
+        return now_s
+
+    def _take_in(self, now_s: float) -> None:
+        """Arrivals join the queue; those who left, and those who cannot be finished, end."""
+        with self._mailbox:
+            arrivals, self._arrivals = self._arrivals, []
+            self._waiting += arrivals  # under the lock: submit counts those who wait
+            departures, self._departures = self._departures, []
+            aborting, self._aborting = self._aborting, None
+        if arrivals and self._busy_since_s is None:
+            # those who came during the last iteration of a stretch do not lengthen it twice
+            first_s = min(inference.arrival_s for inference in arrivals)
+            self._busy_since_s = max(first_s, self._idle_since_s)
+        overdue = [i for i in self._present() if i.end is None and self._due_s(i) <= now_s]
+        for inference in overdue:
+            inference.end, inference.timed_out = "failed", True
+            inference.error = (
+                f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
+            )
+            self._answer(inference, now_s)
+        for inference, end in departures:
+            if not inference.done:
+                inference.end = end
+                # a stop that the door found leaves when an end token would: with its place, if so
+                if end != "stop" or self.policy.answers == "own":
+                    self._answer(inference, now_s)
+        if aborting is not None:
+            self._fail_all(aborting, now_s)
+        elif departures or overdue:
+            self._drop_done(now_s)
+
+    def _present(self) -> list[Inference]:
+        return [*self._waiting, *(resident.inference for resident in self._resident.values())]
+
+    def _due_s(self, inference: Inference) -> float:
+        return inference.arrival_s + self.request_timeout_s
+
+    def _wake_s(self, plan: Plan) -> float:
+        """Of a plan that waits: no later than the next request is due."""
+        assert plan.wake_s is not None
+        return min([plan.wake_s, *(self._due_s(i) for i in self._present() if not i.done)])
+
+    def _growth(self, plan: Plan, view: View) -> Growth:
+        if self.growth_tokens is None:
+            return Growth(plan.advance, plan.preempt, {})
+        room = {id: resident.room for id, resident in self._resident.items()}
+        return with_growth(plan, view, room, self.growth_tokens)
+
+    def _grow(self, growth: Growth) -> None:
+        for id, room in growth.room.items():
+            resident = self._resident[id]
+            cast(RaggedModel, self.model).grow(resident.kv, room)
+            resident.room = room
+
+    def _admit(self, batch: Sequence[Inference], now_s: float) -> None:
+        new = [inference for inference in batch if inference.id not in self._resident]
+        if not new:
+            return
+        assert self.model is not None
+        needs = [inference.need for inference in new]
+        kvs = self.model.allocate(needs)
+        for inference, kv, need in zip(new, kvs, needs, strict=True):
+            self._resident[inference.id] = _Resident(inference, kv, need.known + need.further)
+            if inference.admitted_s is None:
+                inference.admitted_s = now_s
+        self._waiting = [i for i in self._waiting if i.id not in self._resident]
+
+    def _row(self, tokens: int, inference: Inference) -> Row:
+        start = inference.computed
+        wanted = tokens > 0 and start + tokens == inference.known and not inference.done
+        of_prompt = (
+            inference.sampling.prompt_logprobs is not None
+            and len(inference.prompt_logprobs) < inference.prompt_tokens - 1
+            and not inference.done
+        )
+        draw = None
+        if wanted or of_prompt:
+            draw = Draw(inference.sampling, inference.ids, inference.prompt_tokens, wanted)
+        return Row(
+            self._resident[inference.id].kv,
+            start,
+            inference.ids[start : start + tokens],
+            draw,
+        )
+
+    def _deliver(
+        self,
+        advance: Sequence[Advance],
+        batch: Sequence[Inference],
+        outcome: Outcome,
+        now_s: float,
+    ) -> float:
+        end_s = now_s + outcome.duration_s
+        self._record(  # before the answers, so that statistics hold their tokens
+            self.recorder.iteration,
+            IterationRecord(
+                start_s=now_s,
+                duration_s=outcome.duration_s,
+                rows=len(batch),
+                tokens=sum(step.tokens for step in advance),
+                positions=outcome.positions,
+                generated=sum(token is not None for token in outcome.tokens),
+            ),
+        )
+        for i, (step, inference) in enumerate(zip(advance, batch, strict=True)):
+            # after a preemption the prompt is computed again, its logprobs are known already
+            known = len(inference.prompt_logprobs) - inference.computed
+            inference.prompt_logprobs += outcome.prompt_logprobs.get(i, ())[known:]
+            inference.computed += step.tokens
+            if i in outcome.logprobs:
+                inference.logprobs.append(outcome.logprobs[i])
+            if (token := outcome.tokens[i]) is not None:
+                self._append(inference, token, end_s)
+        self._iterations_since_shrunk += 1
+        if self._iterations_since_shrunk % ITERATIONS_TO_REGROW == 0:
+            self._batch_limit = min(self._batch_limit + 1, self.max_batch_size)
+        self._retire(end_s)
+        return end_s
+
+    def _append(self, inference: Inference, token: int, now_s: float) -> None:
+        inference.ids.append(token)
+        inference.last_token_s = now_s
+        if inference.first_token_s is None:
+            inference.first_token_s = now_s
+        if token in inference.end_ids:
+            inference.end = "stop"
+        elif inference.generated == inference.max_tokens:
+            inference.end = "length"
+        if inference.done and self.policy.answers == "own":
+            self._answer(inference, now_s)
+        elif inference.streaming:
+            inference.news.set()
+
+    def _retire(self, now_s: float) -> None:
+        """Places that are given up, and the answers that leave with them."""
+        if self._resident:
+            residents = [resident.inference for resident in self._resident.values()]
+            retired = self.policy.retire(residents)
+            check_retired(retired, residents)
+            for request in retired:
+                self._answer(self._resident.pop(request.id).inference, now_s)
+        self._go_idle(now_s)
+
+    def _go_idle(self, now_s: float) -> None:
+        if self._resident or self._waiting or self._busy_since_s is None:
+            return
+        busy_since_s, self._busy_since_s, self._idle_since_s = self._busy_since_s, None, now_s
+        self._record(self.recorder.busy, busy_since_s, now_s)
+        assert self.model is not None
+        if self.model.memory.used:
+            log.critical(
+                "KV books do not close: idle, and %d of %d tokens are in use",
+                self.model.memory.used,
+                self.model.memory.budget,
+            )
+
+    def _preempt(self, inference: Inference, now_s: float) -> None:
+        """Gives up the place; what was computed is computed again from the known tokens."""
+        del self._resident[inference.id]
+        if inference.done:  # it held a place in a batch, and has nothing to come back for
+            self._answer(inference, now_s)
+            return
+        inference.computed = 0
+        inference.preemptions += 1
+        earlier = sum(i.preemptions > 0 and i.id < inference.id for i in self._waiting)
+        self._waiting.insert(earlier, inference)
+
+    def _shrink(self, batch: Sequence[Inference], message: str, now_s: float) -> None:
+        """Out of memory: the same requests again in smaller batches, before anyone is failed."""
+        # those who are paused hold memory too, and one who found none may find it when they end
+        present = len({*self._resident, *(inference.id for inference in batch)})
+        if present == 1:
+            self._fail(batch, f"out of memory: {message}", now_s)
+            return
+        self._batch_limit = max(1, min(self._batch_limit, present) // 2)
+        self._iterations_since_shrunk = 0
+        log.warning(
+            "out of memory with %d requests; the limit is now %d", present, self._batch_limit
+        )
+        for inference in batch:
+            if inference.id in self._resident:
+                self._preempt(inference, now_s)
+        self._drop_done(now_s)
+
+    def _fail(self, batch: Sequence[Inference], message: str, now_s: float) -> None:
+        for inference in batch:
+            self._resident.pop(inference.id, None)
+            if not inference.done:
+                inference.end, inference.error = "failed", message
+            self._answer(inference, now_s)
+        self._drop_done(now_s)
+
+    def _drop_done(self, now_s: float) -> None:
+        for inference in self._waiting:
+            if inference.done:
+                self._answer(inference, now_s)
+        self._waiting = [inference for inference in self._waiting if not inference.done]
+        self._retire(now_s)
+
+    def _fail_all(self, message: str, now_s: float) -> None:
+        self._fail(self._present(), message, now_s)
+
+    def _answer(self, inference: Inference, now_s: float) -> None:
+        """Records it first, so that statistics hold a request before its client has the answer."""
+        if inference.record is not None:
+            return
+        assert inference.end is not None
+        inference.record = RequestRecord(
+            arrival_s=inference.arrival_s,
+            admitted_s=inference.admitted_s,
+            first_token_s=inference.first_token_s,
+            last_token_s=inference.last_token_s,
+            end_s=now_s,
+            prompt_tokens=inference.prompt_tokens,
+            max_tokens=inference.max_tokens,
+            generated=inference.generated,
+            preemptions=inference.preemptions,
+            service_class=inference.service_class,
+            end=inference.end,
+        )
+        self._ends_s.append(now_s)
+        self._record(self.recorder.request, inference.record)
+        inference.event.set()
+        inference.news.set()
+
+    @staticmethod
+    def _record(take: Callable[..., None], *what: object) -> None:
+        """A fault in the statistics costs a record, never an answer."""
+        try:
+            take(*what)
+        except Exception:
+            log.exception("not recorded: %s", what)
+
+
+# --- the three modes ------------------------------------------------------------------------
+
+
+def no_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
+    """One request at a time, in one row."""
+    manager.drive(nobatch.generate, clock)
+
+
+def static_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
+    """A batch that forms, runs to its longest request's end, and leaves as one: a rectangle."""
+    manager.drive(static.generate, clock)
+
+
+def dynamic_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
+    """Requests join and leave at every iteration: a ragged pack."""
+    manager.drive(dynamic.generate, clock)
+
+
+LOOPS: dict[Mode, Callable[[BatchingManager, Callable[[], float]], None]] = {
+    "nobatch": no_batching_loop,
+    "static": static_batching_loop,
+    "dynamic": dynamic_batching_loop,
+}

@@ -1,0 +1,80 @@
+"""Draws docs/img/load-*.png: every shape of load, 4,000 requests of it, seed 0.
+
+Run as ``python -m benchmarks.client_pictures`` from the repository's root.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from client.arrivals import horizon, parse_arrivals
+from client.burstiness import describe, idc_curve
+from client.plots import STYLE, save
+from client.shape_plot import draw_shape
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
+REQUESTS = 4000
+SHAPES = (
+    "constant", "poisson", "gamma:cv=3", "weibull:cv=3", "mmpp:peak=5,share=0.1,cycle=200",
+    "ramp:start=0.2", "plan:low", "plan:medium", "plan:high",
+)  # fmt: skip
+
+
+def overview(path: Path) -> Path:
+    """Arrivals per hundredth of the time for every shape, one scale, with what it measures as."""
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            len(SHAPES), 1, figsize=(9, 11), layout="constrained", sharex=True
+        )
+        for axes, shape in zip(panels, SHAPES, strict=True):
+            process = parse_arrivals(shape)
+            times = process.unit_times(REQUESTS, np.random.SeedSequence(0))
+            end = horizon(process, times)
+            found = describe(times, end)
+            axes.hist(times / end, bins=np.linspace(0, 1, 101).tolist(), color="#2a7fb8")
+            axes.axhline(REQUESTS / 100, color="#c0392b", lw=0.8)
+            axes.set_ylim(0, max(160, axes.get_ylim()[1]))
+            axes.set_title(
+                f"{shape}   CV of gaps {found.cv:.2f}, CV of the rate {found.cv_rate:.2f}",
+                loc="left", fontsize=9,
+            )  # fmt: skip
+        panels[-1].set_xlabel("share of the time; bars: arrivals in one hundredth, line: mean")
+    return save(figure, path)
+
+
+def dispersion(path: Path) -> Path:
+    """IDC over windows: gaps alone cannot make slow bursts, plans and MMPP can."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(9.5, 4.4), layout="constrained")
+        for shape in SHAPES:
+            process = parse_arrivals(shape)
+            times = process.unit_times(40_000, np.random.SeedSequence(0))
+            widths, values = idc_curve(times, horizon(process, times))
+            axes.loglog(widths, np.maximum(values, 1e-3), label=shape, lw=1.4)
+        axes.axhline(1, color="black", lw=0.8, ls=":")
+        axes.set_ylim(bottom=0.05)
+        axes.set_xlabel("window in mean gaps")
+        axes.set_ylabel("index of dispersion for counts")
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return save(figure, path)
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made = [overview(FOLDER / "load-shapes.png"), dispersion(FOLDER / "load-dispersion.png")]
+    process = parse_arrivals("plan:high")
+    times = process.unit_times(REQUESTS, np.random.SeedSequence(0)) / 10
+    made.append(draw_shape(times, REQUESTS / 10, FOLDER / "load-plan-high.png", "plan:high"))
+    for path in made:
+        print(path.relative_to(FOLDER.parent.parent))
+
+
+if __name__ == "__main__":
+    main()

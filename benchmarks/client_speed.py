@@ -1,0 +1,93 @@
+"""How fast the load generator is: a million arrivals, describing them, a trace, its live limit.
+
+Run as ``python -m benchmarks.client_speed`` from the repository's root; ``--self-test`` adds the
+live limit against a null server (a minute), ``--out FILE`` keeps the figures. The last line is
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import resource
+import tempfile
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client.arrivals import horizon, parse_arrivals
+from client.burstiness import describe
+from client.machine import commit, machine, versions
+from client.selftest import self_test
+from client.traces import read_trace
+
+N = 1_000_000
+SHAPES = (
+    "constant", "poisson", "gamma:cv=3", "weibull:cv=3", "mmpp", "ramp", "burst", "plan:low",
+    "plan:medium", "plan:high", "plan:outer=zipf,inner=gaussian,a2=0.2,idc=50",
+)  # fmt: skip
+
+
+def shapes() -> list[dict[str, Any]]:
+    found = []
+    for shape in SHAPES:
+        process = parse_arrivals(shape)
+        start = time.perf_counter()
+        times = process.unit_times(N, np.random.SeedSequence(0))
+        made = time.perf_counter()
+        describe(times, horizon(process, times))
+        done = time.perf_counter()
+        line = {"shape": shape, "make_s": made - start, "describe_s": done - made}
+        found.append({k: round(v, 3) if isinstance(v, float) else v for k, v in line.items()})
+        print(f"{shape:45} make {line['make_s']:6.3f} s   describe {line['describe_s']:6.3f} s")
+    return found
+
+
+def azure() -> float:
+    """Reading a trace of a million lines in the format of 2023, written here."""
+    rng = np.random.default_rng(0)
+    at = datetime(2023, 11, 16, 18, 15, 46)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "azure.csv"
+        with path.open("w") as file:
+            file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+            sizes = rng.integers(1, 2000, (N, 2)).tolist()
+            for gap, (prompt, output) in zip(rng.exponential(0.1, N).tolist(), sizes, strict=True):
+                at += timedelta(seconds=gap)
+                file.write(f"{at:%Y-%m-%d %H:%M:%S.%f}0,{prompt},{output}\n")
+        start = time.perf_counter()
+        trace = read_trace(f"trace:azure,path={path}", np.random.SeedSequence(0))
+        took = time.perf_counter() - start
+    assert trace.times.size == N
+    print(f"reading an Azure trace of {N} lines {took:.2f} s")
+    return round(took, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--self-test", action="store_true", help="also play against a null server")
+    parser.add_argument("--out", type=Path, help="write the figures there as JSON")
+    args = parser.parse_args()
+    figures: dict[str, Any] = {"requests": N, "shapes": shapes(), "azure_read_s": azure()}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    figures["peak_memory_gib"] = round(peak, 3)
+    print(f"peak memory {peak:.2f} GiB")
+    if args.self_test:
+        caught = io.StringIO()
+        with contextlib.redirect_stdout(caught):
+            self_test(as_json=True)
+        figures["self_test"] = json.loads(caught.getvalue())["self_test"]
+    figures |= {"machine": machine(), "versions": versions(), "commit": commit()}
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

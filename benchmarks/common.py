@@ -1,0 +1,136 @@
+"""What the benchmarks share: the work, the bare loop that does it, the machine, the card."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from batching import BatchingManager, Generate
+from inference import Inference
+from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of the work, in tokens."""
+
+    prompt: list[int]
+    output_tokens: int
+
+
+def offline_work(vocab_size: int, requests: int = 64, seed: int = 0) -> list[Job]:
+    """Prompts of 4 to 64 random tokens, outputs normal(100, 50) clipped to 1..200, as in the
+    original's client, all present at the start."""
+    rng = np.random.default_rng(seed)
+    prompt_lengths = rng.integers(4, 65, requests)
+    outputs = np.clip(rng.normal(100, 50, requests), 1, 200).astype(int)
+    return [
+        Job(rng.integers(0, vocab_size, length).tolist(), int(output))
+        for length, output in zip(prompt_lengths, outputs, strict=True)
+    ]
+
+
+class Tally:
+    """A recorder that keeps what a benchmark needs of the records."""
+
+    def __init__(self) -> None:
+        self.iterations: list[IterationRecord] = []
+        self.requests: list[RequestRecord] = []
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.iterations.append(record)
+
+    def request(self, record: RequestRecord) -> None:
+        self.requests.append(record)
+
+    def busy(self, start_s: float, end_s: float) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class BareRun:
+    """What the loop did without HTTP."""
+
+    seconds: float
+    tally: Tally
+    outputs: list[list[int]]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(r.generated for r in self.tally.requests) / self.seconds
+
+
+def run_bare(
+    model: Model, policy: Policy, generate: Generate, work: Sequence[Job], max_batch_size: int
+) -> BareRun:
+    """The mode's own loop over the work, in this thread, greedy, all requests present at once."""
+    tally = Tally()
+    manager = BatchingManager(policy, tally, max_batch_size=max_batch_size, max_waiting=len(work))
+    manager.model = model
+    start_s = time.perf_counter()
+    inferences = [
+        Inference(job.prompt, job.output_tokens, Sampling(temperature=0), start_s) for job in work
+    ]
+    for inference in inferences:
+        manager.submit(inference)
+    while manager.step(time.perf_counter(), generate) is not None:
+        pass
+    seconds = time.perf_counter() - start_s
+    failed = [i.error for i in inferences if i.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first: {failed[0]}")
+    return BareRun(seconds, tally, [i.ids[i.prompt_tokens :] for i in inferences])
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a figure was measured."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    gpu: str | None
+    torch: str
+    python: str
+
+
+def machine() -> Machine:
+    return Machine(
+        cpu=cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        torch=torch.__version__,
+        python=platform.python_version(),
+    )
+
+
+def cpu_name() -> str:
+    """The processor as /proc/cpuinfo tells it, with its family and model where names are vague."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name", platform.processor())
+    return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
+
+
+def save(report: dict[str, Any], table: str, out: Path | None, name: str) -> None:
+    """Prints the card for people and, as the last line, JSON for machines; keeps both in `out`."""
+    report = {"machine": asdict(machine()), "date": time.strftime("%Y-%m-%d"), **report}
+    print(table)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+        (out / f"{name}.md").write_text(table + "\n")
+    print(json.dumps(report))

@@ -1,0 +1,228 @@
+"""Draws what happens to the same 20 requests under each mode and policy, from real iterations.
+
+    python -m benchmarks.pictures                 # docs/img/modes.png and docs/img/policies.png
+
+Each line is a request, from its arrival to its answer, on the machine's own clock: grey while it
+waits, orange in iterations that compute tokens of its prompt, blue where it decodes, hatched where
+its row is computed although it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import matplotlib as mpl
+import numpy as np
+
+from batching import BatchingManager, Generate
+from benchmarks.common import Tally, cpu_name
+from generate import dynamic, nobatch, static
+from inference import Inference
+from model import LoadOptions, load_model
+from scheduling.nobatch import NoBatch
+from scheduling.orca import Orca
+from scheduling.shortest_first import ShortestFirst
+from scheduling.stall_free import StallFree
+from scheduling.static import Static
+from scheduling.tgi import TGI
+from seams import Plan, Policy, Request, Sampling, View
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.patches import Patch
+
+LIMIT = 6
+COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "done": "#9fc3e0"}
+
+
+@dataclass(slots=True)
+class Watched:
+    """A policy whose plans are kept: per iteration, request -> (tokens, phase)."""
+
+    policy: Policy
+    plans: list[list[tuple[int, str]]] = field(default_factory=list)
+
+    @property
+    def answers(self) -> Literal["own", "batch"]:
+        return self.policy.answers
+
+    def plan(self, view: View) -> Plan:
+        plan = self.policy.plan(view)
+        if plan.advance:
+            self.plans.append([(step.request.id, _phase(step.request)) for step in plan.advance])
+        return plan
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
+def _phase(request: Request) -> str:
+    if request.done:
+        return "done"
+    return "decode" if request.known - request.computed == 1 and request.generated else "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    mode: str
+    policy: Callable[[], Policy]
+    generate: Generate
+
+
+MODES = [
+    Case("nobatch: one at a time", "nobatch", NoBatch, nobatch.generate),
+    Case(
+        "static: a batch runs until its longest request is done",
+        "static",
+        lambda: Static(max_wait_s=0.02),
+        static.generate,
+    ),
+    Case("dynamic: requests join and leave at every iteration", "dynamic", Orca, dynamic.generate),
+]
+
+
+POLICIES = [
+    Case("orca: prompts join the decodes of the others", "dynamic", Orca, dynamic.generate),
+    Case(
+        "tgi: prefill interrupts decode",
+        "dynamic",
+        lambda: TGI(max_batch_prefill_tokens=512, waiting_served_ratio=0.3, max_waiting_tokens=20),
+        dynamic.generate,
+    ),
+    Case(
+        "stall-free: decodes, and 64 tokens an iteration with pieces of prompts",
+        "dynamic",
+        lambda: StallFree(token_budget=64),
+        dynamic.generate,
+    ),
+    Case(
+        "shortest-first: those who ask for few tokens before the others",
+        "dynamic",
+        lambda: ShortestFirst(max_bypass=8),
+        dynamic.generate,
+    ),
+]
+
+
+PICTURES = {"modes": MODES, "policies": POLICIES}
+
+
+def twenty_requests(vocab_size: int) -> list[tuple[list[int], int, float]]:
+    """(prompt, tokens to generate, arrival after s): a Poisson process of short and long ones."""
+    rng = np.random.default_rng(5)
+    arrivals = np.cumsum(rng.exponential(0.012, 20))
+    return [
+        (
+            rng.integers(0, vocab_size, rng.choice([8, 40, 300], p=[0.5, 0.3, 0.2])).tolist(),
+            int(rng.choice([10, 30, 90], p=[0.4, 0.4, 0.2])),
+            float(arrival),
+        )
+        for arrival in arrivals
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    name: str
+    plans: list[list[tuple[int, str]]]
+    tally: Tally
+    inferences: list[Inference]
+
+
+def run(case: Case) -> Trace:
+    """The requests in real time: each is submitted when its arrival has come."""
+    model = load_model(LoadOptions(case.mode, "embedded", "auto", "float32", 0, LIMIT))
+    model.warm_up()
+    tally, policy = Tally(), Watched(case.policy())
+    manager = BatchingManager(policy, tally, max_batch_size=LIMIT, max_waiting=100)
+    manager.model = model
+    start_s = time.perf_counter()
+    inferences = [
+        Inference(prompt, tokens, Sampling(temperature=0), start_s + arrival)
+        for prompt, tokens, arrival in twenty_requests(4096)
+    ]
+    pending = list(inferences)
+    while pending or any(inference.record is None for inference in inferences):
+        while pending and pending[0].arrival_s <= time.perf_counter():
+            manager.submit(pending.pop(0))
+        manager.step(time.perf_counter(), case.generate)
+    return Trace(case.name, policy.plans, tally, inferences)
+
+
+def draw(traces: Sequence[Trace], path: Path) -> None:
+    figure, axes = plt.subplots(
+        len(traces), 1, figsize=(9, 2.6 * len(traces)), sharex=True, layout="constrained"
+    )
+    for axis, trace in zip(axes, traces, strict=True):
+        origin_s = trace.inferences[0].arrival_s
+        lines = {inference.id: i for i, inference in enumerate(trace.inferences)}
+        for inference in trace.inferences:
+            assert inference.record is not None
+            axis.barh(
+                lines[inference.id],
+                inference.record.end_s - inference.arrival_s,
+                left=inference.arrival_s - origin_s,
+                color=COLOURS["waiting"],
+                height=0.8,
+            )
+        for plan, record in zip(trace.plans, trace.tally.iterations, strict=True):
+            for request, phase in plan:
+                axis.barh(
+                    lines[request],
+                    record.duration_s,
+                    left=record.start_s - origin_s,
+                    color=COLOURS[phase],
+                    height=0.8,
+                    hatch="////" if phase == "done" else None,
+                    edgecolor="white" if phase == "done" else None,
+                    linewidth=0,
+                )
+        axis.set_title(trace.name, loc="left", fontsize=10)
+        axis.set_ylabel("request")
+        axis.set_yticks(range(0, len(lines), 5))
+        axis.invert_yaxis()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("seconds since the first arrival")
+    labels = {
+        "waiting": "waiting, paused, or done and held back",
+        "prefill": "prefill",
+        "decode": "decode",
+        "done": "done, its row still computed",
+    }
+    figure.legend(
+        handles=[
+            Patch(color=COLOURS[key], label=text, hatch="////" if key == "done" else None)
+            for key, text in labels.items()
+        ],
+        loc="outside lower center",
+        ncols=4,
+        fontsize=9,
+        frameon=False,
+        title=f"embedded model, batch limit {LIMIT}, {cpu_name()}",
+        title_fontsize=8,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    print(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
+    parser.add_argument("--only", choices=PICTURES, help="one of the pictures")
+    args = parser.parse_args()
+    for picture, cases in PICTURES.items():
+        if args.only in (None, picture):
+            draw([run(case) for case in cases], args.out / f"{picture}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A server that does nothing but answer at a set pace: what remains is the client's own cost.
+
+Speaks this project's ``/inference``. Started by ``client.py --self-test`` as a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+
+from aiohttp import web
+
+_EVENT = b'data: {"text": " a", "tokens": 1}\n\n'
+
+
+async def _inference(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    tokens, gap_s = int(body["num_tokens"]), request.app[_GAP]
+    start = time.monotonic()
+    done = {
+        "completion": body["prompt"] + " a" * tokens,
+        "generated": " a" * tokens,
+        "num_tokens": tokens,
+        "prompt_tokens": len(body["prompt"].split()),
+    }
+    if not body.get("stream"):
+        await asyncio.sleep(gap_s * tokens)
+        timing = {"queue_s": 0.0, "ttft_s": gap_s, "latency_s": time.monotonic() - start}
+        return web.json_response({**done, "timing": timing})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for k in range(1, tokens + 1):
+        await asyncio.sleep(start + k * gap_s - time.monotonic())
+        await response.write(_EVENT)
+    last = {"done": True, **done, "timing": {"queue_s": 0.0, "ttft_s": gap_s}}
+    await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+    return response
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+_GAP = web.AppKey("gap_s", float)
+
+
+def make_app(gap_s: float) -> web.Application:
+    """An app that hands out a token every ``gap_s`` seconds on each stream."""
+    app = web.Application()
+    app[_GAP] = gap_s
+    app.router.add_post("/inference", _inference)
+    app.router.add_get("/health", _health)
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True, help="on 127.0.0.1")
+    parser.add_argument("--gap-s", type=float, default=0.1, help="seconds between tokens")
+    args = parser.parse_args()
+    web.run_app(make_app(args.gap_s), host="127.0.0.1", port=args.port, print=None, access_log=None)
+
+
+if __name__ == "__main__":
+    main()

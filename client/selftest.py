@@ -1,0 +1,69 @@
+"""How much load this client can hold on this machine, measured against a null server."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from client.gates import judge
+from client.live import live_view, say
+from client.machine import machine, versions
+from client.metrics import measure
+from client.play import play
+from client.recipe import Recipe, make
+from client.servers import ROOT, started
+
+GAP_S = 0.1
+STREAMS = ((300, 34), (600, 10), (150, 140))  # requests a second, tokens each at 10 tokens a second
+SECONDS = 12.0
+
+
+def self_test(
+    *,
+    as_json: bool,
+    streams: Sequence[tuple[int, int]] = STREAMS,
+    seconds: float = SECONDS,
+) -> int:
+    """Play streams at several rates; 0 when all were on time. The last line is JSON on request."""
+    found = []
+    command = (sys.executable, "-m", "client.nullserver", "--gap-s", str(GAP_S))
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "null-server.log"
+        for rate, tokens in streams:
+            with started(command, "null", log, 60.0, cwd=ROOT) as target:
+                count = round(rate * seconds)
+                recipe = Recipe(
+                    requests=count, rate=rate, prompts="request", output_tokens=f"fixed:{tokens}"
+                )
+                with live_view(f"{rate} requests/s", count, leave=False) as watch:
+                    run = play(make(recipe), target, watch=watch)
+            m = measure(run)
+            verdict = judge(run, m)
+            line: dict[str, Any] = {
+                "requests_per_s": rate,
+                "tokens_each": tokens,
+                "streams_at_once": max(n for _, n in run.in_flight),
+                "events_per_s": round(m.throughput),
+                "dispatch_lag_p99_ms": round(1e3 * float(_quantile(m.lag)), 2),
+                "ttft_added_p99_ms": round(1e3 * ((m.percentiles("ttft")["p99"] or 0) - GAP_S), 2),
+                "verdict": verdict.word,
+            }
+            found.append(line)
+            say(
+                f"{rate} requests/s of {tokens} tokens at 10 a second each: "
+                f"{line['streams_at_once']} streams at once, {line['events_per_s']} events/s, "
+                f"lag p99 {line['dispatch_lag_p99_ms']} ms, TTFT p99 "
+                f"{line['ttft_added_p99_ms']} ms over the server's own, "
+                f"{verdict.word} {verdict.reason}"
+            )
+    if as_json:
+        print(json.dumps({"self_test": found, "machine": machine(), "versions": versions()}))
+    return 0 if all(line["verdict"] == "VALID" for line in found) else 1
+
+
+def _quantile(values: Any) -> float:
+    return float(sorted(values)[int(0.99 * (len(values) - 1))])

@@ -1,0 +1,151 @@
+"""The statistics that comparisons rest on. Pure functions over arrays of numbers.
+
+Censored values (a request cut before it ended) are +inf and only move a percentile upwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def least_n(percentile: float) -> int:
+    """How many values a percentile needs: the largest of n exceeds it with 97.5 % probability.
+
+    From P(max < x_q) = q^n: 6 for the median, 36, 72 and 368 for p90, p95 and p99.
+    """
+    return math.ceil(math.log(0.025) / math.log(percentile / 100))
+
+
+def percentile(values: Floats, p: float) -> float | None:
+    """The percentile (nearest rank, so that +inf stays where it is), None where n is too small."""
+    if values.size < least_n(p):
+        return None
+    rank = max(math.ceil(values.size * p / 100), 1)
+    return float(np.partition(values, rank - 1)[rank - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % confidence interval; None bounds where one cannot be given."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def percentile_interval(values: Floats, p: float) -> Interval | None:
+    """Order-statistic interval (David and Nagaraja, Order Statistics, 7.1), for independent values.
+
+    Requests of one run are not independent, so this is a lower bound on the real uncertainty.
+    """
+    value = percentile(values, p)
+    if value is None:
+        return None
+    n, q = values.size, p / 100
+    spread = NormalDist().inv_cdf(0.975) * math.sqrt(n * q * (1 - q))
+    low, high = math.floor(n * q - spread), math.ceil(n * q + spread) + 1
+    ordered = np.sort(values)
+    return Interval(
+        value,
+        float(ordered[low - 1]) if low >= 1 else None,
+        float(ordered[high - 1]) if high <= n else None,
+    )
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Student-t interval of a mean over independent repeats."""
+    n, mean = len(values), float(np.mean(values))
+    if n < 2:
+        return Interval(mean, None, None)
+    half = student_t(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """a/b from repeats that share a workload: exp of the mean log-ratio and its t interval.
+
+    Pairing takes the workload's own variance out (common random numbers; Law, Simulation
+    Modeling and Analysis, 11.2). None where a value is missing, zero or infinite.
+    """
+    if not a or len(a) != len(b):
+        return None
+    if not all(math.isfinite(v) and v > 0 for v in (*a, *b)):
+        return None
+    logs = mean_interval([math.log(x / y) for x, y in zip(a, b, strict=True)])
+    return Interval(
+        math.exp(logs.value),
+        None if logs.low is None else math.exp(logs.low),
+        None if logs.high is None else math.exp(logs.high),
+    )
+
+
+@lru_cache
+def student_t(degrees: int, confidence: float = 0.95) -> float:
+    """The two-sided Student-t quantile, from its density summed by Simpson's rule.
+
+    Substituting t = sqrt(v) tan(a) makes the density cos(a)^(v-1) over a finite range.
+    """
+    angle = np.linspace(0, math.pi / 2, 20001)
+    density = np.cos(angle) ** (degrees - 1)
+    step = angle[1]
+    simpson = (density[:-2:2] + 4 * density[1:-1:2] + density[2::2]) * step / 3
+    mass = np.concatenate([[0.0], np.cumsum(simpson)])
+    at = float(np.interp(confidence, mass / mass[-1], angle[::2]))
+    return math.sqrt(degrees) * math.tan(at)
+
+
+def jain(values: Floats) -> float:
+    """(sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything (Jain 1984)."""
+    return float(values.sum() ** 2 / (values.size * np.sum(values**2)))
+
+
+def mser5(series: Floats) -> tuple[int, bool]:
+    """How many leading values are warm-up, and whether the rest looks stationary.
+
+    MSER-5 (White, Cobb and Spratt, WSC 2000): batches of five, the cut d that minimises
+    sum (Y - mean)^2 / (m - d)^2, looked for in the first half only; a cut at the half means
+    that the series never settled.
+    """
+    m = series.size // 5
+    if m < 4:
+        return 0, False
+    batches = series[: m * 5].reshape(m, 5).mean(axis=1)
+    # Sums over the tail from each cut on, so the search is linear.
+    tail = np.cumsum(batches[::-1])[::-1]
+    tail_squares = np.cumsum(batches[::-1] ** 2)[::-1]
+    count = np.arange(m, 0, -1)
+    half = m // 2
+    error = (tail_squares - tail**2 / count)[: half + 1] / count[: half + 1] ** 2
+    cut = int(np.argmin(np.maximum(error, 0.0)))
+    return cut * 5, cut < half
+
+
+def slope(x: Floats, y: Floats) -> Interval:
+    """Least-squares slope of y on x with its t interval."""
+    n = x.size
+    centred = x - x.mean()
+    square = float(np.sum(centred**2))
+    if n < 3 or square == 0:
+        return Interval(0.0, None, None)
+    value = float(np.sum(centred * (y - y.mean()))) / square
+    residual = y - y.mean() - value * centred
+    half = student_t(n - 2) * math.sqrt(float(np.sum(residual**2)) / (n - 2) / square)
+    return Interval(value, value - half, value + half)
+
+
+def expected_max(values: Floats, batch: float) -> float:
+    """E[max of B independent draws] from the empirical distribution of values."""
+    ordered = np.sort(values)
+    rank = np.arange(1, ordered.size + 1) / ordered.size
+    return float(np.sum(ordered * np.diff(np.concatenate([[0.0], rank**batch]))))

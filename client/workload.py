@@ -1,0 +1,132 @@
+"""``python -m client.workload make|show|describe``: workload files made, read and measured.
+
+A thin command line: shapes live in ``recipe``, the file in ``workload_file``, measures in
+``burstiness``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from client.burstiness import Burstiness, describe
+from client.recipe import Recipe, add_shape_options, make, recipe_from
+from client.spec import SpecError
+from client.workload_file import Workload, WorkloadError, read_workload, write_workload
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m client.workload", description=__doc__)
+    commands = p.add_subparsers(dest="command", required=True)
+    maker = commands.add_parser("make", help="make a workload file")
+    maker.add_argument("file", type=Path)
+    maker.add_argument(
+        "--requests", type=int, default=None, help="how many (100; of a trace: all of it)"
+    )
+    maker.add_argument(
+        "--rate", type=float, default=None, help="requests a second (1; of a trace: its own)"
+    )
+    maker.add_argument("--seed", type=int, default=0, help="same seed and numpy, same file (0)")
+    add_shape_options(maker, Recipe())
+    show = commands.add_parser("show", help="print header and first requests")
+    show.add_argument("file", type=Path)
+    show.add_argument("--first", type=int, default=10, help="requests to print (10)")
+    told = commands.add_parser("describe", help="measure burstiness and sizes, and draw them")
+    told.add_argument("file", type=Path)
+    told.add_argument("--plot", type=Path, help="write a picture there (PNG)")
+    told.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser()
+    args = p.parse_args(argv)
+    try:
+        if args.command == "make":
+            return _make(args)
+        workload = read_workload(args.file)
+        return _show(workload, args.first) if args.command == "show" else _describe(workload, args)
+    except (SpecError, WorkloadError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _make(args: argparse.Namespace) -> int:
+    trace = args.arrivals.startswith("trace:")
+    requests = args.requests if args.requests is not None or trace else 100
+    rate = args.rate if args.rate is not None or trace else 1.0
+    workload = make(recipe_from(args, requests=requests, rate=rate))
+    write_workload(workload, args.file)
+    note = workload.generator.get("trace")
+    print(
+        f"{args.file}: {len(workload.requests)} requests over {workload.duration_s:.3f} s, "
+        f"sha256 {workload.sha256}" + (f" ({note})" if note else "")
+    )
+    return 0
+
+
+def _show(workload: Workload, first: int) -> int:
+    print(json.dumps(dict(workload.generator), indent=1))
+    print(f"{len(workload.requests)} requests over {workload.duration_s:.3f} s")
+    for index, r in enumerate(workload.requests[:first]):
+        at = f"think {r.think_s:.3f} s" if r.at_s is None else f"{r.at_s:12.6f} s"
+        prompt = r.prompt if len(r.prompt) <= 40 else r.prompt[:37] + "..."
+        print(
+            f"{index:6d} {at} {r.service:9} prompt {r.prompt_tokens or '?':>5} output "
+            f"{r.output_tokens:>5} seed {r.seed:>10} {prompt!r}"
+        )
+    return 0
+
+
+def _describe(workload: Workload, args: argparse.Namespace) -> int:
+    if workload.users is not None:
+        raise SpecError("a closed loop has no arrival times to describe")
+    times = np.array([r.at_s for r in workload.requests], dtype=np.float64)
+    output = np.array([r.output_tokens for r in workload.requests], dtype=np.float64)
+    try:
+        found = describe(times, workload.duration_s)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    if args.json:
+        figures = {"asked": dict(workload.generator), "found": asdict(found)}
+        print(json.dumps(figures, default=float))
+    else:
+        print("asked: " + json.dumps(dict(workload.generator)))
+        print(as_text(found))
+        print(
+            f"output tokens: mean {output.mean():.1f}, sd {output.std():.1f}, "
+            f"{output.min():.0f}..{output.max():.0f}"
+        )
+    if args.plot is not None:
+        from client.shape_plot import draw_shape  # matplotlib takes a second to import
+
+        draw_shape(times, workload.duration_s, args.plot, str(workload.generator.get("arrivals")))
+    return 0
+
+
+def as_text(found: Burstiness) -> str:
+    """What came out, for people."""
+    lines = [
+        f"found: {found.n} requests over {found.duration_s:.3f} s, {found.rate:.4g} requests/s",
+        f"gaps: CV {found.cv:.3f}, B {found.b:+.3f}, memory {found.memory:+.3f}, "
+        f"ties {found.ties:.2%}",
+    ]
+    lines += [
+        f"windows of {d.window_s:.4g} s ({d.windows}): IDC {d.idc:.2f}, "
+        f"peak/mean {d.peak_to_mean:.2f}, CV of the rate {d.cv_rate:.3f}"
+        for d in found.dispersion
+    ]
+    level = f"{found.level} burstiness" if math.isfinite(found.cv_rate) else "all at once"
+    lines.append(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}: {level}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The workload file: JSON lines, a header and then one request a line.
+
+Made once and replayed against every mode, live and simulated, so that differences between two
+runs come from the servers. Knows nothing of how the requests were made or how they are sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = "effective-batching workload 1"
+CLASSES = ("immediate", "deferred")
+
+
+class WorkloadError(ValueError):
+    """A file that is no workload; the message names file, line and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. ``at_s`` is None in a closed loop, where ``think_s`` is the pause before it."""
+
+    at_s: float | None
+    prompt: str
+    prompt_tokens: int | None
+    output_tokens: int
+    service: str
+    deadline_s: float | None
+    seed: int
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival and where they came from.
+
+    ``users`` is None for an open loop. ``steady`` says that a warm-up may be cut. ``sha256`` is
+    over the request lines, so it identifies what is sent, not what it is called.
+    """
+
+    generator: Mapping[str, Any]
+    requests: tuple[Request, ...]
+    duration_s: float
+    steady: bool
+    users: int | None
+    sha256: str
+
+    @property
+    def rate(self) -> float | None:
+        """Requests a second over the sending window; None where there is no such window."""
+        return len(self.requests) / self.duration_s if self.duration_s > 0 else None
+
+
+def seal(
+    generator: Mapping[str, Any],
+    requests: Iterable[Request],
+    duration_s: float,
+    *,
+    steady: bool,
+    users: int | None = None,
+) -> Workload:
+    """A workload with its hash."""
+    requests = tuple(requests)
+    digest = hashlib.sha256("".join(map(_line, requests)).encode()).hexdigest()
+    return Workload(generator, requests, duration_s, steady, users, digest)
+
+
+def write_workload(workload: Workload, path: Path) -> None:
+    header = {
+        "format": FORMAT,
+        "generator": dict(workload.generator),
+        "requests": len(workload.requests),
+        "duration_s": workload.duration_s,
+        "steady": workload.steady,
+        "users": workload.users,
+        "sha256": workload.sha256,
+    }
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(header) + "\n")
+        file.writelines(map(_line, workload.requests))
+
+
+def read_workload(path: Path) -> Workload:
+    """Read and check; WorkloadError names file, line and what was expected there."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{path}: cannot be read as text: {error}") from None
+    try:
+        header = json.loads(lines[0])
+        if header["format"] != FORMAT:
+            raise KeyError
+        declared = (
+            dict(header["generator"]),
+            float(header["duration_s"]),
+            bool(header["steady"]),
+            None if header["users"] is None else int(header["users"]),
+            str(header["sha256"]),
+        )
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise WorkloadError(
+            f"{path}:1: expected a header with format {FORMAT!r}, generator, duration_s, steady, "
+            "users and sha256 (python -m client.workload make writes one)"
+        ) from None
+    generator, duration_s, steady, users, digest = declared
+    requests = [
+        _parse(path, number, line, closed=users is not None)
+        for number, line in enumerate(lines[1:], start=2)
+    ]
+    times = [r.at_s for r in requests if r.at_s is not None]
+    if times != sorted(times):
+        raise WorkloadError(f"{path}: the requests are not in order of at_s")
+    workload = seal(generator, requests, duration_s, steady=steady, users=users)
+    if workload.sha256 != digest:
+        raise WorkloadError(
+            f"{path}: the requests do not have the header's sha256: the file was changed "
+            f"(found {workload.sha256}, {len(requests)} requests)"
+        )
+    return workload
+
+
+def _line(request: Request) -> str:
+    fields: dict[str, Any] = {
+        "at_s": request.at_s,
+        "prompt": request.prompt,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "class": request.service,
+        "deadline_s": request.deadline_s,
+        "seed": request.seed,
+    }
+    if request.at_s is None:
+        fields["think_s"] = request.think_s
+    return json.dumps(fields) + "\n"
+
+
+def _parse(path: Path, number: int, line: str, *, closed: bool) -> Request:
+    try:
+        fields = json.loads(line)
+        request = Request(
+            at_s=fields["at_s"],
+            prompt=fields["prompt"],
+            prompt_tokens=fields["prompt_tokens"],
+            output_tokens=fields["output_tokens"],
+            service=fields["class"],
+            deadline_s=fields["deadline_s"],
+            seed=fields["seed"],
+            think_s=fields.get("think_s", 0.0),
+        )
+    except (ValueError, KeyError, TypeError):
+        raise WorkloadError(f"{path}:{number}: expected {_EXPECTED}, found {line[:80]!r}") from None
+    at_s = request.at_s
+    good = (
+        (at_s is None if closed else _is_number(at_s))
+        and isinstance(request.prompt, str)
+        and request.prompt != ""
+        and (request.prompt_tokens is None or _is_count(request.prompt_tokens))
+        and _is_count(request.output_tokens)
+        and request.service in CLASSES
+        and (request.deadline_s is None or _is_number(request.deadline_s))
+        and isinstance(request.seed, int)
+        and _is_number(request.think_s)
+    )
+    if not good:
+        raise WorkloadError(f"{path}:{number}: expected {_EXPECTED}, found {line[:80]!r}")
+    return request
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_EXPECTED = (
+    '{"at_s": seconds (null in a closed loop), "prompt": text, "prompt_tokens": count or null, '
+    '"output_tokens": count, "class": immediate|deferred, "deadline_s": seconds or null, '
+    '"seed": whole number}'
+)

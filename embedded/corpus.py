@@ -1,0 +1,69 @@
+"""The text that the embedded model learns from: the running Python's own standard library.
+
+Deterministic: the same Python gives the same files in the same order with the same split.
+Knows nothing of tokens or networks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Not part of Python, Python 2, machine-specific, or tables and generated text, not source.
+EXCLUDED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "lib2to3",
+    "encodings",
+    "pydoc_data",
+}
+EXCLUDED_PREFIXES = ("config-", "_sysconfigdata")
+HELD_OUT_SHARE = 20  # one file in so many
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    training: tuple[str, ...]  # texts of files, ordered by relative path
+    held_out: tuple[str, ...]
+    sha256: str  # of all paths and texts
+
+
+def stdlib_folder() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def read_corpus(folder: Path) -> Corpus:
+    """All Python files below `folder`; ValueError where training or held-out texts would lack."""
+    training: list[str] = []
+    held_out: list[str] = []
+    digest = hashlib.sha256()
+    for path, text in _sources(folder):
+        digest.update(f"{path}\0{text}\0".encode())
+        (held_out if is_held_out(path) else training).append(text)
+    if not training or not held_out:
+        raise ValueError(f"too few Python files below {folder} to split into two sets")
+    return Corpus(tuple(training), tuple(held_out), digest.hexdigest())
+
+
+def is_held_out(path: str) -> bool:
+    """By a hash of the path, so that a file keeps its side whatever other files there are."""
+    return int(hashlib.sha256(path.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
+
+
+def _sources(folder: Path) -> Iterator[tuple[str, str]]:
+    """(relative path, text) of each source, skipping the few test files that are not UTF-8."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*.py")}
+    for relative, path in sorted(paths.items(), key=lambda item: item[0].as_posix()):
+        parts = relative.parts
+        if EXCLUDED_FOLDERS.intersection(parts) or parts[0].startswith(EXCLUDED_PREFIXES):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if text.strip():
+            yield relative.as_posix(), text

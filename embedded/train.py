@@ -1,0 +1,158 @@
+"""Trains the embedded model on the standard library's source: `python -m embedded.train`.
+
+The defaults are the settings of the model that ships with the project. The run can be stopped
+(Ctrl-C, SIGTERM, `--minutes`); the same command goes on from there.
+
+Only the command: the run itself lives in `training.py`, what it came to in `report.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import math
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from embedded.bpe import train_ranks
+from embedded.corpus import Corpus, read_corpus, stdlib_folder
+from embedded.evaluate import complete, stream_loss
+from embedded.report import Outcome, Sample, machine, render, write_report
+from embedded.training import Settings, Training, encode_stream
+from embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
+from gpt.checkpoint import load_checkpoint, save_checkpoint
+
+STATE = FOLDER.parent / "data" / "embedded-training.pt"
+SAVE_EVERY_S = 120.0
+REPORTED_STEPS = 100  # whose mean is the training loss that is reported
+
+PROMPTS = (
+    "import os\n\ndef read_lines(path):\n",
+    "class Stack:\n    def __init__(self",
+    "for i in range(",
+    "def test_",
+)
+TEMPERATURES = (0.0, 0.7)
+SAMPLE_TOKENS = 80
+
+
+def train(training: Training, state: Path, minutes: float) -> None:
+    """Steps until finished, asked to stop, or out of minutes; progress is saved either way."""
+    stopping: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda received, _frame: stopping.append(received))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    began = saved = time.monotonic()
+    try:
+        with tqdm(total=training.settings.steps, initial=len(training.losses), unit="step") as bar:
+            while not (training.finished or stopping or time.monotonic() - began > 60 * minutes):
+                training.step()
+                recent = training.losses[-REPORTED_STEPS:]
+                bar.set_postfix_str(f"loss {sum(recent) / len(recent):.3f}", refresh=False)
+                bar.update()
+                if time.monotonic() - saved > SAVE_EVERY_S:
+                    training.save(state)
+                    saved = time.monotonic()
+    finally:
+        training.save(state)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path) -> Outcome:
+    """Writes vocabulary, weights and figures to `folder`; judges the weights as they were saved."""
+    write_ranks(ranks, folder / VOCABULARY_FILE)
+    save_checkpoint(training.network, folder, torch.bfloat16)
+    network, encoding = load_checkpoint(folder).eval(), make_encoding(ranks)
+    held_out = encode_stream(encoding, corpus.held_out)
+    characters = sum(map(len, corpus.held_out))
+    loss = stream_loss(network, held_out)
+    recent = training.losses[-REPORTED_STEPS:]
+    settings = training.settings
+    outcome = Outcome(
+        settings=dataclasses.asdict(settings),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        machine=machine(),
+        parameters=sum(p.numel() for p in network.parameters()),
+        corpus_sha256=corpus.sha256,
+        training_files=len(corpus.training),
+        training_characters=sum(map(len, corpus.training)),
+        training_tokens=len(training.stream),
+        held_out_files=len(corpus.held_out),
+        held_out_characters=characters,
+        held_out_tokens=len(held_out),
+        tokens_seen=len(training.losses) * settings.batch * settings.context,
+        training_minutes=training.seconds / 60,
+        training_loss=sum(recent) / len(recent),
+        held_out_loss=loss,
+        held_out_bits_per_character=loss * (len(held_out) - 1) / characters / math.log(2),
+        samples=tuple(
+            Sample(prompt, heat, complete(network, encoding, prompt, SAMPLE_TOKENS, heat))
+            for prompt, heat in itertools.product(PROMPTS, TEMPERATURES)
+        ),
+    )
+    write_report(outcome, folder)
+    return outcome
+
+
+def parse_arguments() -> tuple[Settings, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog="python -m embedded.train",
+        description="Trains the embedded model. A run that was stopped goes on where it was.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=math.inf, help="stop after so long, to go on later")
+    add("--threads", type=int, default=os.cpu_count(), help="of torch")
+    add("--folder", type=Path, default=FOLDER, help="where the finished model is written")
+    add("--state", type=Path, default=STATE, help="where the unfinished run is kept")
+    group = parser.add_argument_group("what the result depends on")
+    for field in dataclasses.fields(Settings):
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            default=field.default,
+            help=field.metadata["help"],
+        )
+    arguments = parser.parse_args()
+    names = [field.name for field in dataclasses.fields(Settings)]
+    try:
+        return Settings(**{name: getattr(arguments, name) for name in names}), arguments
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def main() -> None:
+    settings, arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    print(f"reading {stdlib_folder()} and building its vocabulary", flush=True)
+    corpus = read_corpus(stdlib_folder())
+    ranks = train_ranks(corpus.training, settings.vocabulary - 1)
+    training = Training(settings, encode_stream(make_encoding(ranks), corpus.training))
+    if arguments.state.exists():
+        try:
+            training.resume(arguments.state)
+        except ValueError as error:
+            sys.exit(str(error))
+    train(training, arguments.state, arguments.minutes)
+    if not training.finished:
+        print(f"stopped at step {len(training.losses)}; the same command goes on from there")
+        return
+    outcome = conclude(training, corpus, ranks, arguments.folder)
+    arguments.state.unlink()  # the next run starts anew
+    print(render(outcome))
+
+
+if __name__ == "__main__":
+    main()

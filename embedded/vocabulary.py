@@ -1,0 +1,58 @@
+"""The embedded model's vocabulary: byte-level BPE in tiktoken's format.
+
+Used by whoever turns text into ids for the embedded model, and by its training. Knows nothing
+of torch, of the corpus or of how the ranks were found (`bpe.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import tiktoken
+
+FOLDER = Path(__file__).resolve().parent
+VOCABULARY_FILE = "vocab.tiktoken"
+END_OF_TEXT = "<|endoftext|>"  # separates documents in training; its id is the number of ranks
+
+# Text is cut into these pieces before merging; every character falls into exactly one of them.
+# Indentation is one piece of its own, and newlines are never merged with it, so that a prompt
+# that ends in a newline continues with the indentation token that training saw there.
+# Brackets and dots never merge with the word after them, for the same reason.
+PATTERN = "|".join(
+    (
+        r" ?[\p{L}_]+",  # words and identifiers, with the space before them
+        r" ?\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}_]+",  # operators, brackets, quotes
+        r"\n+",
+        r"[^\S\n]+",  # indentation and other white space within a line
+    )
+)
+
+
+def load_embedded_encoding(folder: Path = FOLDER) -> tiktoken.Encoding:
+    """The encoding whose ranks lie in `folder`; OSError where the file is missing."""
+    return make_encoding(read_ranks(folder / VOCABULARY_FILE))
+
+
+def make_encoding(ranks: dict[bytes, int]) -> tiktoken.Encoding:
+    return tiktoken.Encoding(
+        name="embedded",
+        pat_str=PATTERN,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: len(ranks)},
+    )
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """tiktoken's file format: a line a token, its bytes in base64, a space, its rank.
+
+    Not read by `tiktoken.load`, which caches by path and would serve a retrained vocabulary stale.
+    """
+    pairs = (line.split() for line in path.read_bytes().splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def write_ranks(ranks: dict[bytes, int], path: Path) -> None:
+    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
+    path.write_bytes(b"".join(lines))

@@ -1,0 +1,1 @@
+"""The network and what it needs: checkpoints, KV caches, attention variants, sampling."""

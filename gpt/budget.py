@@ -1,0 +1,95 @@
+"""How many tokens' keys and values a server holds: fixed at start, its arithmetic in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import psutil
+import torch
+
+from gpt.cache import KVShape
+
+log = logging.getLogger(__name__)
+
+AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
+FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments, and for a sequence copied as it grows
+LEAST_TOKENS = 16  # what the warm-up takes
+
+
+class KVMemoryError(ValueError):
+    """The KV memory that is asked for cannot be had."""
+
+
+_UNITS = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+}  # fmt: skip
+
+
+def _parse(amount: str, token_bytes: int) -> int:
+    """`2GiB` or `30000tokens` as tokens. Raises KVMemoryError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", amount)
+    if found is None or found[2] not in (*_UNITS, "tokens"):
+        raise KVMemoryError(
+            f"--kv-memory is '{amount}'; allowed: auto, or a number with one of "
+            f"{', '.join(_UNITS)}, tokens"
+        )
+    number, unit = float(found[1]), found[2]
+    return int(number if unit == "tokens" else number * _UNITS[unit] / token_bytes)
+
+
+def asked_tokens(amount: str, shape: KVShape) -> int:
+    """Raises KVMemoryError for less than the server's own warm-up takes."""
+    tokens = _parse(amount, shape.token_bytes)
+    if tokens < LEAST_TOKENS:
+        raise KVMemoryError(
+            f"--kv-memory {amount} holds {tokens} tokens of {shape.token_bytes} bytes; allowed: "
+            f"{LEAST_TOKENS} tokens or more"
+        )
+    log.info(
+        "KV budget: --kv-memory %s, at %d bytes a token: %d tokens",
+        amount,
+        shape.token_bytes,
+        tokens,
+    )
+    return tokens
+
+
+def cpu_tokens(shape: KVShape, most_tokens: int) -> int:
+    """All that the batch limit can use, or a share of the available memory where that is less."""
+    available_bytes = psutil.virtual_memory().available
+    fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.token_bytes
+    log.info(
+        "KV budget: the smaller of batch limit x context = %d tokens, and %.0f %% of %.1f GiB "
+        "available memory / %d bytes a token = %d tokens",
+        most_tokens,
+        100 * AVAILABLE_MEMORY_SHARE,
+        available_bytes / 2**30,
+        shape.token_bytes,
+        fitting,
+    )
+    return min(most_tokens, fitting)
+
+
+def gpu_tokens(shape: KVShape, most_tokens: int, activation_bytes: int) -> int:
+    """As on a CPU, of what the worst iteration leaves free."""
+    torch.cuda.empty_cache()
+    free_bytes = torch.cuda.mem_get_info(shape.device)[0]
+    fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.token_bytes
+    log.info(
+        "KV budget: the smaller of batch limit x context = %d tokens, and %.0f %% of (%.1f GiB "
+        "free - %.1f GiB for the worst iteration) / %d bytes a token = %d tokens",
+        most_tokens,
+        100 * FREE_GPU_MEMORY_SHARE,
+        free_bytes / 2**30,
+        activation_bytes / 2**30,
+        shape.token_bytes,
+        fitting,
+    )
+    if fitting < LEAST_TOKENS:
+        raise KVMemoryError(
+            f"the GPU has {free_bytes / 2**30:.1f} GiB free beside the weights, the worst "
+            f"iteration takes {activation_bytes / 2**30:.1f} GiB of it; a smaller "
+            "--max-batch-size leaves more"
+        )
+    return min(most_tokens, fitting)

@@ -1,0 +1,242 @@
+"""Checkpoints: where a network's weights come from, and writing them in the same layout.
+
+A checkpoint is a folder in the Hugging Face layout of GPT-2: `config.json` beside
+`model.safetensors`, or shards listed in `model.safetensors.index.json`. Names from the hub are
+downloaded into such a folder; `random:NAME` has a shape and no weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from gpt.network import GPT, GPTConfig, init_weights
+
+EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "embedded"
+RANDOM_PREFIX = "random:"
+
+_GPT2 = GPTConfig(vocab_size=50257, context=1024, n_layer=12, n_head=12, n_embd=768)
+SHAPES = {
+    "gpt2": _GPT2,
+    "gpt2-medium": replace(_GPT2, n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": replace(_GPT2, n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": replace(_GPT2, n_layer=48, n_head=25, n_embd=1600),
+}
+
+_GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+
+# variants of GPT-2 that this network does not compute
+_FIXED_FIELDS = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+
+# our name -> Hugging Face's name within one block; theirs are Conv1D, so matrices are transposed
+_BLOCK_NAMES = {
+    "ln_1": "ln_1",
+    "qkv": "attn.c_attn",
+    "attn_proj": "attn.c_proj",
+    "ln_2": "ln_2",
+    "fc": "mlp.c_fc",
+    "mlp_proj": "mlp.c_proj",
+}
+
+
+class CheckpointError(Exception):
+    """A model that cannot be loaded; the message says what was found and what is allowed."""
+
+
+def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
+    """The network that `model` names, ready for inference.
+
+    `model`: `embedded`, a GPT-2 name of the hub, a local folder, or `random:NAME`, whose weights
+    are drawn from `seed`. Raises CheckpointError.
+    """
+    if model.startswith(RANDOM_PREFIX):
+        network = random_network(model.removeprefix(RANDOM_PREFIX), seed)
+    else:
+        network = load_checkpoint(find_folder(model))
+    return network.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def random_network(name: str, seed: int) -> GPT:
+    """Seeded random weights of a known shape: real work, meaningless text."""
+    if name not in SHAPES:
+        raise CheckpointError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
+    network = GPT(SHAPES[name])
+    init_weights(network, seed)
+    return network
+
+
+def find_folder(model: str) -> Path:
+    """The local folder of a checkpoint, downloading it when `model` is a name of the hub."""
+    if model == "embedded":
+        return EMBEDDED_FOLDER
+    if model in SHAPES:
+        return _download(model)
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"model '{model}' is neither a folder nor a known name; allowed: embedded, "
+            f"{', '.join(SHAPES)}, random:NAME with one of these names, or a folder in the "
+            "Hugging Face layout"
+        )
+    return folder
+
+
+def _download(name: str) -> Path:
+    # imported here: offline users, who are most, should not wait for it at each start
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                f"openai-community/{name}", allow_patterns=["config.json", "model.safetensors"]
+            )
+        )
+    except Exception as error:  # the hub's library raises many kinds; all mean the same here
+        raise CheckpointError(
+            f"the weights of '{name}' could not be fetched from the model hub ({error}). Without "
+            f"a connection use --model embedded (ships with the project), --model random:{name} "
+            "(random weights of that shape, for measuring speed), or --model FOLDER"
+        ) from error
+
+
+def load_checkpoint(folder: Path) -> GPT:
+    """Reads a folder in the Hugging Face layout into float32. Raises CheckpointError."""
+    with torch.device("meta"):
+        network = GPT(read_config(folder))
+    expected = {ours: tuple(tensor.shape) for ours, tensor in network.state_dict().items()}
+    names = _hub_names(network.config.n_layer)
+    state: dict[str, Tensor] = {}
+    for hub_name, tensor in tqdm(
+        _tensors(folder),
+        total=len(names),
+        desc=f"loading {folder.name}",
+        leave=False,
+        disable=None,  # on a terminal only: a log may be read by machines
+    ):
+        ours, transposed = names.get(hub_name.removeprefix("transformer."), ("", False))
+        if not ours:
+            continue  # causal masks and a tied head that some exports carry along
+        loaded = (tensor.t() if transposed else tensor).float().contiguous()
+        if tuple(loaded.shape) != expected[ours]:
+            raise CheckpointError(
+                f"{folder}: tensor '{hub_name}' has shape {tuple(tensor.shape)}, "
+                f"config.json implies {expected[ours]}"
+            )
+        state[ours] = loaded
+    state["head.weight"] = state.get("wte.weight", torch.empty(0))
+    missing = sorted(expected.keys() - state.keys()) or ([] if "wte.weight" in state else ["wte"])
+    if missing:
+        raise CheckpointError(f"{folder}: tensors are missing: {', '.join(missing[:5])}")
+    network.load_state_dict(state, assign=True)
+    network.head.weight = network.wte.weight
+    return network
+
+
+def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
+    """Writes `config.json` and `model.safetensors`, readable by us and by `transformers`."""
+    config = network.config
+    folder.mkdir(parents=True, exist_ok=True)
+    activation = next(name for name, approx in _GELU.items() if approx == config.gelu)
+    fields = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": activation,
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "layer_norm_epsilon": config.norm_eps,
+        "bos_token_id": config.vocab_size - 1,
+        "eos_token_id": config.vocab_size - 1,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    state = network.state_dict()
+    tensors = {
+        f"transformer.{hub}": (state[ours].t() if transposed else state[ours])
+        .to("cpu", dtype)
+        .contiguous()
+        for hub, (ours, transposed) in _hub_names(config.n_layer).items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_config(folder: Path) -> GPTConfig:
+    """The shape in a folder's `config.json`. Raises CheckpointError."""
+    path = folder / "config.json"
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if fields.get("model_type") != "gpt2":
+        raise CheckpointError(f"{path}: model_type is {fields.get('model_type')!r}, allowed: gpt2")
+    activation = fields.get("activation_function", "gelu_new")
+    if activation not in _GELU:
+        raise CheckpointError(
+            f"{path}: activation_function is {activation!r}, allowed: {', '.join(_GELU)}"
+        )
+    for name, only in _FIXED_FIELDS.items():
+        if fields.get(name, only) != only:
+            raise CheckpointError(f"{path}: {name} is {fields[name]!r}, allowed: {only!r}")
+    try:
+        return GPTConfig(
+            vocab_size=int(fields["vocab_size"]),
+            context=int(fields["n_positions"]),
+            n_layer=int(fields["n_layer"]),
+            n_head=int(fields["n_head"]),
+            n_embd=int(fields["n_embd"]),
+            norm_eps=float(fields.get("layer_norm_epsilon", 1e-5)),
+            gelu=_GELU[activation],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: field missing or not a number: {error}") from error
+
+
+def _hub_names(n_layer: int) -> dict[str, tuple[str, bool]]:
+    """Hugging Face's tensor name -> (ours, whether the matrix is transposed)."""
+    names = {
+        "wte.weight": ("wte.weight", False),
+        "wpe.weight": ("wpe.weight", False),
+        "ln_f.weight": ("ln_f.weight", False),
+        "ln_f.bias": ("ln_f.bias", False),
+    }
+    for i in range(n_layer):
+        for ours, hub in _BLOCK_NAMES.items():
+            for kind in ("weight", "bias"):
+                transposed = kind == "weight" and not ours.startswith("ln_")
+                names[f"h.{i}.{hub}.{kind}"] = (f"blocks.{i}.{ours}.{kind}", transposed)
+    return names
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        if single.exists():
+            files = [single]
+        else:
+            files = [
+                folder / name
+                for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            ]
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
+                    yield name, opened.get_tensor(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: no readable model.safetensors or model.safetensors.index.json: {error}"
+        ) from error

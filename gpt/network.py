@@ -1,0 +1,107 @@
+"""GPT-2 in the style of nanoGPT: the whole network, and nothing of batching or caching.
+
+Linear layers, norms and embeddings act on the last axis only, so the same forward serves
+a rectangle of rows `[B, T]` and a ragged pack of tokens `[N]` ("selective batching", Orca,
+OSDI '22, section 4.2). Attention is the one operation that needs to know which token belongs
+to whom; it is handed in as `attend`.
+
+Architecture: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# (layer, q, k, v) -> y, all [..., n_head, head_dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    vocab_size: int
+    context: int  # positions the model was trained for
+    n_layer: int
+    n_head: int
+    n_embd: int
+    norm_eps: float = 1e-5
+    gelu: str = "tanh"  # torch's name of the approximation; GPT-2 uses tanh
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+
+class GeluLinear(nn.Linear):
+    """A linear layer and its activation, one module so that a backend may fuse the two."""
+
+    def __init__(self, in_features: int, out_features: int, approximate: str) -> None:
+        super().__init__(in_features, out_features)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x), approximate=self.approximate)
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        c = config.n_embd
+        self.n_head, self.head_dim = config.n_head, config.head_dim
+        self.ln_1 = nn.LayerNorm(c, eps=config.norm_eps)
+        self.qkv = nn.Linear(c, 3 * c)
+        self.attn_proj = nn.Linear(c, c)
+        self.ln_2 = nn.LayerNorm(c, eps=config.norm_eps)
+        self.fc = GeluLinear(c, 4 * c, config.gelu)
+        self.mlp_proj = nn.Linear(4 * c, c)
+
+    def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
+        # [..., C] -> three of [..., n_head, head_dim]
+        q, k, v = self.qkv(self.ln_1(x)).unflatten(-1, (3, self.n_head, self.head_dim)).unbind(-3)
+        x = x + self.attn_proj(attend(layer, q, k, v).flatten(-2))
+        out: Tensor = x + self.mlp_proj(self.fc(self.ln_2(x)))
+        return out
+
+
+class GPT(nn.Module):
+    """Tokens and their positions in, final hidden states out; `head` makes logits of them."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.context, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.norm_eps)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.head.weight = self.wte.weight  # tied, as in GPT-2
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 `[...]` -> hidden `[..., n_embd]`."""
+        x = self.wte(tokens) + self.wpe(positions)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, layer, attend)
+        hidden: Tensor = self.ln_f(x)
+        return hidden
+
+
+def init_weights(network: GPT, seed: int) -> None:
+    """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer)."""
+    generator = torch.Generator().manual_seed(seed)
+    residual_std = 0.02 / (2 * network.config.n_layer) ** 0.5
+    for name, parameter in network.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.constant_(parameter, 1.0 if "ln_" in name and name.endswith("weight") else 0.0)
+        else:
+            std = residual_std if "_proj" in name else 0.02
+            nn.init.normal_(parameter, 0.0, std, generator=generator)
+
+
+def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every row from its start, no cache: what training uses. `[B, T, H, D]` in and out."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, H, T, D]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)

@@ -1,0 +1,90 @@
+"""gunicorn's side of the server: one worker, many threads, and how it ends.
+
+gunicorn stops accepting at SIGTERM and lets open connections finish. Here the worker goes on
+serving until the queue has drained, so that new requests and `/health` are told 503 instead of
+hanging in the backlog, and only then is gunicorn's own stop begun.
+"""
+
+import logging
+import math
+import os
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+from api.logs import formatter
+from config import Config
+
+_config = Config.from_environment()
+_debug = _config.log_level == "debug"
+
+bind = _config.url.removeprefix("http://")
+workers = 1  # the queue and the model live in one process
+worker_class = "gthread"
+threads = _config.threads
+worker_connections = 2 * threads  # idle connections that are kept alive do not hold a thread
+backlog = 2048
+keepalive = 75  # longer than clients keep theirs, so that none sends into a closing connection
+timeout = 0  # the main thread only dispatches; nothing would be gained by killing the worker
+graceful_timeout = math.ceil(_config.drain_timeout) + 15
+control_socket_disable = True
+loglevel = "debug" if _debug else "warning"
+accesslog = "-" if _debug else None
+
+_handler = logging.StreamHandler()
+_handler.setFormatter(formatter(_config.log_format))
+logging.basicConfig(level=_config.log_level.upper(), handlers=[_handler])
+
+
+def on_starting(server: Any) -> None:
+    """gunicorn's own messages in the same format."""
+    for handler in server.log.error_log.handlers:
+        handler.setFormatter(formatter(_config.log_format))
+
+
+_started_by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def when_ready(server: Any) -> None:
+    """A closed terminal ends the server as SIGTERM does, except under nohup; gunicorn would load
+    the model a second time."""
+    if _started_by_nohup:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    else:
+        server.handle_hup = server.handle_term
+
+
+def post_worker_init(worker: Any) -> None:
+    engine = worker.wsgi.extensions["engine"]
+    # A handler may interrupt the main thread while it holds any lock, gunicorn's own handler of
+    # SIGINT hangs on one; of all ways to tell another thread, SimpleQueue.put is reentrant.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Thread(target=_end, args=(worker, engine, signals), name="end", daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, lambda number, _frame: signals.put(number))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # gunicorn's master hears it and tells us
+    if worker.alive:  # else a signal came before our handlers
+        engine.start()
+
+
+def _end(worker: Any, engine: Any, signals: queue.SimpleQueue[int]) -> None:
+    def drain() -> None:
+        engine.drain()
+        worker.handle_exit(signal.SIGTERM, None)
+
+    while signals.get() == signal.SIGTERM:
+        threading.Thread(target=drain, name="drain", daemon=True).start()
+    # Ctrl-C: whoever waits is told so, and nothing keeps the process, not even a long iteration
+    # or a download
+    engine.abort(timeout_s=1.0)
+    time.sleep(0.1)  # for the answers to leave
+    os._exit(0)
+
+
+def worker_exit(_server: Any, worker: Any) -> None:
+    """Python would wait for every handler's thread, and torch's threads may crash a process that
+    is being taken down; whatever had to be sent was sent by now."""
+    if worker.booted and worker.pid == os.getpid():
+        os._exit(0)

@@ -1,0 +1,87 @@
+"""Kernels where torch's own operators are not enough, compiled at first use.
+
+A kernel is a C++ file without dependencies, built by the machine's own compiler for the machine's
+own processor and kept in the user's cache. Where there is no compiler the caller falls back to the
+plain-torch twin that defines what the kernel computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FLAGS = [
+    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
+    "-fno-math-errno", "-fno-trapping-math",
+]  # fmt: skip
+HEAD_DIMS = (16, 32, 64, 128)  # that the kernel is built for
+
+
+@functools.cache
+def attention_library() -> ctypes.CDLL | None:
+    """`attend_f32` and `attend_bf16` of attention.cpp, or None where they cannot be built.
+
+    Call it after torch was imported: OpenMP's runtime must be the one that torch brought along, or
+    two pools of threads would compete for the cores.
+    """
+    source = Path(__file__).with_name("attention.cpp")
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        log.warning("no C++ compiler found: attention runs on torch's own operators, slower")
+        return None
+    try:
+        library = ctypes.CDLL(str(_build(source, compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        log.warning(
+            "the attention kernel could not be built, torch's operators are used: %s", detail
+        )
+        return None
+    for function in (library.attend_f32, library.attend_bf16):
+        function.restype = ctypes.c_int32
+        function.argtypes = (
+            [ctypes.c_int64] + [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 6
+        )
+    return library
+
+
+def _build(source: Path, compiler: str) -> Path:
+    """The compiled library, made anew whenever source, flags, compiler or processor change."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    identity = (source.read_text(), FLAGS, version.stdout, platform.machine(), _processor())
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "effective-batching"
+    library = cache / f"{source.stem}-{digest}.so"
+    if not library.exists():
+        log.warning("compiling %s for this machine (once, a few seconds)", source.name)
+        cache.mkdir(parents=True, exist_ok=True)
+        # built aside and renamed, so that two servers starting at once never load half a file
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            built = Path(folder) / library.name
+            subprocess.run(
+                [compiler, *FLAGS, str(source), "-o", str(built)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            built.replace(library)
+    return library
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache in a shared home must not serve another processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))

@@ -1,0 +1,87 @@
+"""The circuit breaker of one upstream: pure, the time is handed in.
+
+Closed until `OPEN_AFTER` failures in a row, then open for `open_s`, then half-open: one request at
+a time is let through until it has an answer, and `CLOSE_AFTER` successes close the breaker again.
+The states are those of M. Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
+"""
+
+from enum import Enum
+
+OPEN_AFTER = 5
+CLOSE_AFTER = 2
+
+
+class State(Enum):
+    """What the breaker lets through; the values are those of the metric."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class Breaker:
+    """Counts verdicts on requests and says whether the next one may be sent.
+
+    Each request is stamped with the epoch in which it was sent, and a verdict of an earlier epoch
+    is ignored: a stream begun before the breaker opened says nothing about the upstream now.
+    """
+
+    __slots__ = ("_failures", "_open_s", "_state", "_successes", "_trial", "epoch", "open_until")
+
+    def __init__(self, open_s: float) -> None:
+        self._open_s = open_s
+        self._state = State.CLOSED
+        self._failures = 0
+        self._successes = 0
+        self._trial = False
+        self.epoch = 0
+        self.open_until = 0.0
+
+    def state(self, now: float) -> State:
+        """The state at `now`; an open breaker whose time is over is half-open."""
+        if self._state is State.OPEN and now >= self.open_until:
+            self._enter(State.HALF_OPEN)
+        return self._state
+
+    def admits(self, now: float) -> bool:
+        """Whether a request may be sent now."""
+        if self._state is State.CLOSED:
+            return True
+        return self.state(now) is State.HALF_OPEN and not self._trial
+
+    def sent(self, now: float) -> int:
+        """A request is being sent; returns the epoch its verdict must name."""
+        if self.state(now) is State.HALF_OPEN:
+            self._trial = True
+        return self.epoch
+
+    def began(self, epoch: int) -> None:
+        """The request has its first byte: the next trial need not wait for its end."""
+        if epoch == self.epoch:
+            self._trial = False
+
+    def success(self, epoch: int) -> None:
+        """The request was answered whole, with no fault of the upstream."""
+        if epoch != self.epoch:
+            return
+        self._trial = False
+        self._failures = 0
+        if self._state is State.HALF_OPEN:
+            self._successes += 1
+            if self._successes >= CLOSE_AFTER:
+                self._enter(State.CLOSED)
+
+    def failure(self, epoch: int, now: float) -> None:
+        """The request failed by the upstream's fault."""
+        if epoch != self.epoch:
+            return
+        self._failures += 1
+        if self._state is State.HALF_OPEN or self._failures >= OPEN_AFTER:
+            self._enter(State.OPEN)
+            self.open_until = now + self._open_s
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self.epoch += 1
+        self._failures = self._successes = 0
+        self._trial = False

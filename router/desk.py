@@ -1,0 +1,85 @@
+"""The dispatcher on an event loop: waiting requests become futures, time becomes a timer.
+
+The only place where asyncio and the pure state meet; `now` is always the loop's clock.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.policies import Policy
+from router.ticket import Limits, Outcome, State, Ticket
+
+
+class Desk:
+    """Hands out places. Must be made within a running loop and used from it alone."""
+
+    def __init__(self, fleet: Fleet, policy: Policy, limits: Limits) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.fleet = fleet
+        self.state = Dispatcher(fleet, policy, limits, self._decided)
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def arrive(self, model: str, *, deferred: bool, prefix: Sequence[int]) -> Ticket:
+        ticket = self.state.arrive(model, self._loop.time(), deferred=deferred, prefix=prefix)
+        self._arm()
+        return ticket
+
+    async def settled(self, ticket: Ticket) -> Ticket:
+        """Returns when the ticket is placed or refused. If cancelled, the caller must `leave`."""
+        if ticket.state is State.WAITING:
+            waiter = self._loop.create_future()
+            self._waiters[ticket.seq] = waiter
+            try:
+                await waiter
+            finally:
+                self._waiters.pop(ticket.seq, None)
+        return ticket
+
+    def began(self, ticket: Ticket) -> None:
+        self.state.began(ticket, self._loop.time())
+
+    def release(self, ticket: Ticket, outcome: Outcome, pause_s: float | None = None) -> None:
+        self.state.release(ticket, outcome, self._loop.time(), pause_s)
+        self._arm()
+
+    def may_retry(self, ticket: Ticket) -> bool:
+        return self.state.may_retry(ticket, self._loop.time())
+
+    def again(self, ticket: Ticket) -> None:
+        self.state.again(ticket, self._loop.time())
+        self._arm()
+
+    def leave(self, ticket: Ticket) -> None:
+        self.state.leave(ticket, self._loop.time())
+        self._arm()
+
+    def fleet_changed(self) -> None:
+        """To be called after every change of an upstream from outside: probes, the operator."""
+        self.state.tick(self._loop.time())
+        self._arm()
+
+    def _decided(self, ticket: Ticket) -> None:
+        waiter = self._waiters.get(ticket.seq)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _arm(self) -> None:
+        at = self.state.next_tick(self._loop.time())
+        if self._timer is not None:
+            # An early tick does no harm, so a timer is only moved forward.
+            if at is not None and self._timer.when() <= at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.fleet_changed()

@@ -1,0 +1,69 @@
+"""Which headers cross the router. Pure. Source: RFC 9110, 7.6.1 (hop-by-hop fields)."""
+
+import re
+import uuid
+from collections.abc import Mapping
+
+from multidict import CIMultiDict
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+# Set anew by each side for what it sends.
+_REQUEST_OWN = HOP_BY_HOP | {"host", "content-length", "expect", "x-request-id"}
+_RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's X-Request-Id where it is fit to be logged, else a new one."""
+    given = headers.get("X-Request-Id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def to_upstream(
+    headers: Mapping[str, str], request: str, key: str | None, *, drop_authorization: bool
+) -> CIMultiDict[str]:
+    """The client's headers for the upstream. `key` replaces Authorization; a key that was meant
+    for the router (`drop_authorization`) goes no further."""
+    out = _without(headers, _REQUEST_OWN)
+    out["X-Request-Id"] = request
+    if key is not None:
+        out["Authorization"] = f"Bearer {key}"
+    elif drop_authorization:
+        out.popall("Authorization", None)
+    return out
+
+
+def to_client(headers: Mapping[str, str], request: str, origin: str) -> CIMultiDict[str]:
+    """The upstream's headers for the client, with where it came from."""
+    out = _without(headers, _RESPONSE_OWN)
+    out["X-Request-Id"] = request
+    out["X-Upstream-Origin"] = origin
+    return out
+
+
+def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    named = headers.get("Connection")
+    if named:
+        dropped = dropped | {word.strip().lower() for word in named.split(",")}
+    return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in dropped)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """The seconds form of Retry-After; None where absent or a date."""
+    try:
+        seconds = float(headers.get("Retry-After", ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None

@@ -1,0 +1,101 @@
+"""Prometheus metrics of the router. Gauges are read from the state when they are scraped."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.desk import Desk
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
+
+
+class Metrics:
+    """Label values are upstreams and models that exist, so their number is bounded."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._shown: set[str] = set()
+        self._registry = CollectorRegistry()
+        r = self._registry
+        self.requests = Counter(
+            "eb_router_requests", "Answers sent", ["upstream", "model", "status"], registry=r
+        )
+        self.refused = Counter(
+            "eb_router_refused", "Requests the router itself refused", ["reason"], registry=r
+        )
+        self.departed = Counter(
+            "eb_router_departed", "Clients that left before their answer ended", registry=r
+        )
+        self.broken = Counter(
+            "eb_router_broken_answers",
+            "Answers cut by an upstream after their first byte",
+            ["upstream", "model"],
+            registry=r,
+        )
+        self.retries = Counter(
+            "eb_router_retries",
+            "Requests sent elsewhere after failing here",
+            ["upstream", "model"],
+            registry=r,
+        )
+        self.queue_seconds = Histogram(
+            "eb_router_queue_seconds", "Wait for a place", ["model"], buckets=_SECONDS, registry=r
+        )
+        self.first_byte_seconds = Histogram(
+            "eb_router_first_byte_seconds",
+            "From sending to the upstream's first byte of the body",
+            ["upstream", "model"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.added_seconds = Histogram(
+            "eb_router_added_seconds",
+            "Time of the router itself until the answer begins: neither queue nor upstream",
+            buckets=_OVERHEAD,
+            registry=r,
+        )
+        r.register(_State(desk))
+
+    def text(self) -> bytes:
+        """The exposition format; forgets upstreams that are gone."""
+        present = {upstream.url for upstream in self._desk.fleet}
+        for url in self._shown - present:
+            for metric in (self.requests, self.broken, self.retries, self.first_byte_seconds):
+                metric.remove_by_labels({"upstream": url})
+        self._shown = present
+        return generate_latest(self._registry)
+
+
+class _State(Collector):
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("eb_router_waiting", "Requests in the queue", labels=["model"])
+        counts = self._desk.state.waiting()
+        known = self._desk.fleet.models()
+        for model in known:
+            waiting.add_metric([model], counts.get(model, 0))
+        yield waiting
+        gauges = {
+            name: GaugeMetricFamily(f"eb_router_{name}", text, labels=["upstream"])
+            for name, text in (
+                ("in_flight", "Requests on the upstream"),
+                ("ready", "1 if its last probe was good"),
+                ("breaker_state", "0 closed, 1 half-open, 2 open"),
+                ("latency_seconds", "Moving average of the time to first byte"),
+            )
+        }
+        now = self._desk.now()
+        for upstream in self._desk.fleet:
+            gauges["in_flight"].add_metric([upstream.url], upstream.in_flight)
+            gauges["ready"].add_metric([upstream.url], upstream.ready)
+            gauges["breaker_state"].add_metric([upstream.url], upstream.breaker.state(now).value)
+            gauges["latency_seconds"].add_metric([upstream.url], upstream.latency_s or 0.0)
+        yield from gauges.values()

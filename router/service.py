@@ -1,0 +1,148 @@
+"""The router as a process: wires the parts, listens, follows signals, drains."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+import aiohttp
+from aiohttp import web
+
+from router import config as configuration
+from router import errors, log
+from router.admin import Admin
+from router.config import Config
+from router.desk import Desk
+from router.fleet import Fleet
+from router.metrics import Metrics
+from router.policies import POLICIES
+from router.probes import Prober
+from router.proxy import Proxy
+from router.relay import Relay
+from router.ticket import Limits
+
+# Servers close idle connections (gunicorn after 2 s, uvicorn after 5): a request sent at that very
+# moment is lost, so the router closes its idle ones first.
+KEEP_ALIVE_S = 1.5
+# How long the rest of a refused body is read, so that the client sees the refusal.
+LINGER_S = 2.0
+STOP_GRACE_S = 5.0
+MAX_HEADER_BYTES = 16 * 1024
+
+
+async def serve(config: Config) -> None:
+    """Runs until SIGTERM or SIGINT, then drains."""
+    log.set_up(debug=config.debug)
+    limits = Limits(
+        config.timeout / 1000, config.wait_for / 1000, config.max_queue, config.max_attempts
+    )
+    desk = Desk(Fleet(), POLICIES[config.policy](), limits)
+    metrics = Metrics(desk)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    ) as session:
+        relay = Relay(
+            session,
+            desk,
+            metrics,
+            first_byte_limit_s=config.timeout / 1000,
+            idle_s=config.stream_idle,
+            drop_authorization=bool(config.api_keys),
+        )
+        proxy = Proxy(config, desk, relay, metrics)
+        prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
+        prober.set_sources(configuration.read_upstreams(config))
+        app = application(config, proxy, Admin(config, desk, prober, proxy, metrics))
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for wanted in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(wanted, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, _reread, config, prober)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=config.client_idle,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            auto_decompress=False,
+            lingering_time=LINGER_S,
+        )
+        await runner.setup()
+        site = web.TCPSite(runner, config.host, config.port, backlog=4096)
+        await site.start()
+        probing = asyncio.create_task(prober.run())
+        probing.add_done_callback(lambda _: stop.set())  # a router that no longer probes is broken
+        address = runner.addresses[0]
+        log.event(logging.INFO, "listening", host=address[0], port=address[1])
+        try:
+            await stop.wait()
+            await _drain(proxy, config.drain_timeout)
+        finally:
+            probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await probing
+            await runner.cleanup()
+
+
+def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
+    """The routes."""
+    app = web.Application(client_max_size=config.max_body_bytes)
+    app.add_routes(admin.routes())
+    app.router.add_post("/v1/engines/{engine:.+}/completions", proxy.handle)
+    app.router.add_post("/v1/{path:.+}", proxy.handle)
+    for path in ("/", "/inference", "/generate", "/generate_stream"):
+        app.router.add_post(path, proxy.handle)
+    if config.cors_origin:
+
+        async def allow_origin(request: web.Request, response: web.StreamResponse) -> None:
+            response.headers["Access-Control-Allow-Origin"] = config.cors_origin
+
+        app.on_response_prepare.append(allow_origin)
+        app.router.add_route("OPTIONS", "/{path:.*}", _preflight)
+    app.router.add_route("*", "/{path:.*}", _nowhere)
+    return app
+
+
+async def _preflight(request: web.Request) -> web.Response:
+    return web.Response(
+        status=204,
+        headers={
+            "Access-Control-Allow-Methods": "GET, POST, DELETE",
+            "Access-Control-Allow-Headers": request.headers.get(
+                "Access-Control-Request-Headers", "Authorization, Content-Type"
+            ),
+            "Access-Control-Max-Age": "600",
+        },
+    )
+
+
+async def _nowhere(request: web.Request) -> web.Response:
+    message = f"There is no {request.method} {request.path} here."
+    return errors.response(errors.invalid(message, 404, "not_found"), request.path)
+
+
+def _reread(config: Config, prober: Prober) -> None:
+    try:
+        prober.set_sources(configuration.read_upstreams(config))
+    except (ValueError, OSError) as error:
+        log.event(logging.ERROR, "upstreams not read again", error=str(error))
+    else:
+        log.event(logging.INFO, "upstreams read again")
+
+
+async def _drain(proxy: Proxy, timeout_s: float) -> None:
+    """Refuses newcomers, lets the accepted end, cuts what is left at the limit."""
+    proxy.draining = True
+    log.event(logging.INFO, "draining", running=proxy.running)
+    for limit_s, last_resort in ((timeout_s, proxy.stop), (STOP_GRACE_S, None)):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await proxy.idle()
+        if last_resort is not None and proxy.running:
+            log.event(logging.WARNING, "drain limit reached", running=proxy.running)
+            last_resort()
+    log.event(logging.INFO, "stopped", running=proxy.running)

@@ -1,0 +1,1 @@
+"""Policies, one a file: what the next iteration holds. No torch, no threads, no clock."""

@@ -1,0 +1,29 @@
+"""Iteration-level scheduling, first come first served: requests join and leave at any iteration.
+
+Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI '22,
+section 4.1 and algorithm 1: select in order of arrival up to a batch limit and as far as the
+memory goes. A head of the queue that does not fit holds back those behind it.
+
+Bounds. Waiting: nobody is overtaken. Decoding: every iteration advances every resident, so between
+two of a request's tokens lies at most the prefill of the rest of the batch, (batch limit - 1) x
+context tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from scheduling.fitting import fitting
+from seams import Advance, Plan, Request, View
+
+
+class Orca:
+    answers: Literal["own", "batch"] = "own"
+
+    def plan(self, view: View) -> Plan:
+        chosen = (*view.resident, *fitting(view, view.waiting))
+        return Plan([Advance(request, request.known - request.computed) for request in chosen])
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return [request for request in resident if request.done]

@@ -1,0 +1,99 @@
+"""The policies of the dynamic mode by name, and how each is made from the server's options.
+
+A policy of one's own is named `module:Class`; it is called without arguments, or with the options
+if its constructor has a parameter `options`. `docs/write-a-policy.md` shows one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Protocol
+
+from scheduling.orca import Orca
+from scheduling.shortest_first import ShortestFirst
+from scheduling.stall_free import StallFree
+from scheduling.tgi import TGI
+from seams import Policy
+
+
+class PolicyOptionError(ValueError):
+    """The policy that is asked for does not exist, or not with these options."""
+
+
+class PolicyOptions(Protocol):
+    """What policies may read of the server's configuration."""
+
+    @property
+    def max_batch_size(self) -> int: ...
+
+    @property
+    def max_batch_prefill_tokens(self) -> int: ...
+
+    @property
+    def max_batch_total_tokens(self) -> int | None: ...  # None: what the KV memory holds
+
+    @property
+    def waiting_served_ratio(self) -> float: ...
+
+    @property
+    def max_waiting_tokens(self) -> int: ...
+
+    @property
+    def token_budget(self) -> int: ...
+
+    @property
+    def max_bypass(self) -> int: ...
+
+
+def _tgi(options: PolicyOptions) -> Policy:
+    return TGI(
+        options.max_batch_prefill_tokens,
+        options.max_batch_total_tokens,
+        options.waiting_served_ratio,
+        options.max_waiting_tokens,
+    )
+
+
+def _stall_free(options: PolicyOptions) -> Policy:
+    if options.token_budget <= options.max_batch_size:
+        raise PolicyOptionError(
+            f"--token-budget is {options.token_budget}; allowed with --policy stall-free: more "
+            f"than --max-batch-size ({options.max_batch_size}), or decodes leave no room for "
+            "prompts"
+        )
+    return StallFree(options.token_budget)
+
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "orca": lambda _: Orca(),
+    "tgi": _tgi,
+    "stall-free": _stall_free,
+    "shortest-first": lambda options: ShortestFirst(options.max_bypass),
+}
+
+
+def make_policy(name: str, options: PolicyOptions) -> Policy:
+    """Raises PolicyOptionError."""
+    if name in POLICIES:
+        return POLICIES[name](options)
+    allowed = f"allowed: {', '.join(POLICIES)}, or a policy of your own as module:Class"
+    module_name, colon, class_name = name.partition(":")
+    if not (module_name and colon and class_name):
+        raise PolicyOptionError(f"--policy is '{name}'; {allowed}")
+    try:
+        make = getattr(importlib.import_module(module_name), class_name)
+        takes_options = "options" in inspect.signature(make).parameters
+        policy: Policy = make(options=options) if takes_options else make()
+    except Exception as error:  # whatever the module does when it is loaded is told to its author
+        reason = f"{type(error).__name__}: {error}"
+        raise PolicyOptionError(
+            f"--policy '{name}' cannot be loaded: {reason}; {allowed}"
+        ) from error
+    missing = [part for part in ("answers", "plan", "retire") if not hasattr(policy, part)]
+    if missing:
+        raise PolicyOptionError(
+            f"--policy '{name}' is no policy: it lacks {', '.join(missing)} (see seams.Policy)"
+        )
+    return policy

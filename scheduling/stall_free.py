@@ -1,0 +1,49 @@
+"""Decodes first; what is left of a token budget is filled with pieces of prompts.
+
+Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI '24,
+section 4.3 and algorithm 3. Every iteration advances every decode by its token; then prompts that
+were begun go on, then new ones begin in order of arrival, each with as much of its prompt as the
+budget still holds. A long prompt takes several iterations and stalls nobody.
+
+Bounds. Waiting: nobody is overtaken, and a budget above the batch limit leaves every iteration
+some room for prompts. Decoding: every iteration advances every decode, so between two of a
+request's tokens lie fewer than `token_budget` tokens of prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from scheduling.fitting import fitting
+from seams import Advance, Plan, Request, View
+
+
+class StallFree:
+    """`token_budget`: tokens of an iteration. Decodes are never left out for it, so it should be
+    above the batch limit; below, prompts wait until enough decodes have ended."""
+
+    answers: Literal["own", "batch"] = "own"
+
+    def __init__(self, token_budget: int = 512) -> None:
+        self.token_budget = token_budget
+
+    def plan(self, view: View) -> Plan:
+        decoding = [request for request in view.resident if _left(request) == 1]
+        begun = [request for request in view.resident if _left(request) > 1]
+        advance = [Advance(request, 1) for request in decoding]
+        budget = self.token_budget - len(decoding)
+        for request in (*begun, *fitting(view, view.waiting)):
+            if budget <= 0:
+                break
+            advance.append(Advance(request, min(_left(request), budget)))
+            budget -= advance[-1].tokens
+        return Plan(advance)
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return [request for request in resident if request.done]
+
+
+def _left(request: Request) -> int:
+    """Tokens to compute before the next one can be drawn: 1 in decode."""
+    return request.known - request.computed

@@ -1,0 +1,78 @@
+"""Prefill interrupts decode: the scheduling of Text Generation Inference's router.
+
+Hugging Face, text-generation-inference, `backends/v3/src/{backend,queue}.rs`, without chunking.
+Prompts and decodes never share an iteration. Running requests decode until the queue offers a
+batch that is worth an interruption: as many requests as `waiting_served_ratio` x the running ones,
+or any number once `max_waiting_tokens` were decoded since the last prefill. The new batch's prompts
+are prefilled alone, under `max_batch_prefill_tokens`; then all decode together. Requests are taken
+in order of arrival, and the first that does not fit ends the batch. TGI refuses at the door what
+exceeds a limit all by itself; here it goes alone.
+
+Bounds. Waiting: nobody is overtaken. Decoding: every prefill that interrupts is followed by a
+decode of everybody, so between two of a request's tokens lies at most one prefill, of
+`max_batch_prefill_tokens` or of a single longer prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from scheduling.fitting import fitting
+from seams import Advance, Plan, Request, View
+
+
+class TGI:
+    """`max_batch_total_tokens`: room of all requests of a batch together; None leaves it to the
+    KV memory. All limits are in tokens; `max_waiting_tokens` counts iterations, as TGI's does."""
+
+    answers: Literal["own", "batch"] = "own"
+
+    def __init__(
+        self,
+        max_batch_prefill_tokens: int = 4096,
+        max_batch_total_tokens: int | None = None,
+        waiting_served_ratio: float = 0.3,
+        max_waiting_tokens: int = 20,
+    ) -> None:
+        self.max_batch_prefill_tokens = max_batch_prefill_tokens
+        self.max_batch_total_tokens = max_batch_total_tokens
+        self.waiting_served_ratio = waiting_served_ratio
+        self.max_waiting_tokens = max_waiting_tokens
+        self._waiting_tokens = 0  # iterations since the last prefill, itself included
+        self._interrupted = False  # those who run have waited for a prefill and are next
+
+    def plan(self, view: View) -> Plan:
+        running = view.resident
+        if not (running and self._interrupted):
+            new = self._next_batch(view)
+            if new and len(new) >= self._worth_it(len(running)):
+                self._waiting_tokens, self._interrupted = 1, bool(running)
+                return Plan([Advance(request, request.known) for request in new])
+        self._waiting_tokens += 1
+        self._interrupted = False
+        return Plan([Advance(request, request.known - request.computed) for request in running])
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return [request for request in resident if request.done]
+
+    def _worth_it(self, running: int) -> int:
+        """The least number of new requests for which `running` ones are interrupted."""
+        if self._waiting_tokens >= self.max_waiting_tokens:
+            return 1
+        return int(running * self.waiting_served_ratio)
+
+    def _next_batch(self, view: View) -> Sequence[Request]:
+        prefill = self.max_batch_prefill_tokens
+        total = view.memory.budget
+        if self.max_batch_total_tokens is not None:
+            total = self.max_batch_total_tokens
+        total -= sum(view.memory.cost([request.need]) for request in view.resident)
+        batch: list[Request] = []
+        for request in fitting(view, view.waiting):
+            prefill -= request.known
+            total -= view.memory.cost([request.need])
+            if (prefill < 0 and batch) or (total < 0 and (batch or view.resident)):
+                break
+            batch.append(request)
+        return batch

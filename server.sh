@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Starts a server:  ./server.sh dynamic
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$ROOT/scripts/venv.sh"
+
+usage() {
+  cat <<'USAGE'
+usage: ./server.sh MODE [options]      serve a model on port 8500 until Ctrl-C
+       ./server.sh MODE --help         every option, with its default and environment variable
+       ./server.sh router [options]    one door before many servers
+
+MODE is how requests share the model:
+  nobatch   one at a time
+  static    a batch forms and runs until its longest request is done
+  dynamic   requests join and leave at every iteration
+USAGE
+}
+
+case "${1:-}" in
+  nobatch | static | dynamic)
+    use_venv requirements.txt
+    exec "$PYTHON" "$ROOT/app.py" "$@"
+    ;;
+  router)
+    shift
+    use_venv requirements.txt
+    cd "$ROOT"
+    exec "$PYTHON" -m router "$@"
+    ;;
+  -h | --help)
+    usage
+    ;;
+  *)
+    [[ -n "${1:-}" ]] && echo "error: MODE is '$1'; allowed: nobatch, static, dynamic, router" >&2
+    usage >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,61 @@
+"""What a browser is told about pages of other origins."""
+
+from __future__ import annotations
+
+import pytest
+from flask.testing import FlaskClient
+
+from app import create_app
+from config import Config, ConfigError
+from tests.server.hash_app import byte_tokenizer, load
+
+ALLOW = "Access-Control-Allow-Origin"
+HERE, THERE = "https://here.example", "http://there.example:8080"
+
+
+def client(allowed: str | None) -> FlaskClient:
+    config = Config(mode="dynamic", cors_allow_origin=allowed)
+    return create_app(config, load, byte_tokenizer()).test_client()
+
+
+def told(allowed: str | None, origin: str, method: str = "GET") -> str | None:
+    return (
+        client(allowed).open("/info", method=method, headers={"Origin": origin}).headers.get(ALLOW)
+    )
+
+
+def test_without_the_option_no_page_of_another_origin_may() -> None:
+    assert told(None, HERE) is None
+    assert told(None, HERE, "OPTIONS") is None
+
+
+def test_a_star_lets_every_page() -> None:
+    assert told("*", HERE) == "*"
+
+
+def test_of_a_list_each_origin_is_told_itself_and_others_nothing() -> None:
+    allowed = f"{HERE},{THERE}"
+    assert [told(allowed, origin) for origin in (HERE, THERE)] == [HERE, THERE]
+    assert told(allowed, "https://elsewhere.example") is None
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/inference"])
+def test_a_browser_that_asks_first_is_told_what_it_may_send(path: str) -> None:
+    answer = client(HERE).options(path, headers={"Origin": HERE})
+    assert answer.status_code == 200
+    assert answer.headers[ALLOW] == HERE
+    assert "POST" in answer.headers["Access-Control-Allow-Methods"]
+    assert "Authorization" in answer.headers["Access-Control-Allow-Headers"]
+    assert answer.headers["Vary"] == "Origin"
+
+
+def test_an_error_is_readable_for_the_page_too() -> None:
+    answer = client(HERE).post("/generate", data=b"", headers={"Origin": HERE})
+    assert answer.status_code == 415
+    assert answer.headers[ALLOW] == HERE
+
+
+@pytest.mark.parametrize("wrong", ["here.example", "https://here.example/page", "*,x", "a b"])
+def test_what_is_no_origin_is_refused_at_start(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="--cors-allow-origin"):
+        Config(mode="dynamic", cors_allow_origin=wrong)

@@ -1,0 +1,68 @@
+"""Who may ask."""
+
+from __future__ import annotations
+
+import pytest
+from flask.testing import FlaskClient
+
+from app import create_app
+from config import Config, ConfigError
+from tests.server.hash_app import byte_tokenizer, load
+
+KEYS = "first-key,second-key"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> FlaskClient:
+    return create_app(Config(mode="dynamic", api_key=KEYS), load, byte_tokenizer()).test_client()
+
+
+PATHS = ["/stats", "/inference", "/v1/models", "/v1/completions", "/generate", "/info", "/nowhere"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic first-key", "first-key",
+     "Bearer first-key,second-key", "Bearer first-ke", "Bearer é"],
+)  # fmt: skip
+def test_without_a_key_every_path_is_closed(
+    guarded: FlaskClient, path: str, header: str | None
+) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    for answer in (guarded.get(path, headers=headers), guarded.post(path, headers=headers)):
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        error = answer.get_json()["error"]
+        if path.startswith("/v1"):
+            assert error["code"] == "invalid_api_key"
+            error = error["message"]
+        assert "--api-key" in error
+
+
+@pytest.mark.parametrize("header", ["Bearer first-key", "bearer second-key"])
+def test_each_key_opens(guarded: FlaskClient, header: str) -> None:
+    assert guarded.get("/v1/models", headers={"Authorization": header}).status_code == 200
+
+
+def test_health_is_open_to_all(guarded: FlaskClient) -> None:
+    assert guarded.get("/health").status_code == 503  # no model is loaded here
+
+
+def test_keys_are_never_shown(guarded: FlaskClient) -> None:
+    shown = guarded.get("/stats", headers={"Authorization": "Bearer first-key"})
+    assert shown.status_code == 200
+    assert b"first-key" not in shown.data
+    assert shown.get_json()["options"]["api_key"] == "(set)"
+
+
+@pytest.mark.parametrize("keys", ["", ",", "a,", ",a", "a b", "clé"])
+def test_keys_that_cannot_be_sent_are_refused_without_showing_them(keys: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key") as refused:
+        Config(mode="dynamic", api_key=keys)
+    assert "clé" not in str(refused.value)
+
+
+def test_keys_survive_the_way_through_the_environment() -> None:
+    config = Config(mode="dynamic", api_key=KEYS)
+    assert Config.from_environment(config.as_environment()).keys == ["first-key", "second-key"]

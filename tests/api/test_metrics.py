@@ -1,0 +1,175 @@
+"""`/metrics` against the answers that were given, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.metrics import DURATIONS_S, Histogram, Metrics
+from app import create_app
+from config import Config
+from seams import IterationRecord, RequestRecord
+from tests.server.hash_app import byte_tokenizer, load
+
+Labels = tuple[tuple[str, str], ...]
+
+# what TGI's Grafana dashboard asks of a server that neither speculates nor concatenates batches
+TGI_COUNTERS = {
+    "tgi_request_count",
+    "tgi_request_success",
+    "tgi_request_failure",
+    "tgi_batch_inference_count",
+    "tgi_batch_inference_success",
+}
+TGI_GAUGES = {
+    "tgi_queue_size",
+    "tgi_batch_current_size",
+    "tgi_batch_current_max_tokens",
+    "tgi_batch_max_total_tokens",
+}
+TGI_HISTOGRAMS = {
+    "tgi_request_duration",
+    "tgi_request_validation_duration",
+    "tgi_request_queue_duration",
+    "tgi_request_inference_duration",
+    "tgi_request_mean_time_per_token_duration",
+    "tgi_request_generated_tokens",
+    "tgi_request_input_length",
+    "tgi_request_max_new_tokens",
+    "tgi_batch_next_size",
+    "tgi_batch_inference_duration",
+    "tgi_batch_forward_duration",
+}
+
+
+@pytest.fixture
+def client() -> Iterator[FlaskClient]:
+    """A server of its own, so that its counters begin at zero."""
+    app = create_app(Config(mode="dynamic", max_batch_size=8), load, byte_tokenizer())
+    engine = app.extensions["engine"]
+    engine.start()
+    client = app.test_client()
+    while client.get("/health").status_code != 200:
+        pass
+    yield client
+    engine.drain()
+
+
+def scrape(client: FlaskClient) -> dict[tuple[str, Labels], float]:
+    """The parser calls every counter `..._total`, which TGI's are not."""
+    answer = client.get("/metrics")
+    assert answer.content_type.startswith("text/plain; version=0.0.4")
+    return {
+        (_tgi(sample.name), tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.get_data(as_text=True))
+        for sample in family.samples
+    }
+
+
+def _tgi(name: str) -> str:
+    return name.removesuffix("_total") if name.startswith("tgi_") else name
+
+
+def generate(client: FlaskClient, inputs: str = "abc", tokens: int = 4) -> int:
+    """The status; greedy, so that the hash model gives no end token here."""
+    body = {"inputs": inputs, "parameters": {"max_new_tokens": tokens}}
+    return client.post("/generate", json=body).status_code
+
+
+def test_tgis_names_are_there_with_their_types(client: FlaskClient) -> None:
+    generate(client)
+    generate(client, tokens=0)
+    text = client.get("/metrics").get_data(as_text=True)
+    types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
+    told = {re.split("[ {]", line)[0] for line in text.splitlines()}
+    assert told >= TGI_COUNTERS | TGI_GAUGES
+    assert not {name for name in told if name.startswith("tgi_") and name.endswith("_total")}
+    for names, kind in (
+        (TGI_COUNTERS, "counter"),
+        (TGI_GAUGES, "gauge"),
+        (TGI_HISTOGRAMS, "histogram"),
+    ):
+        assert {name: types.get(name) for name in names} == dict.fromkeys(names, kind)
+    assert {name for name in types if name.startswith("tgi_")} == (
+        TGI_COUNTERS | TGI_GAUGES | TGI_HISTOGRAMS
+    )
+
+
+def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> None:
+    statuses = [generate(client, tokens=n) for n in (1, 2, 3, 0, -1)]
+    assert statuses == [200, 200, 200, 422, 422]
+    assert client.post("/inference", json={}).status_code == 400
+    client.post("/tokenize", json={})  # not a request for text
+    found = scrape(client)
+    assert found["tgi_request_count", ()] == 6
+    assert found["tgi_request_success", ()] == 3
+    assert found["tgi_request_failure", (("err", "validation"),)] == 3
+    assert found["eb_generated_tokens_total", ()] == 1 + 2 + 3
+    assert found["tgi_request_generated_tokens_sum", ()] == 1 + 2 + 3
+    assert found["tgi_request_input_length_sum", ()] == 3 * 3
+    assert found["tgi_request_duration_count", ()] == 3
+    assert found["eb_time_to_first_token_seconds_count", ()] == 3
+    assert found["eb_inter_token_seconds_count", ()] == 0 + 1 + 2
+    assert found["tgi_batch_inference_count", (("method", "prefill"),)] == 3
+    assert found["tgi_batch_inference_count", (("method", "decode"),)] == 0 + 1 + 2
+    assert found["tgi_batch_next_size_count", ()] == 6
+    assert found["tgi_queue_size", ()] == found["tgi_batch_current_size", ()] == 0
+    assert found["eb_kv_used_tokens", ()] == 0
+    assert found["eb_kv_budget_tokens", ()] == found["tgi_batch_max_total_tokens", ()] > 0
+
+
+def test_a_reset_of_the_statistics_leaves_the_counters_alone(client: FlaskClient) -> None:
+    generate(client)
+    client.post("/stats/reset")
+    assert scrape(client)["tgi_request_success", ()] == 1
+
+
+def test_buckets_are_tgis(client: FlaskClient) -> None:
+    found = scrape(client)
+    of = {
+        name: [dict(labels)["le"] for n, labels in found if n == f"{name}_bucket"]
+        for name in TGI_HISTOGRAMS
+    }
+    durations = of["tgi_request_duration"]
+    assert len(durations) == 36
+    assert float(durations[0]) == pytest.approx(0.00015)
+    assert float(durations[1]) == pytest.approx(0.00015 * 1.5)
+    assert durations[-1] == "+Inf"
+    assert [float(le) for le in of["tgi_request_input_length"][:2]] == [10.24, 20.48]
+    assert len(of["tgi_request_input_length"]) == 101
+    assert [float(le) for le in of["tgi_batch_next_size"]][:3] == [1, 2, 3]
+
+
+@given(st.lists(st.tuples(st.floats(0, 200), st.integers(1, 5)), max_size=50))
+def test_a_histogram_holds_what_it_was_given(values: list[tuple[float, int]]) -> None:
+    histogram = Histogram(DURATIONS_S)
+    for value, times in values:
+        histogram.observe(value, times)
+    for bound, count in histogram.cumulated():
+        assert count == sum(times for value, times in values if value <= float(bound))
+    assert histogram.sum == pytest.approx(sum(value * times for value, times in values))
+
+
+def test_failed_and_departed_requests_are_told_apart(client: FlaskClient) -> None:
+    metrics, manager = Metrics(), client.application.extensions["engine"].manager
+    for end, admitted_s in (("failed", 1.0), ("cancelled", None), ("cancelled", 2.0)):
+        metrics.request(
+            RequestRecord(0.0, admitted_s, None, None, 3.0, 4, 5, 0, 1, "immediate", end)  # type: ignore[arg-type]
+        )
+    metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2))
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in metrics.families(manager)
+        for sample in family.samples
+    }
+    assert found["tgi_request_failure", "generation"] == 1
+    assert found["tgi_request_failure", "dropped"] == found["eb_cancelled_total",] == 2
+    assert found["eb_preemptions_total",] == 3
+    assert found["eb_positions_total", "padding"] == 3
+    assert found["tgi_batch_inference_duration_sum", "prefill"] == 0.5

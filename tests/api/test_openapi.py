@@ -1,0 +1,82 @@
+"""The OpenAPI document: valid, complete, and true in that no accepted request breaks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from tests.api.test_openai import JSON, NAMES
+
+Json = dict[str, Any]
+
+GOOD: dict[str, Json] = {
+    "/inference": {"prompt": "x", "num_tokens": 1},
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/generate": {"inputs": "x", "parameters": {"max_new_tokens": 1}},
+}
+FIELDS = st.sampled_from([*NAMES, "messages", "inputs", "parameters", "num_tokens", "class"])
+
+
+@pytest.fixture(scope="module")
+def document(client: FlaskClient) -> Json:
+    told: Json = client.get("/openapi.json").get_json()
+    return told
+
+
+def takes(document: Json, path: str) -> Draft202012Validator:
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return Draft202012Validator({**schema, "components": document["components"]})
+
+
+def test_it_is_a_valid_document(document: Json) -> None:
+    validate(document)
+
+
+def test_every_path_is_in_it(client: FlaskClient, document: Json) -> None:
+    rules = {
+        rule.rule.replace("<path:name>", "{name}")
+        for rule in client.application.url_map.iter_rules()
+    }
+    assert set(document["paths"]) == rules - {"/openapi.json"}
+    assert {
+        p for p, has in document["paths"].items() if "requestBody" in has.get("post", {})
+    } >= set(GOOD)
+
+
+@given(path=st.sampled_from(sorted(GOOD)), fields=st.dictionaries(FIELDS, JSON, max_size=2))
+def test_a_request_that_is_accepted_fits_it(
+    client: FlaskClient, document: Json, path: str, fields: Json
+) -> None:
+    body = {**GOOD[path], **fields}
+    if client.post(path, json=body).status_code == 200:
+        takes(document, path).validate(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/inference", {"num_tokens": 0}),
+        ("/inference", {"unknown": 1}),
+        ("/v1/completions", {"prompt": []}),
+        ("/v1/completions", {"suffix": "x"}),
+        ("/v1/completions", {"logit_bias": {"5": 101}}),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("/v1/chat/completions", {"tools": [{}]}),
+        ("/v1/chat/completions", {"temperature": 3}),
+        ("/generate", {"inputs": 5}),
+    ],
+)
+def test_what_it_forbids_is_refused(
+    client: FlaskClient, document: Json, path: str, fields: Json
+) -> None:
+    body = {**GOOD[path], **fields}
+    assert takes(document, path).is_valid(GOOD[path])
+    assert not takes(document, path).is_valid(body)
+    assert client.post(path, json=body).status_code in (400, 422)

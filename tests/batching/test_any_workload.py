@@ -1,0 +1,280 @@
+"""Properties of every mode under workloads that nobody thought of, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference import Inference, TooLongError
+from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
+
+every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
+
+TOKENS = st.integers(0, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One request of a workload, and when its client loses patience."""
+
+    at_s: float
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    end_ids: frozenset[int]
+    patience_s: float | None
+    streaming: bool
+
+
+def moments(most: int) -> st.SearchStrategy[float]:
+    return st.integers(0, most).map(lambda ticks: ticks * TICK_S)
+
+
+CLIENTS = st.builds(
+    Client,
+    at_s=moments(60),
+    prompt=st.lists(TOKENS, min_size=1, max_size=20),
+    max_tokens=st.integers(1, 24),
+    seed=st.integers(0, 2**64 - 1),
+    end_ids=st.one_of(st.just(frozenset[int]()), st.frozensets(TOKENS, max_size=2)),
+    patience_s=st.one_of(st.none(), st.none(), moments(40)),
+    streaming=st.booleans(),
+)
+WORKLOADS = st.lists(CLIENTS, min_size=1, max_size=20)
+WORLDS = st.fixed_dictionaries(
+    {
+        "max_batch_size": st.integers(1, 8),
+        "max_wait_s": moments(30),
+        "budget": st.integers(44, 400),  # at least one request of any size
+    }
+)
+
+
+def play(
+    world: World,
+    workload: list[Client],
+    mishaps: Sequence[tuple[float, Callable[[], object]]] = (),
+) -> None:
+    """Each client submits at its time, and leaves when its patience ends."""
+    events = list(mishaps)
+    for client in sorted(workload, key=lambda client: client.at_s):
+        visit = Visit(world, client)
+        events.append((client.at_s, visit.arrive))
+        if client.patience_s is not None:
+            events.append((client.at_s + client.patience_s, visit.leave))
+    world.run(events)
+
+
+class Visit:
+    """What a client does in a world."""
+
+    def __init__(self, world: World, client: Client) -> None:
+        self.world, self.client = world, client
+
+    def arrive(self) -> None:
+        self.inference = self.world.submit(
+            self.client.prompt,
+            self.client.max_tokens,
+            self.client.seed,
+            at_s=self.client.at_s,
+            end_ids=self.client.end_ids,
+            streaming=self.client.streaming,
+        )
+
+    def leave(self) -> None:
+        self.world.manager.cancel(self.inference)
+
+
+def admitted_s(inference: Inference) -> float:
+    assert inference.record is not None
+    at_s = inference.record.admitted_s
+    return inference.record.end_s if at_s is None else at_s
+
+
+@every_mode
+@settings(max_examples=100, deadline=None)
+@given(workload=WORKLOADS, limits=WORLDS)
+def test_every_request_ends_once_with_the_tokens_it_has_alone(
+    mode: Mode, workload: list[Client], limits: dict[str, float]
+) -> None:
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    play(world, workload)
+    check_closed(world)
+    assert {i.record.end for i in world.submitted if i.record} <= {"length", "stop", "cancelled"}
+    if all(client.patience_s is None for client in workload):
+        assert not any(i.record.end == "cancelled" for i in world.submitted if i.record)
+
+
+@every_policy
+@settings(max_examples=60, deadline=None)
+@given(
+    workload=WORKLOADS,
+    limits=WORLDS,
+    failing=st.frozensets(st.integers(1, 30), max_size=3),
+    shortages=st.lists(
+        st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=4
+    ),
+)
+def test_every_policy_with_each_admission_ends_every_request_once_with_its_tokens(
+    mode: Mode,
+    workload: list[Client],
+    limits: dict[str, float],
+    failing: frozenset[int],
+    shortages: list[tuple[float, int | None]],
+) -> None:
+    """Small budgets, departures, failures and shortage of memory together."""
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    model = world.model
+    model.fail_on = failing
+    play(world, workload, [(s, partial(setattr, model, "max_rows", n)) for s, n in shortages])
+    check_closed(world)
+    failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
+    assert all("fails on request" in (i.error or "") for i in failed)
+
+
+@every_mode
+@settings(max_examples=100, deadline=None)
+@given(
+    workload=WORKLOADS,
+    limits=WORLDS,
+    failing=st.frozensets(st.integers(1, 30), max_size=5),
+    shortages=st.lists(
+        st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=6
+    ),
+)
+def test_failures_and_shortage_of_memory_leave_the_books_closed_and_all_tokens_right(
+    mode: Mode,
+    workload: list[Client],
+    limits: dict[str, float],
+    failing: frozenset[int],
+    shortages: list[tuple[float, int | None]],
+) -> None:
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    world.model.fail_on = failing
+    model = world.model
+    play(world, workload, [(s, partial(setattr, model, "max_rows", n)) for s, n in shortages])
+    check_closed(world)
+    failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
+    assert all("fails on request" in (i.error or "") for i in failed)
+    if not failing:
+        assert not failed
+
+
+IN_ORDER = [MODES[0], *(mode for mode in DYNAMIC_MODES if "shortest" not in mode.name)]
+
+
+@pytest.mark.parametrize("mode", IN_ORDER, ids=lambda mode: mode.name)
+@settings(max_examples=100, deadline=None)
+@given(workload=WORKLOADS, limits=WORLDS, max_rows=st.one_of(st.none(), st.integers(1, 8)))
+def test_nobody_is_overtaken_where_service_is_first_come_first_served(
+    mode: Mode, workload: list[Client], limits: dict[str, float], max_rows: int | None
+) -> None:
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    world.model.max_rows = max_rows
+    play(world, workload)
+    places_s = [admitted_s(inference) for inference in world.submitted]
+    for index, inference in enumerate(world.submitted):
+        if inference.admitted_s is not None:
+            assert max(places_s[: index + 1]) == inference.admitted_s
+
+
+@settings(max_examples=200, deadline=None)
+@given(workload=WORKLOADS, limits=WORLDS)
+def test_orca_admits_whoever_fits_at_every_iteration(
+    workload: list[Client], limits: dict[str, float]
+) -> None:
+    world = World(MODES[3], **limits)  # type: ignore[arg-type]
+    play(world, workload)
+    for decision in world.policy.decisions:
+        assert decision.advance[: len(decision.resident)] == decision.resident
+        new = decision.advance[len(decision.resident) :]
+        assert new == decision.waiting[: len(new)]
+        assert len(decision.advance) <= decision.limit
+        assert len(decision.advance) == decision.limit or not decision.room_for_one_more
+
+
+@pytest.mark.parametrize("mode", MODES[1:3], ids=lambda mode: mode.name)
+@settings(max_examples=100, deadline=None)
+@given(workload=WORKLOADS, limits=WORLDS)
+def test_a_static_batch_forms_in_its_window_and_runs_to_its_end_unchanged(
+    mode: Mode, workload: list[Client], limits: dict[str, float]
+) -> None:
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    play(world, workload)
+    for decision in world.policy.decisions:
+        if decision.resident:
+            assert decision.advance == decision.resident
+            continue
+        window_ends_s = min(decision.waiting_since_s) + world.max_wait_s
+        if not decision.advance:
+            assert len(decision.waiting) < decision.limit
+            assert decision.now_s < window_ends_s
+            continue
+        assert len(decision.waiting) >= decision.limit or decision.now_s >= window_ends_s
+        size = len(decision.advance)
+        assert decision.advance == decision.waiting[:size]
+        assert size <= decision.limit
+        assert size in (decision.limit, len(decision.waiting)) or not decision.room_for_one_more
+
+
+@settings(max_examples=100, deadline=None)
+@given(workload=WORKLOADS, limits=WORLDS)
+def test_static_answers_leave_with_the_batch_or_each_on_its_own(
+    workload: list[Client], limits: dict[str, float]
+) -> None:
+    """The two forms differ in when an answer leaves and in nothing else."""
+    together, alone = World(MODES[1], **limits), World(MODES[2], **limits)  # type: ignore[arg-type]
+    patient = [c for c in workload if c.patience_s is None]
+    for world in (together, alone):
+        play(world, patient)
+    assert together.books.iterations == alone.books.iterations
+    assert together.books.stretches == alone.books.stretches
+    for a, b in zip(together.submitted, alone.submitted, strict=True):
+        assert a.record is not None
+        assert b.record is not None
+        assert b.record.end_s == b.record.last_token_s == a.record.last_token_s
+        batch_end_s = max(
+            other.record.last_token_s or 0.0
+            for other in together.submitted
+            if other.record is not None and other.record.admitted_s == a.record.admitted_s
+        )
+        assert a.record.end_s == batch_end_s
+
+
+@every_mode
+@settings(max_examples=50, deadline=None)
+@given(workload=WORKLOADS, at_s=moments(80), graceful=st.booleans())
+def test_a_drained_manager_ends_all_it_accepted_and_an_aborted_one_fails_it(
+    mode: Mode, workload: list[Client], at_s: float, graceful: bool
+) -> None:
+    world = World(mode, max_batch_size=4, budget=400)
+    early = [client for client in workload if client.at_s < at_s]
+    stop = world.manager.drain if graceful else partial(world.manager.abort, "going")
+    events = [(client.at_s, Visit(world, client).arrive) for client in early]
+    world.run([*events, (at_s, stop)])
+    check_closed(world)
+    for inference in world.submitted:
+        assert inference.record is not None
+        if graceful or inference.record.end_s < at_s:
+            assert inference.record.end in ("length", "stop")
+        elif inference.record.end == "failed":
+            assert inference.error == "going"
+
+
+@every_mode
+def test_a_request_that_could_never_fit_is_refused(mode: Mode) -> None:
+    world = World(mode, budget=50, context=40)
+    with pytest.raises(TooLongError, match=r"prompt \(30 tokens\) and num_tokens \(11\)"):
+        world.submit([1] * 30, 11)
+    world = World(mode, budget=50, context=60)
+    with pytest.raises(TooLongError, match="takes 51 tokens of KV memory, the server has 50"):
+        world.submit([1] * 30, 21)
+    world.submit([1] * 30, 20)
+    world.run()
+    check_closed(world)

@@ -1,0 +1,53 @@
+"""What is counted and held when the manager is idle, shown on small examples."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.batching.virtual import MODES, TICK_S, Mode, World, check_closed
+
+every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+
+
+@every_mode
+@pytest.mark.parametrize("failing", [(), (1,), (2,)], ids=["none", "prefill", "decode"])
+def test_memory_is_free_by_the_time_the_last_request_ends(
+    mode: Mode, failing: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`caplog` keeps what is logged, as collectors of errors do: a traceback kept is no excuse."""
+    world = World(mode)
+    world.model.fail_on = failing
+    world.submit([1, 2, 3], 5)
+    world.run()
+    check_closed(world)
+    assert bool(failing) == any(r.levelno == logging.ERROR for r in caplog.records)
+    assert not any(r.levelno == logging.CRITICAL for r in caplog.records)
+
+
+@every_mode
+def test_memory_of_a_request_that_ran_out_of_it_is_free(
+    mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(mode)
+    world.model.max_rows = 0
+    inference = world.submit([1, 2, 3], 5)
+    world.run()
+    check_closed(world)
+    assert inference.error == "out of memory: 1 rows, 0 fit"
+    assert not any(r.levelno == logging.CRITICAL for r in caplog.records)
+
+
+@every_mode
+def test_busy_time_is_not_counted_twice_for_one_who_arrives_as_the_last_one_ends(
+    mode: Mode,
+) -> None:
+    world = World(mode)
+    world.submit([1] * 10, 1)
+    world.step()  # ends at now_s
+    world.submit([2], 1, at_s=world.now_s - TICK_S)
+    world.run()
+    check_closed(world)
+    (_, first_end_s), (second_start_s, _) = world.books.stretches
+    assert second_start_s == first_end_s

@@ -1,0 +1,137 @@
+"""The two guarantees of every policy: nobody waits for ever, and decoding never stalls longer than
+the policy says. The bounds are those of the docstrings in `scheduling/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference import Inference
+from tests.batching.test_any_workload import WORKLOADS, Client, admitted_s, play
+from tests.batching.virtual import (
+    DYNAMIC_MODES,
+    MAX_BYPASS,
+    PREFILL_TOKENS,
+    TOKEN_BUDGET,
+    Mode,
+    World,
+    check_closed,
+)
+
+every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
+LONGEST_PROMPT, LONGEST = 20, 44  # of the workloads' requests
+
+# given the batch limit and the longest prefill: after a preemption it holds generated tokens too
+STALL_BOUNDS: dict[str, Callable[[int, int], int]] = {
+    "orca": lambda limit, longest: (limit - 1) * longest,
+    "tgi": lambda _, longest: max(PREFILL_TOKENS, longest),
+    "stall-free": lambda *_: TOKEN_BUDGET - 1,
+    "shortest-first": lambda limit, longest: (limit - 1) * longest,
+}
+
+
+@every_policy
+@settings(max_examples=80, deadline=None)
+@given(workload=WORKLOADS, limit=st.integers(2, 8), budget=st.integers(44, 200))
+def test_decoding_stalls_no_longer_than_the_policy_says(
+    mode: Mode, workload: list[Client], limit: int, budget: int
+) -> None:
+    world = World(mode, max_batch_size=limit, budget=budget, context=LONGEST)
+    play(world, workload)
+    check_closed(world)
+    longest = LONGEST_PROMPT if mode.growth_tokens is None else LONGEST
+    bound = STALL_BOUNDS[mode.name.split(",")[0]](limit, longest)
+    assert world.policy.worst_stall_tokens <= bound
+
+
+def overtaken_by(inference: Inference, world: World) -> int:
+    """Later arrivals that were admitted before it."""
+    return sum(
+        other.id > inference.id and other.admitted_s is not None
+        and other.admitted_s < admitted_s(inference)
+        for other in world.submitted
+    )  # fmt: skip
+
+
+@every_policy
+@settings(max_examples=80, deadline=None)
+@given(workload=WORKLOADS, limit=st.integers(1, 4), budget=st.integers(44, 100))
+def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
+    mode: Mode, workload: list[Client], limit: int, budget: int
+) -> None:
+    world = World(mode, max_batch_size=limit, budget=budget)
+    play(world, workload)
+    most = MAX_BYPASS + limit - 1 if "shortest" in mode.name else 0
+    assert max(overtaken_by(inference, world) for inference in world.submitted) <= most
+
+
+@pytest.mark.parametrize("mode", DYNAMIC_MODES[1::2], ids=lambda mode: mode.name)
+@settings(max_examples=80, deadline=None)
+@given(workload=WORKLOADS, limit=st.integers(3, 8), budget=st.integers(44, 80))
+def test_those_who_were_preempted_are_shown_first_and_in_order_of_arrival(
+    mode: Mode, workload: list[Client], limit: int, budget: int
+) -> None:
+    world = World(mode, max_batch_size=limit, budget=budget)
+    play(world, workload)
+    preempted: set[int] = set()
+    before: set[int] = set()
+    for decision in world.policy.decisions:
+        preempted |= before & set(decision.waiting)
+        here = [id for id in decision.waiting if id in preempted]
+        assert decision.waiting[: len(here)] == sorted(here)
+        # a newcomer that was planned may have found no room after growth: it was never admitted
+        before = set(decision.resident)
+
+
+@every_policy
+def test_a_long_request_amid_a_stream_of_short_ones_is_served(mode: Mode) -> None:
+    """Two short ones arrive at every iteration, for as long as the long one waits."""
+    world = World(mode, max_batch_size=2, budget=60)
+    for _ in range(4):
+        world.submit([1], 2)
+    long = world.submit([2] * 20, 24)
+    for _ in range(400):
+        world.step()
+        if long.admitted_s is not None:
+            break
+        world.submit([3], 1)
+        world.submit([4], 2)
+    assert long.admitted_s is not None
+    world.run()
+    check_closed(world)
+    assert overtaken_by(long, world) < MAX_BYPASS + 2
+
+
+@pytest.mark.parametrize("mode", DYNAMIC_MODES[1::2], ids=lambda mode: mode.name)
+def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
+    """Long prompts keep arriving while a short one decodes: it always has the fewest computed
+    tokens, and is the victim until it is the oldest."""
+    world = World(mode, max_batch_size=3, budget=80)
+    old = world.submit([1] * 30, 20)
+    victim = world.submit([2], 24)
+    for seed in range(40):
+        world.submit([3] * 18, 20, seed)
+        world.step()
+    world.run()
+    check_closed(world)
+    assert old.end == victim.end == "length"
+    assert sum(record.preemptions for record in world.books.requests) > 0
+
+
+@pytest.mark.parametrize("mode", DYNAMIC_MODES[1::2], ids=lambda mode: mode.name)
+def test_optimistic_admission_holds_more_requests_in_the_same_memory(mode: Mode) -> None:
+    """And reservation never preempts."""
+    rows = {}
+    for admission in (mode, DYNAMIC_MODES[DYNAMIC_MODES.index(mode) - 1]):
+        world = World(admission, max_batch_size=8, budget=100)
+        for seed in range(8):
+            world.submit([seed], 40, seed)
+        world.run()
+        check_closed(world)
+        rows[admission.name] = max(record.rows for record in world.books.iterations)
+        if admission is not mode:
+            assert all(record.preemptions == 0 for record in world.books.requests)
+    assert list(rows.values()) == [8, 2]

@@ -1,0 +1,363 @@
+"""The loop in a thread of its own, as the server runs it: it survives what goes wrong, sleeps and
+wakes, and nobody waits for ever. Real time, and no test depends on how much of it passes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from batching import LOOPS, BatchingManager
+from inference import Inference, RefusedError
+from scheduling.nobatch import NoBatch
+from scheduling.orca import Orca
+from scheduling.static import Static
+from seams import Advance, IterationRecord, Plan, Policy, Request, RequestRecord, Sampling, View
+from tests.batching.virtual import MODES, Books, Mode, check_ended
+from tests.hash_model import HashModel
+
+every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+
+PATIENCE_S = 60.0  # for what must happen at once: only a failing test waits for it
+
+
+@contextmanager
+def driven(
+    manager: BatchingManager, model: HashModel, mode: Mode = MODES[3]
+) -> Iterator[threading.Thread]:
+    """The manager's loop in a thread; at the end it is drained and must stop by itself."""
+    manager.model = model
+    thread = threading.Thread(
+        target=manager.drive, args=(mode.generate, time.monotonic), daemon=True
+    )
+    thread.start()
+    try:
+        yield thread
+    finally:
+        manager.drain()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def manager_of(policy: Policy, books: Books | None = None) -> BatchingManager:
+    return BatchingManager(policy, books or Books(), max_batch_size=8, max_waiting=1000)
+
+
+def request(
+    prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 5, streaming: bool = False
+) -> Inference:
+    return Inference(prompt, max_tokens, Sampling(seed=9), time.monotonic(), streaming=streaming)
+
+
+def wait(event: threading.Event) -> None:
+    assert event.wait(PATIENCE_S), "nobody woke the one who waits"
+
+
+class Faulty(Orca):
+    """Does something wrong once, when it is told to."""
+
+    def __init__(self) -> None:
+        self.wrong_plan: Callable[[View], Plan] | None = None
+        self.wrong_retire: Callable[[Sequence[Request]], Sequence[Request]] | None = None
+
+    def plan(self, view: View) -> Plan:
+        wrong, self.wrong_plan = self.wrong_plan, None
+        return wrong(view) if wrong else super().plan(view)
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        wrong, self.wrong_retire = self.wrong_retire, None
+        return wrong(resident) if wrong else super().retire(resident)
+
+
+def raises(_: object) -> Plan:
+    raise ZeroDivisionError("a policy of one's own")
+
+
+WRONG_PLANS: dict[str, Callable[[View], Plan]] = {
+    "it raises": raises,
+    "nothing is planned": lambda _: Plan(),
+    "nothing is computed": lambda view: Plan([Advance(r, 0) for r in view.waiting]),
+    "more is computed than is known": lambda view: Plan([Advance(view.waiting[0], 99)]),
+    "one comes twice": lambda view: Plan([Advance(view.waiting[0], 1)] * 2),
+    "a stranger is advanced": lambda _: Plan([Advance(request(), 3)]),
+    "a stranger is preempted": lambda view: Plan([Advance(view.waiting[0], 3)], [request()]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PLANS.values(), ids=WRONG_PLANS)
+def test_a_policy_that_plans_wrongly_fails_who_is_there_and_the_loop_goes_on(
+    wrong: Callable[[View], Plan],
+) -> None:
+    policy, books = Faulty(), Books()
+    model = HashModel()
+    policy.wrong_plan = wrong
+    with driven(manager := manager_of(policy, books), model):
+        victim = request()
+        manager.submit(victim)
+        wait(victim.event)
+        later = request()
+        manager.submit(later)
+        wait(later.event)
+    assert victim.end == "failed"
+    assert "internal error" in (victim.error or "")
+    assert later.end == "length"
+    assert len(books.requests) == 2
+    assert model.breaches == []
+    assert model.memory.used == 0
+
+
+WRONG_RETIRES: dict[str, Callable[[Sequence[Request]], Sequence[Request]]] = {
+    "it raises": lambda _: [][1],
+    "one who is not done": lambda resident: resident,
+    "a stranger": lambda _: [request()],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_RETIRES.values(), ids=WRONG_RETIRES)
+def test_a_policy_that_retires_wrongly_leaves_nobody_waiting_for_ever(
+    wrong: Callable[[Sequence[Request]], Sequence[Request]],
+) -> None:
+    policy = Faulty()
+    policy.wrong_retire = wrong
+    model = HashModel()
+    with driven(manager := manager_of(policy), model):
+        victim = request()
+        manager.submit(victim)
+        wait(victim.event)
+        later = request()
+        manager.submit(later)
+        wait(later.event)
+    assert victim.end == "failed"
+    assert later.end == "length"
+    assert model.memory.used == 0
+
+
+@pytest.mark.parametrize("wake_s", [float("inf"), 1e300])
+def test_a_policy_may_wait_for_the_next_arrival_however_long_that_takes(wake_s: float) -> None:
+    planned = threading.Event()
+
+    def never(view: View) -> Plan:
+        planned.set()
+        return Plan(wake_s=wake_s)
+
+    policy = Faulty()
+    policy.wrong_plan = never
+    with driven(manager := manager_of(policy), HashModel()):
+        first = request()
+        manager.submit(first)
+        wait(planned)
+        second = request()
+        manager.submit(second)
+        wait(first.event)
+        wait(second.event)
+    assert first.end == second.end == "length"
+
+
+LEAVING: dict[str, Callable[[BatchingManager, Inference], None]] = {
+    "cancelled": lambda manager, inference: manager.cancel(inference),
+    "failed": lambda manager, inference: manager.abort("the machine is going down"),
+}
+
+
+@pytest.mark.parametrize("end", LEAVING)
+@pytest.mark.parametrize("when", ["asleep", "about to sleep"])
+def test_a_loop_that_waits_for_arrivals_also_hears_of_departures(end: str, when: str) -> None:
+    """A policy without hurry: the loop would sleep for ever. The one who leaves does so while it
+    sleeps (or a moment before), or inside the decision, which is surely before."""
+    planned = threading.Event()
+    policy = Faulty()
+    manager = manager_of(policy)
+    inference = request()
+
+    def never(view: View) -> Plan:
+        if when == "about to sleep":
+            LEAVING[end](manager, inference)
+        planned.set()
+        return Plan(wake_s=float("inf"))
+
+    policy.wrong_plan = never
+    with driven(manager, HashModel()):
+        manager.submit(inference)
+        wait(planned)
+        if when == "asleep":
+            LEAVING[end](manager, inference)
+        wait(inference.event)
+    assert inference.end == end
+    assert inference.generated == 0
+
+
+class TornBooks(Books):
+    def iteration(self, record: IterationRecord) -> None:
+        raise OSError("no more pages")
+
+    def request(self, record: RequestRecord) -> None:
+        raise OSError("no more pages")
+
+    def busy(self, start_s: float, end_s: float) -> None:
+        raise OSError("no more pages")
+
+
+@every_mode
+def test_statistics_that_fail_cost_nobody_an_answer(
+    mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with driven(manager := manager_of(mode.policy(0.0), TornBooks()), HashModel(), mode):
+        for _ in range(2):
+            inference = request()
+            manager.submit(inference)
+            wait(inference.event)
+            assert inference.end == "length"
+    assert sum("no more pages" in str(r.exc_info) for r in caplog.records) >= 2
+
+
+@every_mode
+def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mode: Mode) -> None:
+    """Each client hands in one request after the other and waits, leaves or listens; a wake-up
+    that is lost leaves its thread waiting."""
+    books = Books()
+    model = HashModel(vocab_size=13)
+    manager = BatchingManager(mode.policy(0.001), books, max_batch_size=4, max_waiting=1000)
+    accepted: list[Inference] = []
+
+    def client(number: int) -> None:
+        for turn in range(25):
+            leaves, streams = (number + turn) % 5 == 0, (number + turn) % 3 == 0
+            inference = request([number, turn % 13], 1 + (number * turn) % 7, streams)
+            manager.submit(inference)
+            accepted.append(inference)
+            if leaves:
+                manager.cancel(inference)
+            seen = 0
+            while streams and inference.record is None:
+                wait(inference.news)
+                inference.news.clear()
+                assert len(inference.ids) >= seen
+                seen = len(inference.ids)
+            wait(inference.event)
+
+    with driven(manager, model, mode):
+        threads = [threading.Thread(target=client, args=(n,), daemon=True) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * PATIENCE_S)
+            assert not thread.is_alive()
+    assert len(accepted) == len(books.requests) == 200
+    assert model.breaches == []
+    assert model.memory.used == 0
+    for inference in accepted:
+        inference.news.set()  # the listener cleared it
+        check_ended(inference, model.vocab_size)
+
+
+@pytest.mark.parametrize("stop", ["drain", "abort"])
+def test_a_stop_amid_submissions_ends_all_that_was_accepted_and_refuses_the_rest(
+    stop: str,
+) -> None:
+    """Clients submit as fast as they can until they are refused; the stop falls in between."""
+    books = Books()
+    model = HashModel()
+    manager = manager_of(Orca(), books)
+    accepted: list[Inference] = []
+    under_way = threading.Event()
+
+    def client() -> None:
+        while True:
+            inference = request(max_tokens=3)
+            try:
+                manager.submit(inference)
+            except RefusedError:
+                return
+            accepted.append(inference)
+            if len(accepted) >= 40:
+                under_way.set()
+            wait(inference.event)
+
+    with driven(manager, model) as loop:
+        threads = [threading.Thread(target=client, daemon=True) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        wait(under_way)
+        if stop == "drain":
+            manager.drain()
+        else:
+            manager.abort("the machine is going down")
+        loop.join(PATIENCE_S)
+        assert not loop.is_alive()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+    ends = {inference.end for inference in accepted}
+    assert len(books.requests) == len(accepted)
+    assert ends <= ({"length"} if stop == "drain" else {"length", "failed"})
+    assert model.memory.used == 0
+
+
+def test_the_waiting_limit_holds_while_the_loop_is_busy() -> None:
+    """The loop is held in an iteration: what arrives meanwhile is counted, and refused beyond."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        inside.set()
+        wait(go_on)
+
+    model = HashModel(before_iteration=hold)
+    manager = BatchingManager(Orca(), Books(), max_batch_size=8, max_waiting=3)
+    with driven(manager, model):
+        first = request()
+        manager.submit(first)
+        wait(inside)
+        others = [request() for _ in range(3)]
+        for inference in others:
+            manager.submit(inference)
+        with pytest.raises(RefusedError, match=r"3 requests are waiting already \(--max-waiting\)"):
+            manager.submit(request())
+        go_on.set()
+        for inference in (first, *others):
+            wait(inference.event)
+            assert inference.end == "length"
+
+
+def test_one_who_leaves_during_an_iteration_is_gone_after_it() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 2:
+            inside.set()
+            wait(go_on)
+
+    model = HashModel(before_iteration=hold)
+    with driven(manager := manager_of(Orca()), model):
+        leaver, stayer = request(max_tokens=100), request(max_tokens=100)
+        manager.submit(leaver)
+        manager.submit(stayer)
+        wait(inside)
+        manager.cancel(leaver)
+        go_on.set()
+        wait(leaver.event)
+        wait(stayer.event)
+    assert leaver.end == "cancelled"
+    assert leaver.generated <= 2
+    assert stayer.generated == 100
+
+
+def test_the_modes_loops_are_the_drive_of_their_layouts() -> None:
+    policies: dict[str, Policy] = {
+        "nobatch": NoBatch(),
+        "static": Static(0.0),
+        "dynamic": Orca(),
+    }
+    for mode, loop in LOOPS.items():
+        manager = manager_of(policies[mode])
+        manager.model = HashModel(rectangles=mode != "dynamic")
+        inferences = [request(list(range(1, 2 + n)), 1 + n) for n in range(5)]
+        for inference in inferences:
+            manager.submit(inference)
+        manager.drain()
+        loop(manager, time.monotonic)
+        for inference in inferences:
+            check_ended(inference, manager.model.vocab_size)
+            assert inference.end == "length"

@@ -1,0 +1,300 @@
+"""A manager in virtual time: the driver, the modes, and the books that must close.
+
+Times are multiples of 1/1024 s and the hash model's durations are binary fractions, so sums of
+times are exact and may be compared for equality.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from batching import BatchingManager, Generate
+from generate import dynamic, nobatch, static
+from inference import Inference
+from scheduling.nobatch import NoBatch
+from scheduling.orca import Orca
+from scheduling.shortest_first import ShortestFirst
+from scheduling.stall_free import StallFree
+from scheduling.static import Static
+from scheduling.tgi import TGI
+from seams import IterationRecord, Plan, Policy, Request, RequestRecord, Sampling, View
+from tests.hash_model import HashModel, reference, virtual_duration_s
+
+TICK_S = 2**-10
+MAX_STEPS = 20_000  # far more than any test's work takes
+
+
+@dataclass(slots=True)
+class Books:
+    """A Recorder that keeps everything."""
+
+    iterations: list[IterationRecord] = field(default_factory=list)
+    requests: list[RequestRecord] = field(default_factory=list)
+    stretches: list[tuple[float, float]] = field(default_factory=list)
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.iterations.append(record)
+
+    def request(self, record: RequestRecord) -> None:
+        self.requests.append(record)
+
+    def busy(self, start_s: float, end_s: float) -> None:
+        self.stretches.append((start_s, end_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy was shown and what it answered; ids in the order they were shown."""
+
+    now_s: float
+    limit: int
+    waiting: list[int]
+    waiting_since_s: list[float]
+    resident: list[int]
+    advance: list[int]
+    room_for_one_more: bool  # would the request behind the planned ones have fitted?
+
+
+class Watched:
+    """Any policy, with its decisions written down."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.answers = policy.answers
+        self.decisions: list[Decision] = []
+        self.worst_stall_tokens = 0  # of prefill between two decodes of one resident
+        self._stalls: dict[int, int] = {}  # decoding resident -> prefill since its last token
+
+    def plan(self, view: View) -> Plan:
+        plan = self.policy.plan(view)
+        self._watch_decodes(view, plan)
+        chosen = [step.request for step in plan.advance]
+        new = [request for request in chosen if request not in view.resident]
+        behind = [request for request in view.waiting if request not in new][:1]
+        cost = view.memory.cost([r.need for r in (*new, *behind)]) if behind else 0
+        self.decisions.append(
+            Decision(
+                view.now_s,
+                view.max_batch_size,
+                [request.id for request in view.waiting],
+                [request.arrival_s for request in view.waiting],
+                [request.id for request in view.resident],
+                [request.id for request in chosen],
+                bool(behind) and cost <= view.memory.budget - view.memory.used,
+            )
+        )
+        return plan
+
+    def _watch_decodes(self, view: View, plan: Plan) -> None:
+        decoding = {r.id for r in view.resident if r.generated and r.known - r.computed == 1}
+        prefill = sum(s.tokens for s in plan.advance if s.request.id not in decoding)
+        stalls = {id: self._stalls.get(id, 0) + prefill for id in decoding}
+        self.worst_stall_tokens = max(self.worst_stall_tokens, *stalls.values(), 0)
+        advanced = {step.request.id for step in plan.advance}
+        self._stalls = {id: 0 if id in advanced else stall for id, stall in stalls.items()}
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    name: str
+    policy: Callable[[float], Policy]  # given max_wait_s
+    generate: Generate
+    rectangles: bool
+    growth_tokens: int | None = None  # a number: optimistic admission
+
+
+def _without_window(make: Callable[[], Policy], _: float) -> Policy:
+    return make()
+
+
+MODES = [
+    Mode("nobatch", lambda _: NoBatch(), nobatch.generate, True),
+    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), static.generate, True),
+    Mode("static, own", lambda wait_s: Static(wait_s, "own"), static.generate, True),
+    Mode("dynamic", lambda _: Orca(), dynamic.generate, False),
+]
+# limits as small as the tests' requests, so that they are met
+PREFILL_TOKENS, TOKEN_BUDGET, MAX_BYPASS = 16, 10, 3
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "orca": Orca,
+    "tgi": lambda: TGI(PREFILL_TOKENS, 90, waiting_served_ratio=0.5, max_waiting_tokens=4),
+    "stall-free": lambda: StallFree(TOKEN_BUDGET),
+    "shortest-first": lambda: ShortestFirst(MAX_BYPASS),
+}
+DYNAMIC_MODES = [
+    Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.generate, False, growth)
+    for name, make in POLICIES.items()
+    for admission, growth in (("reserve", None), ("optimistic", 3))
+]
+
+
+class World:
+    """A model, a policy, a manager and their books, and the time that passes for them."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        *,
+        max_batch_size: int = 8,
+        max_waiting: int = 1000,
+        max_waiting_prompt_tokens: float = math.inf,
+        request_timeout_s: float = math.inf,
+        max_wait_s: float = 0.0,
+        budget: int = 4096,
+        context: int = 128,
+        vocab_size: int = 13,
+    ) -> None:
+        self.mode = mode
+        self.max_wait_s = max_wait_s
+        self.model = HashModel(
+            context=context,
+            vocab_size=vocab_size,
+            budget=budget,
+            rectangles=mode.rectangles,
+            duration_s=virtual_duration_s,
+        )
+        self.policy = Watched(mode.policy(max_wait_s))
+        self.books = Books()
+        self.manager = BatchingManager(
+            self.policy,
+            self.books,
+            max_batch_size=max_batch_size,
+            max_waiting=max_waiting,
+            max_waiting_prompt_tokens=max_waiting_prompt_tokens,
+            request_timeout_s=request_timeout_s,
+            growth_tokens=mode.growth_tokens,
+        )
+        self.manager.model = self.model
+        self.submitted: list[Inference] = []
+        self.now_s = 0.0
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        seed: int = 0,
+        *,
+        at_s: float | None = None,
+        end_ids: Iterable[int] = (),
+        streaming: bool = False,
+    ) -> Inference:
+        """Hands a request in; whoever is refused is not in `submitted`."""
+        inference = Inference(
+            prompt,
+            max_tokens,
+            Sampling(seed=seed),
+            self.now_s if at_s is None else at_s,
+            end_ids=frozenset(end_ids),
+            streaming=streaming,
+        )
+        self.manager.submit(inference)
+        self.submitted.append(inference)
+        return inference
+
+    def step(self) -> float | None:
+        """One step of the manager. Returns when the next is due; the time of an iteration that
+        was executed has passed already."""
+        iterations = len(self.books.iterations)
+        wake_s = self.manager.step(self.now_s, self.mode.generate)
+        if len(self.books.iterations) > iterations:
+            assert wake_s is not None
+            self.now_s = wake_s
+        return wake_s
+
+    def run(self, events: Iterable[tuple[float, Callable[[], object]]] = ()) -> None:
+        """Until nothing is left to do. An event that falls into an iteration happens after it, as
+        it does for the manager, which reads its mailbox between iterations."""
+        numbers = itertools.count()
+        heap = [(at_s, next(numbers), happen) for at_s, happen in events]
+        heapq.heapify(heap)
+        for _ in range(MAX_STEPS):
+            while heap and heap[0][0] <= self.now_s:
+                heapq.heappop(heap)[2]()
+            wake_s = self.step()
+            if wake_s is None and not heap:
+                return
+            ahead_s = [at_s for at_s, *_ in heap[:1]] + ([] if wake_s is None else [wake_s])
+            self.now_s = max(self.now_s, min(ahead_s))
+        raise AssertionError(f"no end after {MAX_STEPS} steps")
+
+
+def check_closed(world: World) -> None:
+    """What holds of every world that has become idle, whatever happened in it."""
+    manager, model, books = world.manager, world.model, world.books
+    assert model.breaches == []
+    assert manager.counts == {"waiting": 0, "running": 0}
+    assert model.memory.used == 0
+    assert len(books.requests) == len(world.submitted)
+    for inference in world.submitted:
+        check_ended(inference, model.vocab_size)
+        assert sum(record is inference.record for record in books.requests) == 1
+    assert sum(record.generated for record in books.iterations) == sum(
+        record.generated for record in books.requests
+    )
+    for earlier, later in itertools.pairwise(books.iterations):
+        assert earlier.start_s + earlier.duration_s <= later.start_s
+    for iteration in books.iterations:
+        assert iteration.rows <= manager.max_batch_size
+        assert iteration.generated <= iteration.tokens <= iteration.positions
+        if not world.mode.rectangles:
+            assert iteration.tokens == iteration.positions
+    check_stretches(books)
+
+
+def check_ended(inference: Inference, vocab_size: int) -> None:
+    record = inference.record
+    assert record is not None
+    assert inference.event.is_set()
+    assert inference.news.is_set()
+    generated = inference.ids[inference.prompt_tokens :]
+    seed = inference.sampling.seed
+    assert generated == reference(
+        inference.ids[: inference.prompt_tokens], len(generated), seed, vocab_size
+    )
+    assert record.generated == len(generated) <= inference.max_tokens
+    assert not inference.end_ids & set(generated[:-1])
+    assert (record.end == "failed") == (inference.error is not None)
+    if record.end == "length":
+        assert len(generated) == inference.max_tokens
+    if record.end == "stop" and inference.end_ids:
+        assert generated[-1] in inference.end_ids
+    moments = (
+        record.arrival_s,
+        record.admitted_s,
+        record.first_token_s,
+        record.last_token_s,
+        record.end_s,
+    )
+    known = [moment for moment in moments if moment is not None]
+    assert known == sorted(known)
+    assert (record.first_token_s is None) == (record.last_token_s is None) == (not generated)
+    assert record.admitted_s is not None or not generated
+
+
+def check_stretches(books: Books) -> None:
+    """Work is present from the arrival of a request to its end."""
+    for (_, end_s), (start_s, _) in itertools.pairwise(books.stretches):
+        assert end_s <= start_s, "busy stretches overlap"
+    presence = [(record.arrival_s, record.end_s) for record in books.requests]
+    assert merged(books.stretches) == merged(presence)
+
+
+def merged(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Their union, as disjoint stretches that do not touch; empty ones vanish."""
+    union: list[tuple[float, float]] = []
+    for start_s, end_s in sorted(stretches):
+        if start_s == end_s:
+            continue
+        if union and start_s <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end_s, union[-1][1]))
+        else:
+            union.append((start_s, end_s))
+    return union

@@ -1,0 +1,54 @@
+"""Real servers as processes, and workloads small enough to play in a second."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from client.experiment import Contestant
+from client.recipe import Recipe, make
+from client.servers import started
+from client.target import Target
+from client.workload_file import Workload
+
+
+def command(mode: str, **options: object) -> tuple[str, ...]:
+    """How to start the model server of the tests."""
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items()]
+    return (
+        sys.executable, "-m", "tests.client.modelserver", "--mode", mode, *itertools.chain(*flags)
+    )  # fmt: skip
+
+
+class StartServer(Protocol):
+    def __call__(self, mode: str = ..., **options: object) -> Target: ...
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts model servers that end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(mode: str = "dynamic", **options: object) -> Target:
+            line = command(mode, **options)
+            return stack.enter_context(started(line, mode, tmp_path / "server.log", 60.0))
+
+        yield start
+
+
+def contestant(mode: str, **options: object) -> Contestant:
+    return Contestant(mode, command(mode, **options), None)
+
+
+def workload(**values: object) -> Workload:
+    """A workload of prompts 'Request i' that lasts about a second."""
+    defaults: dict[str, object] = {
+        "requests": 20, "rate": 40.0, "prompts": "request", "output_tokens": "uniform:2,9",
+    }  # fmt: skip
+    return make(Recipe(**{**defaults, **values}))  # type: ignore[arg-type]

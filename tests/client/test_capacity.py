@@ -1,0 +1,67 @@
+"""The search for capacity, on functions whose answer is known and on a real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.capacity import Bracket, bracket, over_seeds
+from client.servers import ROOT
+from client.spec import SpecError
+from tests.client.conftest import StartServer
+
+
+@given(truth=st.floats(0.1, 1000), start=st.floats(0.5, 50), precision=st.floats(0.01, 0.3))
+def test_the_bracket_holds_the_truth_and_is_as_narrow_as_asked(
+    truth: float, start: float, precision: float
+) -> None:
+    tried: list[float] = []
+
+    def probe(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= truth
+
+    found = bracket(3, start, precision, probe)
+    assert found.passed <= truth < found.failed
+    assert found.failed / found.passed <= 1 + precision
+    assert len(tried) == len(set(tried)), "no rate is paid for twice"
+    assert found.seed == 3
+
+
+def test_objectives_that_no_rate_meets_end_the_search() -> None:
+    with pytest.raises(SpecError, match="loosen them"):
+        bracket(0, 1.0, 0.05, lambda rate: False)
+
+
+def test_the_interval_over_seeds_is_around_the_brackets() -> None:
+    found = over_seeds([Bracket(0, 9.0, 10.0), Bracket(1, 10.0, 11.0), Bracket(2, 9.5, 10.5)])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 10.0 < found.high
+    assert over_seeds([Bracket(0, 9.0, 10.0)]).low is None
+
+
+@pytest.mark.timeout(120)
+def test_the_command_finds_a_servers_capacity(server: StartServer) -> None:
+    target = server("dynamic", base_s=0.01, limit=4)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "client.capacity", "--target", target.url, "--prompts", "request",
+            "--output-tokens", "fixed:8", "--requests", "20", "--seeds", "1", "--calibrate-s", "1",
+            "--precision", "0.5", "--slo", "ttft:0.2", "--json",
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    found = figures["brackets"][0]
+    # Four rows of eight iterations of a hundredth of a second: at most 50 requests a second.
+    assert found["passed"] < 65
+    assert found["failed"] > figures["alone"]["capacity"]
+    assert found["failed"] / found["passed"] <= 1.5 + 1e-9
+    assert {p["passed"] for p in figures["probes"]} == {True, False}

@@ -1,0 +1,179 @@
+"""The comparison end to end, on servers whose iterations take a known time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from client.compare import main
+from client.experiment import Plan, calibrate, carry_out, server_command
+from client.recipe import Recipe
+from client.report import write_report
+from client.servers import ROOT, ServerError
+from client.summary import final, length_variance_gain, points
+from client.workload_file import read_workload
+from tests.client.conftest import StartServer, contestant
+
+RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
+
+
+@pytest.mark.timeout(120)
+def test_a_policy_is_a_contestant_of_its_own() -> None:
+    command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
+    assert command == (
+        "./server.sh", "dynamic", "--model", "embedded", "--policy", "my.module:Mine", "--seed", "1"
+    )  # fmt: skip
+
+
+def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
+    tmp_path: Path,
+) -> None:
+    modes = tuple(contestant(m, base_s=0.004) for m in ("nobatch", "static", "dynamic"))
+    calibration = calibrate(modes[0], RECIPE, tmp_path, 60.0, seconds=1.0)
+    plan = Plan(
+        contestants=modes, loads=(0.5, 4.0), seeds=(0,), repeat=True, recipe=RECIPE,
+        window_s=0.8, drain_s=0.5, objectives=None, folder=tmp_path, logs=tmp_path,
+        start_s=60.0, order_seed=0, together=True,
+    )  # fmt: skip
+    results = list(carry_out(plan, calibration.capacity))
+    kept = final(results)
+    assert len(kept) == 3 * 2
+    assert sum(r.repeat and r.attempt == 0 for r in results) == 3
+    for load in plan.loads:
+        for seed in plan.seeds:
+            same = {r.run.workload.sha256 for r in kept if (r.load, r.seed) == (load, seed)}
+            path = tmp_path / "workloads" / f"load{load:g}-seed{seed}.jsonl"
+            assert same == {read_workload(path).sha256}
+    table = {(p.contestant, p.load): p for p in points(results, calibration)}
+    # At four times what one at a time can do, joining at every iteration keeps up.
+    assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
+    assert table["nobatch", 4.0].verdict != "VALID"
+    predicted = length_variance_gain(results, "static", "dynamic")
+    assert predicted is not None
+    assert predicted.predicted > 1
+
+    manifest = {
+        "model": "sleep", "started": "now", "commit": "none", "seeds": [0], "window_s": 0.8,
+        "machine": {"cpu": "c", "cores": 2, "memory_gib": 1}, "recipe": {
+            "arrivals": "poisson", "output_tokens": "uniform:1,30"},
+    }  # fmt: skip
+    text, figures = write_report(tmp_path, results, calibration, manifest, [])
+    assert "dynamic" in text
+    json.dumps(figures, allow_nan=False)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert not re.search(r"(src|href)=.?(http|/|\./)", page), "the page must be self-contained"
+    rows = _rows(tmp_path / "summary.csv")
+    assert {(r["contestant"], float(r["load"])) for r in rows} == set(table)
+    requests = _rows(tmp_path / "requests.csv")
+    assert len(requests) == sum(len(r.run.outcomes) for r in results)
+
+
+def test_servers_that_do_not_fit_together_live_one_at_a_time(tmp_path: Path) -> None:
+    modes = tuple(contestant(m, base_s=0.002) for m in ("nobatch", "dynamic"))
+    plan = Plan(
+        contestants=modes, loads=(1.0, 2.0), seeds=(0,), repeat=True, recipe=RECIPE, window_s=0.2,
+        drain_s=1.0, objectives=None, folder=tmp_path, logs=tmp_path, start_s=60.0, order_seed=0,
+        together=False,
+    )  # fmt: skip
+    results = [r for r in carry_out(plan, capacity=20.0) if r.attempt == 0]
+    order = [r.contestant for r in results]
+    assert sorted(order) == ["dynamic"] * 3 + ["nobatch"] * 3
+    assert order[0] == order[1] != order[2] == order[3]
+    assert [r.repeat for r in results] == [False] * 4 + [True] * 2
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def _compare(*options: str) -> list[str]:
+    return [
+        sys.executable, "-m", "client.compare", "--modes", "", "--prompts", "request",
+        "--output-tokens", "uniform:1,20", "--calibrate-s", "1", *options,
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+def test_the_command_compares_servers_that_already_run(server: StartServer, tmp_path: Path) -> None:
+    a, b = server("nobatch", base_s=0.004), server("dynamic", base_s=0.004)
+    done = subprocess.run(
+        _compare(
+            "--target", f"one={a.url}", "--target", f"many={b.url}", "--loads", "1,3", "--seeds",
+            "2", "--numsamples", "6", "--json", "--out", str(tmp_path / "out"),
+        ),
+        cwd=ROOT, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert {p["contestant"] for p in figures["points"]} == {"one", "many"}
+    assert "This model only sleeps." in done.stderr
+    assert (tmp_path / "out" / "report.html").exists()
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["machine"]["cores"] == os.cpu_count()
+    assert sorted(manifest["order"]) != manifest["order"]
+
+
+def test_ctrl_c_reports_what_was_measured_and_leaves_no_process(
+    server: StartServer, tmp_path: Path
+) -> None:
+    target = server("dynamic", base_s=0.004)
+    process = subprocess.Popen(
+        _compare(
+            "--target", f"a={target.url}", "--loads", "1,2", "--seeds", "50", "--numsamples", "10",
+            "--out", str(tmp_path / "out"),
+        ),
+        cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "[2/" in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "report.html" in out
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not [c for c in children if c.is_running()]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--loads", "0.5,x"), "expected numbers > 0"),
+        (("--modes", "dynamic,turbo"), "nobatch, static, dynamic"),
+        (("--target", "a=ftp://x"), "SCHEME one of"),
+        (
+            ("--target", "a=http://127.0.0.1:1", "--arrivals", "gamma:cv=-1"),
+            "cv must be a number > 0",
+        ),
+        (
+            ("--target", "a=http://127.0.0.1:1", "--output-tokens", "normal:a"),
+            "mean must be a number",
+        ),
+        ((), "nothing to compare"),
+    ],
+)
+def test_bad_options_say_what_is_allowed(
+    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--modes", "", *options])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_start_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    broken = contestant("dynamic", base_s="never")
+    with pytest.raises(ServerError, match="invalid float value: 'never'"):
+        calibrate(broken, RECIPE, tmp_path, 60.0, seconds=1.0)

@@ -1,0 +1,20 @@
+"""The shipped model and its encoding, loaded once."""
+
+from __future__ import annotations
+
+import pytest
+import tiktoken
+
+from embedded.vocabulary import FOLDER, load_embedded_encoding
+from gpt.checkpoint import load_checkpoint
+from gpt.network import GPT
+
+
+@pytest.fixture(scope="session")
+def encoding() -> tiktoken.Encoding:
+    return load_embedded_encoding()
+
+
+@pytest.fixture(scope="session")
+def network() -> GPT:
+    return load_checkpoint(FOLDER).eval().requires_grad_(False)

@@ -1,0 +1,73 @@
+"""An independent GPT-2 to compare with: `transformers` on the same small checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import gpt.attention
+import model as model_module
+from gpt import sampling
+from model import LoadOptions, ServerModel, load_model
+from seams import Draw
+
+VOCAB, CONTEXT = 307, 96
+
+
+def make_checkpoint(folder: Path) -> GPT2LMHeadModel:
+    """A small random GPT-2 whose logits differ enough for their argmax to mean something."""
+    torch.manual_seed(7)
+    peer = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB,
+            n_positions=CONTEXT,
+            n_embd=64,
+            n_layer=3,
+            n_head=4,
+            initializer_range=0.2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ).eval()
+    peer.save_pretrained(folder)
+    return peer
+
+
+@torch.no_grad()
+def peer_logits(peer: GPT2LMHeadModel, ids: Sequence[int]) -> Tensor:
+    """Logits for the token after `ids`, `[V]`, the whole sequence computed at once."""
+    logits: Tensor = peer(torch.tensor([list(ids)])).logits[0, -1]
+    return logits
+
+
+def load(folder: Path, mode: str, dtype: str = "float32") -> ServerModel:
+    return load_model(LoadOptions(mode, str(folder), "cpu", dtype, 0, max_batch_size=16))
+
+
+class LogitsTap:
+    """Keeps the logits that the model sampled from, iteration by iteration."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[Tensor] = []
+        real = sampling.sample
+
+        def tapped(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+            self.seen.append(logits.float().clone())
+            return real(logits, draws)
+
+        monkeypatch.setattr(model_module, "sample", tapped)
+
+
+@contextlib.contextmanager
+def without_kernel() -> Iterator[None]:
+    """A machine without a C++ compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpt.attention, "attention_library", lambda: None)
+        patch.setattr(model_module, "attention_library", lambda: None)
+        yield

@@ -1,0 +1,145 @@
+"""Options, environment variables and upstream lists. The parse cases restate
+text-inference-batcher's thirteen tests of `parseUpstreams`."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from router.config import Config, parse_args, parse_upstreams, parse_upstreams_file
+
+TWO = ["http://llama-2:8000", "http://falcon:8000"]
+ENV = {"UPSTREAMS": "http://a:1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://llama-2:8000,http://falcon:8000",
+        " http://llama-2:8000 ,  http://falcon:8000 ",
+        "http://llama-2:8000/,http://falcon:8000/",
+    ],
+    ids=["two", "spaces", "trailing slashes"],
+)
+def test_two_upstreams_are_parsed(text: str) -> None:
+    assert [spec.url for spec in parse_upstreams(text, 1)] == TWO
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("http://llama-2:8000 http://falcon:8000", "not a valid URL"),
+        ("[http://llama-2:8000,http://falcon:8000]", "not a valid URL"),
+        ("", "UPSTREAMS is missing"),
+        (None, "UPSTREAMS is missing"),
+        ("http://", "not a valid URL"),
+        ("http://llama-2:8000,http://", "not a valid URL"),
+        ("websocket://llama-2:8000", "websocket:// is not supported"),
+        ("http://llama-2:8000,websocket://falcon:8000", "websocket:// is not supported"),
+        ("http://llama-2:8000/v1", "only scheme, host and port"),
+        ("http://llama-2:8000,http://falcon:8000/v1", "only scheme, host and port"),
+        ("http://llama-2:99999", "not a valid URL"),
+        ("http://user:pass@llama-2", "only scheme, host and port"),
+        ("llama-2:8000", "not supported"),
+    ],
+)
+def test_a_bad_upstream_list_is_refused_saying_why(text: str | None, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_upstreams(text, 1)
+
+
+def test_the_upstreams_file_has_limits_keys_and_comments() -> None:
+    text = (
+        "# ours\nhttp://a:1 limit=8 key=s3cret # first\n\ndns+http://pods:8500\nhttps://[::1]:9\n"
+    )
+    a, pods, v6 = parse_upstreams_file(text, 2, "common")
+    assert (a.url, a.limit, a.key) == ("http://a:1", 8, "s3cret")
+    assert (pods.url, pods.limit, pods.key, pods.dns) == ("http://pods:8500", 2, "common", True)
+    assert v6.url == "https://[::1]:9"
+    assert "s3cret" not in repr(a)
+
+
+@pytest.mark.parametrize("line", ["http://a:1 limit=0", "http://a:1 weight=2", "ftp://a:1"])
+def test_a_bad_line_of_the_upstreams_file_is_named_by_its_number(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        parse_upstreams_file(f"http://ok:1\n{line}\n", 1)
+
+
+def test_the_variables_of_text_inference_batcher_work_as_documented() -> None:
+    env = {
+        "UPSTREAMS": "http://a:1,http://b:1",
+        "MAX_CONNECT_PER_UPSTREAM": "666",
+        "WAIT_FOR": "30000",
+        "TIMEOUT": "60000",
+        "DEBUG": "true",
+        "TIB_PORT": "8889",
+    }
+    config = parse_args([], env)
+    assert (config.port, config.max_connect_per_upstream, config.debug) == (8889, 666, True)
+    assert (config.wait_for, config.timeout) == (30_000, 60_000)
+    defaults = parse_args([], ENV)
+    assert (defaults.port, defaults.max_connect_per_upstream, defaults.debug) == (8000, 1, False)
+    assert (defaults.wait_for, defaults.timeout) == (5000, 600_000)
+
+
+def test_an_option_beats_its_environment_variable() -> None:
+    assert parse_args(["--port", "9000", "--debug"], {**ENV, "TIB_PORT": "1"}).port == 9000
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--max-queue", "-1"], "--max-queue (MAX_QUEUE): -1 is out of range"),
+        (["--timeout", "soon"], "'soon' is not a number"),
+        (["--timeout", "nan"], "out of range"),
+        (["--policy", "best"], "there are least-work, round-robin, power-of-two, prefix"),
+        (["--debug=maybe"], "neither true nor false"),
+        (["--upstreams", "x"], "'x' is not a valid URL"),
+        (["--upstreams-file", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_a_bad_option_ends_with_a_message_naming_it(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_args(args, ENV)
+    assert says in capsys.readouterr().err
+
+
+def test_help_names_every_option_with_its_variable_and_default() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "router", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for option in fields(Config):
+        assert f"--{option.name.replace('_', '-')}" in help_text
+        assert f"[{option.metadata['env']}," in " ".join(help_text.split())
+
+
+def test_a_port_in_use_is_one_line_and_not_a_traceback(shared: tuple[object, str]) -> None:
+    port = shared[1].rpartition(":")[2]
+    ended = subprocess.run(
+        [sys.executable, "-m", "router", "--port", port, "--upstreams", "http://a:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert "address already in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_router_imports_nothing_of_the_server() -> None:
+    ours = {p.stem for p in Path().glob("*.py")} | {p.parent.name for p in Path().glob("*/*.py")}
+    code = "import sys, router.service; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {name.partition(".")[0] for name in loaded} & (ours - {"router"}) == set()
+
+
+def test_the_documentation_names_every_option_with_its_variable() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    for option in fields(Config):
+        assert f"| `--{option.name.replace('_', '-')}` | `{option.metadata['env']}` |" in text

@@ -1,0 +1,287 @@
+"""The sixteen defects found in text-inference-batcher's code, each as a fact about this router, and
+its application tests restated, the skipped one included."""
+
+import base64
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+
+from tests.router.conftest import Farm, RouterProcess, until
+
+Start = Callable[..., RouterProcess]
+
+
+def origin(answer: requests.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.headers["X-Upstream-Origin"]
+
+
+def together(pool: ThreadPoolExecutor, router: RouterProcess, n: int) -> list[Future[Any]]:
+    return [pool.submit(router.post) for _ in range(n)]
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+# --- text-inference-batcher's application tests ---------------------------------------------
+
+
+def test_a_request_goes_to_the_upstream_that_has_its_model(farm: Farm, start: Start) -> None:
+    first, second = farm.new(models=["a"]), farm.new(models=["b"])
+    router = start(first, second).probed()
+    assert origin(router.post(json={"model": "a"})) == first
+    assert origin(router.post(json={"model": "b"})) == second
+
+
+def test_of_idle_upstreams_the_one_with_the_faster_model_list_is_first(
+    farm: Farm, start: Start
+) -> None:
+    slow, fast = farm.new(models_delay=0.2), farm.new(models_delay=0.01)
+    assert origin(start(slow, fast).probed().post()) == fast
+
+
+def test_six_at_once_over_two_upstreams_are_three_and_three(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    urls = [farm.new(hold=True) for _ in range(2)]
+    router = start(*urls, max_connect_per_upstream=3).probed()
+    answers = together(pool, router, 6)
+    until(lambda: router.in_flight() == 6, "six requests in flight")
+    for url in urls:
+        farm("release", url=url)
+    assert Counter(origin(a.result()) for a in answers) == dict.fromkeys(urls, 3)
+
+
+def test_with_limit_one_a_slow_upstream_takes_one_of_six_and_the_fast_one_five(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    """The test that text-inference-batcher skips."""
+    slow, fast = farm.new(hold=True), farm.new(delay=0.03)
+    router = start(slow, fast, max_connect_per_upstream=1).probed()
+    answers = together(pool, router, 6)
+    until(lambda: sum(a.done() for a in answers) == 5, "five answers while the slow one works")
+    farm("release", url=slow)
+    assert Counter(origin(a.result()) for a in answers) == {slow: 1, fast: 5}
+    assert (farm.state(slow)["peak"], farm.state(fast)["peak"]) == (1, 1)
+
+
+# --- the sixteen defects ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_defect_01_a_client_that_leaves_ends_the_upstreams_work(
+    farm: Farm, start: Start, stream: bool
+) -> None:
+    upstream = farm.new(**({"hold_after": 1} if stream else {"hold": True}))
+    router = start(upstream).probed()
+    with requests.Session() as session:
+        if stream:
+            answer = session.post(
+                router.url + "/v1/completions", json={"model": "m", "stream": True}, stream=True
+            )
+            next(answer.iter_lines())
+            answer.close()
+        else:
+            with pytest.raises(requests.Timeout):
+                session.post(router.url + "/v1/completions", json={"model": "m"}, timeout=0.3)
+    until(lambda: farm.state(upstream)["cancelled"] == 1, "the upstream to see the client go")
+    until(lambda: router.in_flight() == 0, "the place to be free")
+    assert router.metric("eb_router_departed_total") == 1
+
+
+def test_defect_02_wait_for_and_timeout_last_what_they_say(farm: Farm, start: Start) -> None:
+    """Bounds from below only: above, a busy machine decides."""
+    upstream = farm.new(hold_after=1)
+    router = start(upstream, timeout=700, wait_for=300).probed()
+    running = router.post(json={"model": "m", "stream": True}, stream=True)
+    begun = time.monotonic()
+    late = router.post()
+    assert time.monotonic() - begun >= 0.7
+    assert late.status_code == 503
+    assert "TIMEOUT" in late.json()["error"]["message"]
+    farm("release", url=upstream)
+    assert running.text.endswith("data: [DONE]\n\n"), "TIMEOUT does not cut a running stream"
+    begun = time.monotonic()
+    silent = router.post(json={"model": "m", "behave": {"delay": 60}})
+    assert time.monotonic() - begun >= 0.7
+    assert silent.status_code == 504
+    lost = start("http://127.0.0.1:9", upstream, wait_for=300, probe_interval=0.1).probed()
+    farm("behave", url=upstream, models_status=503)
+    until(lambda: not any(u["ready"] for u in lost.upstreams().values()), "no ready upstream")
+    begun = time.monotonic()
+    refused = lost.post()
+    assert time.monotonic() - begun >= 0.3
+    assert refused.status_code == 503
+    assert "WAIT_FOR" in refused.json()["error"]["message"]
+
+
+def test_defect_03_the_queue_is_first_in_first_out_and_woken_without_polling(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    upstream = farm.new(delay=0.005)
+    router = start(upstream).probed()
+    farm("behave", url=upstream, hold=True)
+    answers = []
+    for i in range(8):
+        answers.append(pool.submit(router.post, json={"model": "m", "i": i}))
+        until(lambda i=i: router.in_flight() + router.waiting() == i + 1, "the request to queue")  # type: ignore[misc]
+    begun = time.monotonic()
+    farm("release", url=upstream)
+    assert all(a.result().ok for a in answers)
+    # Seven hand-overs: with a poll of one second between them they would take seven.
+    assert time.monotonic() - begun < 5
+    bodies = [json.loads(base64.b64decode(s["body"])) for s in farm.state(upstream)["seen"]]
+    assert [body["i"] for body in bodies] == list(range(8))
+
+
+def test_defect_04_the_limit_holds_under_simultaneous_arrivals(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    urls = [farm.new(delay=0.01) for _ in range(2)]
+    router = start(*urls, max_connect_per_upstream=2).probed()
+    assert all(a.result().ok for a in together(pool, router, 40))
+    assert max(farm.state(u)["peak"] for u in urls) == 2
+
+
+def test_defect_05_the_limit_is_per_upstream_not_per_model(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    upstream = farm.new(models=["a", "b", "c"], delay=0.01)
+    router = start(upstream).probed()
+    answers = [pool.submit(router.post, json={"model": m}) for m in "abcabcabc"]
+    assert all(a.result().ok for a in answers)
+    assert farm.state(upstream)["peak"] == 1
+
+
+def test_defect_06_a_place_is_free_the_moment_the_answer_ends_whatever_else_is_dead(
+    farm: Farm, start: Start
+) -> None:
+    upstream = farm.new()
+    dead = farm.new(models_delay=60)
+    router = start(dead, upstream, probe_timeout=2).probed()
+    with pytest.raises(requests.Timeout):
+        requests.get(f"{dead}/v1/models", timeout=0.05)
+    for _ in range(3):
+        assert router.post().ok
+        until(lambda: router.in_flight() == 0, "the place to be free", timeout_s=1)
+
+
+def test_defect_07_a_dead_upstream_evicts_only_itself(farm: Farm, start: Start) -> None:
+    alive = [farm.new(), farm.new()]
+    router = start("http://127.0.0.1:9", *alive, probe_interval=0.02).probed()
+    until(lambda: len(router.logged("upstream ready")) == 2, "two ready upstreams")
+    for _ in range(20):
+        assert router.post().ok
+    ready = {url for url, u in router.upstreams().items() if u["ready"]}
+    assert ready == set(alive)
+
+
+def test_defect_08_an_upstream_removed_under_a_running_request_harms_nothing(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    gone, stays = farm.new(hold=True), farm.new()
+    router = start(gone, admin_key="k").probed()
+    running = pool.submit(router.post)
+    until(lambda: router_in_flight(router) == 1, "the request to run")
+    key = {"Authorization": "Bearer k"}
+    assert requests.post(f"{router.url}/upstreams", json={"url": stays}, headers=key, timeout=5).ok
+    assert requests.delete(f"{router.url}/upstreams", json={"url": gone}, headers=key, timeout=5).ok
+    farm("release", url=gone)
+    assert origin(running.result()) == gone
+    assert origin(router.post()) == stays
+
+
+def router_in_flight(router: RouterProcess) -> float:
+    return router.metric("eb_router_in_flight")
+
+
+def test_defect_09_a_router_that_starts_before_its_upstreams_finds_them(
+    farm: Farm, start: Start
+) -> None:
+    upstream = farm.new()
+    farm("stop", url=upstream)
+    router = start(upstream, probe_interval=0.05).probed()
+    assert router.post().status_code == 422
+    farm("start", url=upstream)
+    until(lambda: router.post().ok, "the router to find the upstream")
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+def test_defect_10_the_upstreams_status_and_headers_reach_the_client(
+    farm: Farm, start: Start, status: int
+) -> None:
+    upstream = farm.new()
+    router = start(upstream).probed()
+    how = {"status": status, "headers": {"Retry-After": "7", "X-Usage": "3"}}
+    answer = router.post(json={"model": "m", "behave": how})
+    assert answer.status_code == status
+    assert (answer.headers["Retry-After"], answer.headers["X-Usage"]) == ("7", "3")
+    assert answer.json()["id"] == "cmpl-1"
+
+
+@pytest.mark.parametrize("header", ["Bearer sk-1", None])
+def test_defect_11_authorization_reaches_the_upstream_as_it_was(
+    shared: tuple[RouterProcess, str], farm: Farm, header: str | None
+) -> None:
+    router, upstream = shared
+    assert router.post(headers={"Authorization": header} if header else {}).ok
+    assert farm.state(upstream)["seen"][-1]["headers"].get("authorization") == header
+
+
+def test_defect_12_a_failed_request_is_tried_elsewhere_and_a_full_queue_says_so(
+    farm: Farm, start: Start, pool: ThreadPoolExecutor
+) -> None:
+    broken, good = farm.new(status=500), farm.new(models_delay=0.1)
+    router = start(broken, good).probed()
+    assert origin(router.post()) == good
+    assert router.metric("eb_router_retries_total", upstream=broken) == 1
+    busy = farm.new(hold=True)
+    small = start(busy, max_queue=1).probed()
+    taken = together(pool, small, 2)
+    until(lambda: small.waiting() == 1, "a full queue")
+    full = small.post()
+    assert full.status_code == 429
+    assert int(full.headers["Retry-After"]) >= 1
+    assert "MAX_QUEUE" in full.json()["error"]["message"]
+    farm("release", url=busy)
+    assert all(a.result().ok for a in taken)
+
+
+def test_defect_13_latency_is_kept_fresh_and_dropped_models_are_dropped(
+    farm: Farm, start: Start
+) -> None:
+    upstream = farm.new(models=["m", "old"])
+    router = start(upstream, probe_interval=0.03).probed()
+    before = router.upstreams()[upstream]["latency_s"]
+    farm("behave", url=upstream, models=["m", "new"], models_delay=0.3)
+    until(lambda: router.upstreams()[upstream]["latency_s"] > before + 0.05, "a new latency")
+    assert router.upstreams()[upstream]["models"] == ["m", "new"]
+    assert router.post(json={"model": "old"}).status_code == 422
+
+
+def test_defect_14_cross_origin_headers_are_on_answers_to_post(
+    shared: tuple[RouterProcess, str],
+) -> None:
+    router, _ = shared
+    for body in ({"model": "m"}, {"model": "m", "stream": True}, {"model": "none"}):
+        assert router.post(json=body).headers["Access-Control-Allow-Origin"] == "*"
+    asked = {"Access-Control-Request-Headers": "authorization, x-stainless-os"}
+    preflight = requests.options(f"{router.url}/v1/completions", headers=asked, timeout=5)
+    assert preflight.status_code == 204
+    assert "x-stainless-os" in preflight.headers["Access-Control-Allow-Headers"]
+
+
+def test_defect_15_errors_are_openai_error_objects(shared: tuple[RouterProcess, str]) -> None:
+    for body, status in ((b'{"model": "none"}', 422), (b"not json", 400)):
+        answer = shared[0].post(data=body)
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

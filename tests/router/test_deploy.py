@@ -1,0 +1,167 @@
+"""The deployment files: against the Kubernetes schemas, and against what the programs expect."""
+
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+import config as server_config
+from router.config import Config, parse_args
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+OVERLAYS = ["base", "overlays/production", "overlays/two-models"]
+KUBERNETES_VERSION = "1.37.0"
+# Settings of a cluster's own extensions have no schema in Kubernetes.
+EXTENSIONS = {"ServiceMonitor", "Kustomization", "Component"}
+Object = dict[str, Any]
+
+ROUTER_VARIABLES = {f.metadata["env"] for f in dataclasses.fields(Config)}
+SERVER_VARIABLES = {
+    server_config.env_name(f.name) for f in dataclasses.fields(server_config.Config)
+}
+
+
+def documents() -> Iterator[tuple[Path, Object]]:
+    for path in sorted(KUBERNETES.rglob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield path, document
+
+
+def check(document: Object) -> None:
+    if document["kind"] not in EXTENSIONS:
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+
+
+def rendered(overlay: str) -> list[Object]:
+    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
+        if shutil.which(command[0]):
+            text = subprocess.run(
+                [*command, KUBERNETES / overlay], capture_output=True, text=True, check=True
+            ).stdout
+            return list(yaml.safe_load_all(text))
+    pytest.skip("neither kubectl nor kustomize is here: overlays are not rendered")
+
+
+def of_kind(objects: list[Object], kind: str) -> list[Object]:
+    return [o for o in objects if o["kind"] == kind]
+
+
+def test_every_manifest_fits_the_kubernetes_schema() -> None:
+    found = [document for _, document in documents()]
+    for document in found:
+        check(document)
+    assert {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"} <= {
+        d["kind"] for d in found
+    }
+
+
+def test_the_schema_check_notices_a_wrong_field() -> None:
+    wrong = next(d for _, d in documents() if d["kind"] == "Deployment")
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(wrong)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_renders_to_manifests_that_fit_the_schema(overlay: str) -> None:
+    objects = rendered(overlay)
+    for document in objects:
+        check(document)
+    names = [(o["kind"], o["metadata"]["name"]) for o in objects]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_service_and_budget_selects_the_pods_of_exactly_one_deployment(overlay: str) -> None:
+    objects = rendered(overlay)
+    for selecting in of_kind(objects, "Service") + of_kind(objects, "PodDisruptionBudget"):
+        selector = selecting["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector).items()
+        chosen = [
+            d["metadata"]["name"]
+            for d in of_kind(objects, "Deployment")
+            if wanted <= d["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        assert chosen == [selecting["metadata"]["name"]]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_setting_is_an_option_of_its_program_and_the_router_accepts_it(overlay: str) -> None:
+    objects = rendered(overlay)
+    services = {s["metadata"]["name"] for s in of_kind(objects, "Service")}
+    maps = of_kind(objects, "ConfigMap")
+    for settings in maps:
+        if "UPSTREAMS" not in settings["data"]:
+            assert set(settings["data"]) <= SERVER_VARIABLES
+            continue
+        assert set(settings["data"]) <= ROUTER_VARIABLES
+        parsed = parse_args([], settings["data"])
+        hosts = {u.partition("//")[2].partition(":")[0] for u in parsed.upstreams.split(",")}
+        assert hosts == {s for s in services if "server" in s}
+    names = {m["metadata"]["name"] for m in maps}
+    for deployment in of_kind(objects, "Deployment"):
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        assert container["envFrom"][0]["configMapRef"]["name"] in names
+
+
+def test_defect_16_the_manifests_have_probes_accounts_contexts_budgets_and_all_options() -> None:
+    objects = [document for _, document in documents()]
+    accounts = {a["metadata"]["name"] for a in of_kind(objects, "ServiceAccount")}
+    deployments = of_kind(objects, "Deployment")
+    assert len(deployments) == 2
+    for deployment in deployments:
+        pod = deployment["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        assert pod["serviceAccountName"] in accounts
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert "startupProbe" in container
+        ready, alive = container["readinessProbe"], container["livenessProbe"]
+        assert ready["httpGet"]["path"] == "/health"
+        assert alive.get("httpGet", {}).get("path") != "/health"
+        assert container["envFrom"], "every option can be set by its environment variable"
+    budgets = {b["metadata"]["name"] for b in of_kind(objects, "PodDisruptionBudget")}
+    assert budgets == {d["metadata"]["name"] for d in deployments}
+    assert of_kind(objects, "HorizontalPodAutoscaler")
+    assert of_kind(objects, "ServiceMonitor")
+
+
+@pytest.mark.parametrize("program", ["server", "router"])
+def test_pods_are_given_longer_to_end_than_the_longest_answer_may_take(program: str) -> None:
+    listed = yaml.safe_load((KUBERNETES / program / "kustomization.yaml").read_text())
+    literals = dict(s.split("=", 1) for s in listed["configMapGenerator"][0]["literals"])
+    drain_s = next(int(v) for k, v in literals.items() if k.endswith("DRAIN_TIMEOUT"))
+    documents = yaml.safe_load_all((KUBERNETES / program / f"{program}.yaml").read_text())
+    pod = next(d for d in documents if d["kind"] == "Deployment")["spec"]["template"]["spec"]
+    stop_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > drain_s + stop_s
+
+
+def test_compose_runs_two_servers_with_different_models_behind_a_router() -> None:
+    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
+    router = services.pop("router")
+    assert set(router["environment"]) <= ROUTER_VARIABLES
+    config = parse_args([], router["environment"])
+    assert config.upstreams.split(",") == [f"http://{name}:8500" for name in services]
+    assert all(set(s["environment"]) <= SERVER_VARIABLES for s in services.values())
+    assert len({str(s["environment"]) for s in services.values()}) == 2
+    grace = int(router["stop_grace_period"].removesuffix("s"))
+    assert grace > config.drain_timeout
+
+
+@pytest.mark.parametrize("image", ["server", "router"])
+def test_images_run_as_nobody_and_copy_what_exists(image: str) -> None:
+    text = (DEPLOY / f"{image}.Dockerfile").read_text()
+    assert "USER 10001:10001" in text
+    for line in text.splitlines():
+        if line.startswith("COPY"):
+            assert (DEPLOY.parent / line.split()[1]).exists()

@@ -1,0 +1,131 @@
+"""Upstreams that refuse, break, drop, freeze or push back."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.router.conftest import Farm, RouterProcess, until
+
+Start = Callable[..., RouterProcess]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"drop": "before"}, {"drop": "body"}, {"status": 500}, {"status": 503}, {"status": 429}],
+)
+def test_what_fails_before_the_first_byte_succeeds_elsewhere(
+    farm: Farm, start: Start, how: dict[str, object]
+) -> None:
+    broken, good = farm.new(**how), farm.new(models_delay=0.1)
+    router = start(broken, good).probed()
+    answer = router.post()
+    assert answer.ok
+    assert answer.headers["X-Upstream-Origin"] == good
+    assert len(farm.state(broken)["seen"]) == 1
+    assert router.in_flight() == 0
+
+
+def test_a_stream_that_breaks_before_its_first_event_begins_anew_elsewhere(
+    farm: Farm, start: Start
+) -> None:
+    broken, good = farm.new(cut_after=0), farm.new(models_delay=0.1)
+    answer = start(broken, good).probed().post(json={"model": "m", "stream": True})
+    assert answer.headers["X-Upstream-Origin"] == good
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert "unfinished" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate_stream"])
+def test_an_upstream_lost_mid_stream_ends_the_stream_with_an_error_event(
+    farm: Farm, start: Start, path: str
+) -> None:
+    upstream, spare = farm.new(cut_after=3), farm.new(models_delay=0.1)
+    router = start(upstream, spare).probed()
+    answer = router.post(path, json={"model": "m", "stream": True})
+    events = [json.loads(e.removeprefix("data: ")) for e in answer.text.split("\n\n") if e]
+    assert len(events) == 4
+    assert "upstream_failed" in json.dumps(events[-1])
+    assert "[DONE]" not in answer.text
+    assert len(farm.state(spare)["seen"]) == 0
+    assert router.metric("eb_router_broken_answers_total") == 1
+    assert router.in_flight() == 0
+
+
+def test_a_stream_that_falls_silent_ends_with_an_error_event(farm: Farm, start: Start) -> None:
+    upstream = farm.new(hold_after=2)
+    router = start(upstream, stream_idle=0.2).probed()
+    answer = router.post(json={"model": "m", "stream": True})
+    assert "silent for too long" in answer.text
+    assert "[DONE]" not in answer.text
+    until(lambda: farm.state(upstream)["cancelled"] == 1, "the upstream's request to be closed")
+
+
+def test_without_another_upstream_the_client_gets_a_clear_502(farm: Farm, start: Start) -> None:
+    upstream = farm.new(drop="before")
+    answer = start(upstream).probed().post()
+    assert answer.status_code == 502
+    assert upstream in answer.json()["error"]["message"]
+    assert answer.headers["X-Upstream-Origin"] == upstream
+
+
+def test_the_breaker_opens_after_five_failures_and_closes_after_two_successes(
+    farm: Farm, start: Start
+) -> None:
+    upstream = farm.new(status=500)
+    router = start(upstream, wait_for=50).probed()
+    assert [router.post().status_code for _ in range(6)] == [500] * 5 + [503]
+    assert router.upstreams()[upstream]["breaker"] == "open"
+    assert len(farm.state(upstream)["seen"]) == 5
+    farm("behave", url=upstream, status=200)
+
+    def state() -> str:
+        return str(router.upstreams()[upstream]["breaker"])
+
+    until(lambda: state() == "half_open", "the breaker to be half open")
+    assert router.post().ok
+    assert state() == "half_open"
+    assert router.post().ok
+    assert state() == "closed"
+
+
+def test_client_errors_never_open_the_breaker(farm: Farm, start: Start) -> None:
+    upstream = farm.new(status=400)
+    router = start(upstream).probed()
+    assert {router.post().status_code for _ in range(8)} == {400}
+    assert router.upstreams()[upstream]["breaker"] == "closed"
+
+
+def test_retry_after_is_honoured_and_back_pressure_is_no_fault(farm: Farm, start: Start) -> None:
+    pushing, other = farm.new(status=429, headers={"Retry-After": "30"}), farm.new()
+    router = start(pushing, other).probed()
+    for _ in range(8):
+        assert router.post().ok
+    assert len(farm.state(pushing)["seen"]) <= 1
+    assert router.upstreams()[pushing]["breaker"] == "closed"
+    if farm.state(pushing)["seen"]:
+        assert router.upstreams()[pushing]["paused_s"] > 20
+
+
+def test_a_fleet_that_only_fails_is_not_hammered(farm: Farm, start: Start) -> None:
+    urls = [farm.new(status=503) for _ in range(3)]
+    router = start(*urls).probed()
+    n = 60
+    with ThreadPoolExecutor(4) as pool:
+        statuses = [a.status_code for a in pool.map(lambda _: router.post(), range(n))]
+    assert statuses == [503] * n
+    sent = sum(len(farm.state(u)["seen"]) for u in urls)
+    # A fifth of the requests and ten an upstream (three attempts each would make it 180).
+    assert sent <= n + 0.2 * n + 3 * (10 + 1)
+
+
+def test_a_frozen_upstream_holds_up_only_its_own_request(farm: Farm, start: Start) -> None:
+    frozen, good = farm.new(hold=True), farm.new(models_delay=0.1)
+    router = start(frozen, good).probed()
+    with ThreadPoolExecutor(1) as pool:
+        stuck = pool.submit(router.post)
+        until(lambda: router.in_flight() == 1, "the stuck request to run")
+        assert all(router.post().headers["X-Upstream-Origin"] == good for _ in range(5))
+        farm("release", url=frozen)
+        assert stuck.result().ok

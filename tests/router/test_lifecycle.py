@@ -1,0 +1,279 @@
+"""Starting, changing and stopping a router; keys; clients that leave or dawdle."""
+
+import base64
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.router.conftest import Farm, RouterProcess, until
+
+Start = Callable[..., RouterProcess]
+ADMIN = {"Authorization": "Bearer adm"}
+
+
+def streaming(router: RouterProcess) -> requests.Response:
+    """A stream of which the first event has come."""
+    answer = router.post(json={"model": "m", "stream": True}, stream=True)
+    assert answer.raw.read(4) == b"data"
+    return answer
+
+
+def test_sigterm_finishes_what_runs_and_waits_and_refuses_the_rest(
+    farm: Farm, start: Start
+) -> None:
+    upstream = farm.new(hold_after=1)
+    router = start(upstream).probed()
+    running = streaming(router)
+    with ThreadPoolExecutor(1) as pool:
+        queued = pool.submit(router.post)
+        until(lambda: router.waiting() == 1, "a queued request")
+        router.signal(signal.SIGTERM)
+        until(lambda: router.get("/health").status_code == 503, "draining")
+        refused = router.post()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert router.get("/live").ok
+        farm("release", url=upstream)
+        assert running.raw.read().endswith(b"data: [DONE]\n\n")
+        assert queued.result().ok
+    assert router.process.wait(timeout=10) == 0
+
+
+def test_at_the_drain_limit_streams_end_with_an_error_event_and_the_rest_with_503(
+    farm: Farm, start: Start
+) -> None:
+    router = start(farm.new(hold_after=1), drain_timeout=0.2).probed()
+    running = streaming(router)
+    with ThreadPoolExecutor(1) as pool:
+        queued = pool.submit(router.post)
+        until(lambda: router.waiting() == 1, "a queued request")
+        router.signal(signal.SIGTERM)
+        rest = running.raw.read()
+        assert b"shutting_down" in rest
+        assert b"[DONE]" not in rest
+        assert queued.result().status_code == 503
+    assert router.process.wait(timeout=10) == 0
+
+
+def test_sighup_reads_the_file_again_and_running_streams_survive(
+    farm: Farm, start: Start, tmp_path: Path
+) -> None:
+    old, new = farm.new(hold_after=1), farm.new()
+    listed = tmp_path / "upstreams"
+    listed.write_text(old)
+    router = start(upstreams_file=listed).probed()
+    running = streaming(router)
+    listed.write_text(f"{new} limit=5")
+    router.signal(signal.SIGHUP)
+    until(lambda: router.upstreams().get(new, {}).get("ready"), "the new upstream")
+    assert set(router.upstreams()) == {new}
+    assert router.upstreams()[new]["limit"] == 5
+    assert router.post().headers["X-Upstream-Origin"] == new
+    farm("release", url=old)
+    assert running.raw.read().endswith(b"data: [DONE]\n\n")
+    listed.write_text("nonsense")
+    router.signal(signal.SIGHUP)
+    until(lambda: router.logged("upstreams not read again"), "the refusal in the log")
+    assert router.post().ok
+
+
+def test_a_server_without_a_model_list_serves_the_models_declared_for_it(
+    farm: Farm, start: Start, tmp_path: Path
+) -> None:
+    upstream = farm.new(models_status=404)
+    listed = tmp_path / "upstreams"
+    listed.write_text(f"{upstream} models=a,b")
+    router = start(upstreams_file=listed, probe_interval=0.05).probed()
+    assert [m["id"] for m in router.get("/v1/models").json()["data"]] == ["a", "b"]
+    assert router.post(json={"model": "b"}).ok
+    farm("behave", url=upstream, health_status=503)
+    until(lambda: not router.upstreams()[upstream]["ready"], "the upstream to be lost")
+
+
+def test_every_address_of_a_dns_name_is_an_upstream(farm: Farm, start: Start) -> None:
+    port = farm.new().rpartition(":")[2]
+    router = start(f"dns+http://localhost:{port}").probed()
+    until(lambda: router.upstreams().get(f"http://127.0.0.1:{port}", {}).get("ready"), "the pod")
+    assert router.post().headers["X-Upstream-Origin"] == f"http://127.0.0.1:{port}"
+    assert router.upstreams()[f"http://127.0.0.1:{port}"]["source"].startswith("dns+")
+
+
+def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: Start) -> None:
+    first, second = farm.new(), farm.new()
+    router = start(first, admin_key="adm").probed()
+    door = f"{router.url}/upstreams"
+
+    def state() -> dict[str, dict[str, object]]:
+        return {
+            u["url"]: u for u in requests.get(door, headers=ADMIN, timeout=5).json()["upstreams"]
+        }
+
+    def change(verb: Callable[..., requests.Response], path: str, **body: object) -> int:
+        return verb(door + path, json=body, headers=ADMIN, timeout=5).status_code
+
+    assert change(requests.post, "", url=second, limit=3) == 201
+    until(lambda: state()[second]["ready"], "the added upstream")
+    assert state()[second]["limit"] == 3
+    assert change(requests.post, "/drain", url=first) == 200
+    assert {router.post().headers["X-Upstream-Origin"] for _ in range(5)} == {second}
+    assert change(requests.post, "", url=first) == 200
+    assert change(requests.delete, "", url=second) == 200
+    assert router.post().headers["X-Upstream-Origin"] == first
+    assert set(state()) == {first}
+    assert change(requests.delete, "", url=second) == 404
+    assert change(requests.post, "", url="file:///etc/passwd") == 400
+    assert change(requests.post, "", url=second, limit=0) == 400
+    assert requests.get(door, timeout=5).status_code == 401
+    assert requests.post(door, json={"url": second}, timeout=5).status_code == 401
+
+
+def test_without_an_admin_key_nothing_can_be_changed(shared: tuple[RouterProcess, str]) -> None:
+    router, upstream = shared
+    assert router.get("/upstreams").ok
+    refused = requests.delete(f"{router.url}/upstreams", json={"url": upstream}, timeout=5)
+    assert refused.status_code == 403
+    assert "ADMIN_KEY" in refused.json()["error"]["message"]
+
+
+def test_router_keys_are_demanded_and_go_no_further(farm: Farm, start: Start) -> None:
+    upstream = farm.new()
+    router = start(upstream, api_keys="one,two").probed()
+    for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "Basic one"}):
+        refused = router.post(headers=headers)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert router.get("/v1/models").status_code == 401
+    for key in ("one", "two"):
+        assert router.post(headers={"Authorization": f"Bearer {key}"}).ok
+    seen = farm.state(upstream)["seen"]
+    assert len(seen) == 2
+    assert all("authorization" not in s["headers"] for s in seen)
+
+
+def test_upstream_keys_replace_the_clients(farm: Farm, start: Start) -> None:
+    upstream = farm.new()
+    router = start(upstream, upstream_api_key="up").probed()
+    router.post(headers={"Authorization": "Bearer client"})
+    assert farm.state(upstream)["seen"][-1]["headers"]["authorization"] == "Bearer up"
+
+
+def test_a_client_that_leaves_the_queue_is_never_sent_on(farm: Farm, start: Start) -> None:
+    upstream = farm.new(hold=True)
+    router = start(upstream).probed()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(router.post)
+        until(lambda: router.in_flight() == 1, "a running request")
+        with socket.create_connection(("127.0.0.1", router.port)) as leaver:
+            body = b'{"model": "m"}'
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            leaver.sendall(head.encode() + body)
+            until(lambda: router.waiting() == 1, "a queued request")
+        until(lambda: router.waiting() == 0, "the leaver to leave the queue")
+        farm("release", url=upstream)
+        assert running.result().ok
+    assert len(farm.state(upstream)["seen"]) == 1
+
+
+def test_a_body_with_broken_chunks_is_400_and_the_next_request_is_served(
+    shared: tuple[RouterProcess, str],
+) -> None:
+    router, _ = shared
+    with socket.create_connection(("127.0.0.1", router.port), timeout=10) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        client.sendall(head + b"zz\r\n{}\r\n")
+        assert b" 400 " in client.recv(4096).splitlines()[0]
+    assert router.post().ok
+
+
+@pytest.mark.parametrize("sent", [b"POST /v1/comple", b"", None])
+def test_a_client_that_dawdles_over_headers_or_body_is_dropped(
+    farm: Farm, start: Start, sent: bytes | None
+) -> None:
+    router = start(farm.new(), client_idle=0.3).probed()
+    if sent is None:
+        sent = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", router.port), timeout=10) as client:
+        client.sendall(sent)
+        answer = b""
+        while chunk := client.recv(4096):
+            answer += chunk
+    assert not answer or b" 408 " in answer.splitlines()[0]
+
+
+def test_a_client_that_stops_reading_loses_its_place(farm: Farm, start: Start) -> None:
+    upstream = farm.new(events=200_000)
+    router = start(upstream, stream_idle=0.3).probed()
+    with socket.create_connection(("127.0.0.1", router.port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = b'{"model": "m", "stream": true}'
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        until(lambda: farm.state(upstream)["current"] == 1, "the request to run")
+        until(lambda: farm.state(upstream)["current"] == 0, "the place to be taken back")
+    assert router.upstreams()[upstream]["breaker"] == "closed"
+
+
+def test_immediate_requests_overtake_deferred_ones_in_the_queue(farm: Farm, start: Start) -> None:
+    upstream = farm.new(hold=True)
+    router = start(upstream).probed()
+    bodies = [
+        {"model": "m", "prompt": "running"},
+        {"model": "m", "service_tier": "flex"},
+        {"model": "m", "class": "deferred"},
+        {"model": "m", "prompt": "immediate"},
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        answers = []
+        for i, body in enumerate(bodies):
+            answers.append(pool.submit(router.post, json=body))
+            until(lambda i=i: router.in_flight() + router.waiting() == i + 1, "queueing")  # type: ignore[misc]
+        farm("release", url=upstream)
+        assert all(a.result().ok for a in answers)
+    sent = [json.loads(base64.b64decode(s["body"])) for s in farm.state(upstream)["seen"]]
+    assert sent == [bodies[0], bodies[3], bodies[1], bodies[2]]
+
+
+def test_the_same_prompt_prefix_goes_to_the_same_upstream(farm: Farm, start: Start) -> None:
+    urls = [farm.new() for _ in range(3)]
+    router = start(*urls, policy="prefix", max_connect_per_upstream=8).probed()
+    turns: list[dict[str, str]] = []
+    for _ in range(5):
+        turns.append({"role": "user", "content": "a long turn of the talk " * 40})
+        assert router.post("/v1/chat/completions", json={"model": "m", "messages": turns}).ok
+    assert sorted(len(farm.state(u)["seen"]) for u in urls) == [0, 0, 5]
+
+
+def test_health_is_503_until_every_upstream_was_probed_once(farm: Farm, start: Start) -> None:
+    silent = farm.new(models_delay=60)
+    router = start(silent, farm.new(), probe_timeout=0.5)
+    assert router.get("/health").status_code == 503
+    begun = time.monotonic()
+    until(lambda: router.get("/health").status_code == 200, "health")
+    assert time.monotonic() - begun < 20
+    assert router.get("/health").json() == {"status": "ok", "upstreams": 2, "ready": 1}
+
+
+def test_the_metrics_tell_what_happened(farm: Farm, start: Start) -> None:
+    upstream = farm.new()
+    router = start(upstream).probed()
+    for _ in range(3):
+        router.post()
+    router.post(json={"model": "none"})
+    labels = {"upstream": upstream, "model": "m"}
+    assert router.metric("eb_router_requests_total", status="200", **labels) == 3
+    assert router.metric("eb_router_first_byte_seconds_count", **labels) == 3
+    assert router.metric("eb_router_added_seconds_count") == 3
+    assert router.metric("eb_router_queue_seconds_count", model="m") == 3
+    assert router.metric("eb_router_refused_total", reason="unknown_model") == 1
+    assert router.metric("eb_router_ready", upstream=upstream) == 1
+    assert router.metric("eb_router_breaker_state", upstream=upstream) == 0
+    assert router.metric("eb_router_in_flight", upstream=upstream) == 0

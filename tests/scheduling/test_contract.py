@@ -1,0 +1,58 @@
+"""The contract of a policy: each breach is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling.contract import PolicyError, check_plan, check_retired
+from seams import Advance, Plan
+from tests.scheduling.shown import Shown, view
+
+WAITING = Shown(1)
+RESIDENT = Shown(2, generated=2, computed=5)
+DONE = Shown(3, generated=8, computed=11, done=True)
+STRANGER = Shown(9)
+
+BREACHES = [
+    (Plan(), "planned nothing"),
+    (Plan([Advance(WAITING, 0)]), "computes nothing"),
+    (Plan([Advance(WAITING, 5)]), "advances request 1 by 5 tokens; it has 0 of 4 computed"),
+    (Plan([Advance(WAITING, -1)]), "by -1 tokens"),
+    (Plan([Advance(WAITING, 1), Advance(WAITING, 1)]), "twice"),
+    (Plan([Advance(STRANGER, 4)]), r"advances \{9\}, which are not here"),
+    (Plan([Advance(RESIDENT, 1)], [WAITING]), r"preempts \{1\}, which are not resident"),
+    (Plan([Advance(RESIDENT, 1)], [RESIDENT]), r"preempts and advances \{2\} at once"),
+]
+
+
+@pytest.mark.parametrize(("plan", "message"), BREACHES, ids=[m for _, m in BREACHES])
+def test_a_plan_that_breaks_the_contract_is_named(plan: Plan, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        check_plan(plan, view([WAITING], [RESIDENT]))
+
+
+def test_no_more_are_admitted_than_the_batch_limit_leaves_room_for() -> None:
+    waiting = [Shown(n) for n in range(10, 14)]
+    plan = Plan([Advance(request, 4) for request in waiting])
+    check_plan(plan, view(waiting, limit=4))
+    with pytest.raises(PolicyError, match="admits 4 requests to 1; the batch limit is 4"):
+        check_plan(plan, view(waiting, [RESIDENT], limit=4))
+    check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], limit=4))
+
+
+def test_a_batch_that_a_shortage_left_above_the_limit_may_run_on() -> None:
+    residents = [Shown(n, generated=1, computed=4) for n in range(4)]
+    check_plan(Plan([Advance(request, 1) for request in residents]), view([], residents, limit=2))
+
+
+def test_pausing_chunks_and_waiting_for_a_moment_are_allowed() -> None:
+    check_plan(Plan([Advance(WAITING, 2)]), view([WAITING], [RESIDENT]))
+    check_plan(Plan(wake_s=101.0), view([WAITING], [RESIDENT]))
+
+
+def test_only_residents_that_are_done_may_retire() -> None:
+    check_retired([DONE], [RESIDENT, DONE])
+    with pytest.raises(PolicyError, match="retires 2, which is not done"):
+        check_retired([RESIDENT], [RESIDENT, DONE])
+    with pytest.raises(PolicyError, match="retires 9, which is not resident"):
+        check_retired([STRANGER], [RESIDENT, DONE])

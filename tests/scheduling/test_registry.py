@@ -1,0 +1,103 @@
+"""Policies by name: what exists is made with its options, what does not is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from config import Config
+from scheduling.orca import Orca
+from scheduling.registry import POLICIES, PolicyOptionError, make_policy
+from scheduling.shortest_first import ShortestFirst
+from scheduling.stall_free import StallFree
+from scheduling.tgi import TGI
+from tests.scheduling.shown import Shown, view
+
+MINE = """
+from scheduling.orca import Orca
+
+class Mine(Orca):
+    pass
+
+class Configured(Orca):
+    def __init__(self, options):
+        self.limit = options.max_batch_size
+
+class Greedy:
+    pass
+
+class Broken(Orca):
+    def __init__(self):
+        raise ZeroDivisionError("its author's mistake")
+"""
+
+
+@pytest.fixture
+def my_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "my_policies.py").write_text(MINE)
+    (tmp_path / "no_python.py").write_text("this is no Python")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_policies"
+    sys.modules.pop("my_policies", None)
+
+
+def test_each_policy_is_made_with_its_own_options() -> None:
+    config = Config(
+        mode="dynamic",
+        max_batch_prefill_tokens=100,
+        max_batch_total_tokens=200,
+        waiting_served_ratio=1.5,
+        max_waiting_tokens=7,
+        token_budget=99,
+        max_bypass=5,
+    )
+    made = {name: make_policy(name, config) for name in POLICIES}
+    assert isinstance(made["orca"], Orca)
+    tgi, stall_free, shortest = made["tgi"], made["stall-free"], made["shortest-first"]
+    assert isinstance(tgi, TGI)
+    assert (tgi.max_batch_prefill_tokens, tgi.max_batch_total_tokens) == (100, 200)
+    assert (tgi.waiting_served_ratio, tgi.max_waiting_tokens) == (1.5, 7)
+    assert isinstance(stall_free, StallFree)
+    assert stall_free.token_budget == 99
+    assert isinstance(shortest, ShortestFirst)
+    assert shortest.max_bypass == 5
+
+
+def test_every_policy_is_made_from_the_defaults_and_plans() -> None:
+    for name in POLICIES:
+        assert make_policy(name, Config(mode="dynamic")).plan(view([Shown(1)])).advance
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fifo", "--policy is 'fifo'; allowed: orca, tgi, stall-free, shortest-first, or"),
+        ("module:", "--policy is 'module:'; allowed"),
+        (":Class", "allowed: orca"),
+        ("nowhere_to_be_found:Class", "No module named 'nowhere_to_be_found'"),
+        ("no_python:Class", "SyntaxError"),
+        ("my_policies:Missing", "no attribute 'Missing'"),
+        ("my_policies:Broken", "ZeroDivisionError: its author's mistake"),
+        ("my_policies:Greedy", "is no policy: it lacks answers, plan, retire"),
+    ],
+)
+def test_a_policy_that_cannot_be_had_is_told_with_the_reason(
+    name: str, message: str, my_policies: str
+) -> None:
+    with pytest.raises(PolicyOptionError, match=message):
+        make_policy(name, Config(mode="dynamic"))
+
+
+def test_a_policy_of_ones_own_is_loaded_by_its_name(my_policies: str) -> None:
+    config = Config(mode="dynamic", max_batch_size=9)
+    assert isinstance(make_policy(f"{my_policies}:Mine", config), Orca)
+    assert make_policy(f"{my_policies}:Configured", config).limit == 9  # type: ignore[attr-defined]
+
+
+def test_a_token_budget_that_decodes_alone_use_up_is_refused() -> None:
+    config = Config(mode="dynamic", token_budget=32, max_batch_size=32)
+    with pytest.raises(PolicyOptionError, match=r"--token-budget is 32; .* more than --max-b"):
+        make_policy("stall-free", config)

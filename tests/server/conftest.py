@@ -1,0 +1,38 @@
+"""A server that the tests of this folder share; they leave it idle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from config import Config
+from tests.server.hash_app import STEP_S
+from tests.server.process import (
+    ROOT,
+    Server,
+    environment,
+    free_port,
+    serving,
+    spawned,
+    wait_ready,
+)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("server"), hash_model={STEP_S: 0.01}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With the embedded model's weights."""
+    config = Config(mode="dynamic", port=free_port())
+    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py")]
+    env = environment(**config.as_environment())
+    folder = tmp_path_factory.mktemp("embedded")
+    with spawned(folder, config, [*gunicorn, "app:create_app()"], env) as server:
+        wait_ready(server)
+        yield server

@@ -1,0 +1,172 @@
+"""Real server processes for tests: gunicorn over a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+
+from config import ENV_PREFIX, Config
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HASH_APP = "tests.server.hash_app:make_app()"
+PATIENCE_S = 30.0
+
+
+def eventually(holds: Callable[[], bool], what: str) -> None:
+    """Polls until it holds; a deadline, not a sleep, decides."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s: {what}"
+        time.sleep(0.01)
+
+
+@dataclass(slots=True)
+class Server:
+    config: Config
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        return self.config.url
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def ask(self, prompt: str = "hello", num_tokens: int = 5, **fields: Any) -> requests.Response:
+        body = {"prompt": prompt, "num_tokens": num_tokens, **fields}
+        return requests.post(f"{self.url}/inference", json=body, timeout=PATIENCE_S)
+
+    def stats(self) -> dict[str, Any]:
+        answer = requests.get(f"{self.url}/stats", timeout=PATIENCE_S)
+        assert answer.status_code == 200
+        stats: dict[str, Any] = answer.json()
+        return stats
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = self.stats()["counts"]
+        return counts
+
+    def reaches(self, **counts: int) -> None:
+        """Waits until `/stats` shows these counts."""
+        eventually(lambda: counts.items() <= self.counts().items(), f"counts {counts}")
+
+    def health(self) -> int | None:
+        """The status of `/health`; None where nobody listens."""
+        try:
+            return requests.get(f"{self.url}/health", timeout=PATIENCE_S).status_code
+        except requests.ConnectionError:
+            return None
+
+    def members(self) -> list[int]:
+        """Processes of the server that are alive."""
+        alive = []
+        for process in psutil.process_iter(["status"]):
+            with contextlib.suppress(ProcessLookupError):
+                in_group = os.getpgid(process.pid) == self.process.pid
+                if in_group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    alive.append(process.pid)
+        return alive
+
+    def interrupt(self) -> None:
+        """What Ctrl-C in a terminal does."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(**added: str) -> dict[str, str]:
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith((ENV_PREFIX, "HASH_", "API_KEY"))
+    }
+    return {**inherited, **added}
+
+
+@contextlib.contextmanager
+def spawned(
+    folder: Path, config: Config, command: Sequence[str], env: Mapping[str, str]
+) -> Iterator[Server]:
+    """A server in a process group of its own, as a terminal would start it."""
+    log_path = folder / f"server-{config.port}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
+        )
+    server = Server(config, process, log_path)
+    try:
+        yield server
+    finally:
+        if process.poll() is None:
+            server.interrupt()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def starting(
+    folder: Path,
+    mode: str = "dynamic",
+    hash_model: Mapping[str, object] | None = None,
+    prefix: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[Server]:
+    """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`;
+    `prefix`: a command that runs the server, such as nohup."""
+    config = Config(mode=mode, port=free_port(), **options)  # type: ignore[arg-type]
+    env = environment(
+        **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
+    )
+    command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py"), HASH_APP]
+    with spawned(folder, config, [*prefix, *command], env) as server:
+        yield server
+
+
+def wait_ready(server: Server) -> None:
+    def ready() -> bool:
+        assert server.process.poll() is None, server.log
+        return server.health() == 200
+
+    eventually(ready, "/health 200")
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path,
+    mode: str = "dynamic",
+    hash_model: Mapping[str, object] | None = None,
+    prefix: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[Server]:
+    """A server with the hash model that is ready."""
+    with starting(folder, mode, hash_model, prefix, **options) as server:
+        wait_ready(server)
+        yield server
+
+
+@contextlib.contextmanager
+def clients(number: int) -> Iterator[Callable[..., Future[Any]]]:
+    """Runs calls such as `server.ask` side by side."""
+    with ThreadPoolExecutor(number) as pool:
+        yield pool.submit

@@ -1,0 +1,26 @@
+"""The examples of docs/apis.md run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.server.process import PATIENCE_S, ROOT, Server
+
+PAGE = (ROOT / "docs" / "apis.md").read_text()
+EXAMPLES = re.findall(r"^```(python|bash)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("language", "source"), EXAMPLES)
+def test_an_example_runs(embedded: Server, language: str, source: str) -> None:
+    source = source.replace("http://127.0.0.1:8500", embedded.url)
+    command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
+    done = subprocess.run(
+        [*command, source], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert '"error"' not in done.stdout

@@ -1,0 +1,161 @@
+"""The commands a newcomer types, as they are typed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from config import MODES, Config
+from tests.server.process import (
+    ROOT,
+    Server,
+    clients,
+    environment,
+    free_port,
+    spawned,
+    wait_ready,
+)
+
+SERVER = str(ROOT / "server.sh")
+
+
+def run(*command: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in the Python of the tests, so that nothing is installed."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(**{"EB_PYTHON": sys.executable, **env}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("args", [[], ["fast"], ["--port", "8500"]])
+def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
+    done = run(SERVER, *args)
+    assert done.returncode == 2
+    for mode in (*MODES, "router"):
+        assert mode in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--port", "no"], "--port (EB_PORT) is 'no'; allowed: a whole number"),
+        (["--model", "no-such-model"], "model 'no-such-model' is neither a folder nor a known"),
+        (["--model", "random:gpt5"], "random:NAME allows gpt2, gpt2-medium"),
+        (["--model", "/tmp"], "/tmp holds no vocabulary; allowed: vocab.tiktoken"),
+        (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(args: list[str], message: str) -> None:
+    done = run(SERVER, "dynamic", *args)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_said_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run(SERVER, "dynamic", "--port", port)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_device_that_is_not_there_ends_the_server_with_what_is_allowed() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = run(SERVER, "dynamic", "--device", "cuda", "--port", str(free_port()))
+    assert done.returncode != 0
+    assert "torch finds no GPU; allowed here: auto, cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "embedded" / "vocab.tiktoken", tmp_path)
+    done = run(SERVER, "static", "--model", ".", "--port", str(free_port()), cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"{tmp_path}/config.json cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_python_that_is_too_old_or_absent_is_said_clearly(tmp_path: Path) -> None:
+    """A PATH with the tools the script needs, and with a python3 of long ago."""
+    copy = tmp_path / "clone"
+    (copy / "scripts").mkdir(parents=True)
+    for name in ("server.sh", "scripts/venv.sh", "requirements.txt"):
+        shutil.copy(ROOT / name, copy / name)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "env", "dirname", "cat", "cksum"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tools / tool).symlink_to(found)
+    for python, said in ((None, "not installed"), ("echo Python 3.6.9; exit 1", "Python 3.6.9")):
+        if python is not None:
+            (tools / "python3").write_text(f"#!/bin/sh\n{python}\n")
+            (tools / "python3").chmod(0o755)
+        done = run(str(copy / "server.sh"), "dynamic", EB_PYTHON="", PATH=str(tools))
+        assert done.returncode == 1
+        assert "Python 3.11 or newer is needed" in done.stderr
+        assert said in done.stderr
+        assert "EB_PYTHON" in done.stderr
+
+
+def test_nothing_but_the_engine_thread_needs_torch() -> None:
+    """Handlers and gunicorn's own thread run in a process that has not even imported it."""
+    code = (
+        "import sys, app, config; app.create_app(config.Config('dynamic')); "
+        "print('torch' in sys.modules)"
+    )
+    assert run(sys.executable, "-c", code).stdout.strip() == "False"
+
+
+@pytest.fixture(scope="module", params=MODES)
+def embedded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """`./server.sh MODE` with the embedded model."""
+    config = Config(mode=request.param, port=free_port())
+    folder = tmp_path_factory.mktemp("embedded")
+    command = [SERVER, request.param, "--port", str(config.port)]
+    with spawned(folder, config, command, environment(EB_PYTHON=sys.executable)) as server:
+        wait_ready(server)
+        yield server
+
+
+def test_the_command_serves_the_embedded_model(embedded: Server) -> None:
+    prompts = ["def main(", "import ", "class Node:\n    def __init__(self", "# 東京\n"]
+    with clients(len(prompts)) as call:
+        answers = [call(embedded.ask, prompt, 8, seed=3) for prompt in prompts]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            body = answer.result().json()
+            assert body["num_tokens"] == 8
+            assert body["completion"] == prompt + body["generated"]
+            assert 0 < body["prompt_tokens"] <= len(prompt.encode())
+    stats = embedded.stats()
+    assert stats["mode"] == embedded.config.mode
+    assert stats["model"]["name"] == "embedded"
+    assert stats["total-tokens-handled"] == 4 * 8
+    assert 0 < stats["model-share"] <= 1
+    assert f"{embedded.config.threads} threads" in embedded.log
+
+
+def test_ctrl_c_ends_the_command_and_all_it_started(embedded: Server) -> None:
+    embedded.interrupt()
+    assert embedded.process.wait(30) == 0
+    assert embedded.members() == []
+    assert not os.path.exists(f"/proc/{embedded.process.pid}")

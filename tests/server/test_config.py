@@ -1,0 +1,116 @@
+"""Options: one definition for command line, environment, help and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config import Config, ConfigError, env_name, flag
+
+NAMES = [spec.name for spec in dataclasses.fields(Config)]
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_defaults() -> None:
+    environ = {"EB_PORT": "1111", "EB_MAX_BATCH_SIZE": "7"}
+    config = Config.from_args(["static", "--port", "2222"], environ)
+    assert (config.mode, config.port, config.max_batch_size) == ("static", 2222, 7)
+    assert config.max_waiting == 1024
+
+
+def test_help_names_every_option_with_default_and_variable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        Config.from_args(["dynamic", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for spec in dataclasses.fields(Config)[1:]:
+        assert flag(spec.name) in told
+        assert f"{spec.default}; {env_name(spec.name)})" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("port", "0", "1 to 65535"),
+        ("port", "80.5", "a whole number"),
+        ("port", "", "a whole number"),
+        ("max_batch_size", "0", "1 to"),
+        ("max_batch_size", "-3", "1 to"),
+        ("max_wait_ms", "nan", "0 to"),
+        ("max_wait_ms", "soon", "a number"),
+        ("drain_timeout", "inf", "0 to"),
+        ("dtype", "float16", "float32, bfloat16"),
+        ("device", "gpu", "cpu, cuda, cuda:1"),
+        ("static_release", "never", "batch, request"),
+        ("log_level", "loud", "debug, info"),
+        ("seed", "-1", "0 to"),
+        ("model", "", "empty"),
+        ("host", "", "empty"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(
+    name: str, value: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for args, environ in (
+        (["dynamic", f"{flag(name)}={value}"], {}),
+        (["dynamic"], {env_name(name): value}),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            Config.from_args(args, environ)
+        told = capsys.readouterr().err
+        assert flag(name) in told
+        assert env_name(name) in told
+        assert allowed in told
+        assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("args", [[], ["fast"], ["dynamic", "--prot", "1"], ["dynamic", "static"]])
+def test_an_unknown_mode_or_option_is_a_usage_error(args: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        Config.from_args(args, {})
+
+
+def test_the_environment_alone_needs_a_mode() -> None:
+    with pytest.raises(ConfigError, match="EB_MODE is not set; allowed: nobatch, static, dynamic"):
+        Config.from_environment({})
+
+
+@given(
+    config=st.builds(
+        Config,
+        mode=st.sampled_from(["nobatch", "static", "dynamic"]),
+        port=st.integers(1, 65535),
+        max_batch_size=st.integers(1, 4096),
+        max_wait_ms=st.floats(0, 60_000),
+        seed=st.integers(0, 2**63 - 1),
+        static_release=st.sampled_from(["batch", "request"]),
+    )
+)
+def test_a_configuration_survives_the_way_through_the_environment(config: Config) -> None:
+    assert Config.from_environment(config.as_environment()) == config
+
+
+def test_threads_exceed_what_the_limits_admit() -> None:
+    config = Config(mode="dynamic", max_batch_size=100, max_waiting=500)
+    assert config.threads > 600
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open", "url"),
+    [
+        ("127.0.0.1", False, "http://127.0.0.1:8500"),
+        ("127.0.0.53", False, "http://127.0.0.53:8500"),
+        ("localhost", False, "http://localhost:8500"),
+        ("::1", False, "http://[::1]:8500"),
+        ("0.0.0.0", True, "http://0.0.0.0:8500"),
+        ("::", True, "http://[::]:8500"),
+        ("192.168.1.5", True, "http://192.168.1.5:8500"),
+        ("example.org", True, "http://example.org:8500"),
+    ],
+)
+def test_a_host_beyond_this_machine_is_known_as_such(host: str, is_open: bool, url: str) -> None:
+    config = Config(mode="dynamic", host=host)
+    assert (config.open_to_the_world, config.url) == (is_open, url)

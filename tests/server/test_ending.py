@@ -1,0 +1,134 @@
+"""How a server starts to be there and ceases to: loading, draining, Ctrl-C, failing to load."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.server.hash_app import LOAD_ERROR, LOAD_GATE, STEP_S
+from tests.server.process import (
+    PATIENCE_S,
+    clients,
+    eventually,
+    serving,
+    starting,
+    wait_ready,
+)
+
+
+def test_before_the_model_is_loaded_health_and_requests_get_503(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
+        eventually(lambda: server.health() is not None, "the door is open")
+        assert server.health() == 503
+        answer = server.ask()
+        assert answer.status_code == 503
+        assert "loaded" in answer.json()["error"]
+        assert server.stats()["model"] is None
+        gate.write_bytes(b"")
+        wait_ready(server)
+        assert server.ask().status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_message(tmp_path: Path) -> None:
+    with starting(tmp_path, hash_model={LOAD_ERROR: "no such weights; allowed: better"}) as server:
+        assert server.process.wait(PATIENCE_S) != 0
+        assert server.log.count("no such weights; allowed: better") == 1
+        assert "Traceback" not in server.log
+        assert server.members() == []
+
+
+def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, hash_model={STEP_S: 0.02}, max_batch_size=1) as server,
+        clients(3) as call,
+        requests.Session() as open_connection,
+    ):
+        assert open_connection.get(f"{server.url}/health", timeout=30).status_code == 200
+        running = call(server.ask, "x", 100)
+        server.reaches(running=1)
+        streamed = call(server.ask, "x", 20, stream=True)
+        server.reaches(running=1, waiting=1)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.health() == 503, "/health 503")
+        body = {"prompt": "x", "num_tokens": 1}
+        refused = open_connection.post(f"{server.url}/inference", json=body, timeout=30)
+        assert refused.status_code == 503
+        assert "shutting down" in refused.json()["error"]
+        assert running.result().json()["num_tokens"] == 100
+        assert '"done":true' in streamed.result().text
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.members() == []
+
+
+def test_what_outlasts_the_drain_timeout_is_ended_with_an_error(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, hash_model={STEP_S: 0.05}, drain_timeout=0.2) as server,
+        clients(2) as call,
+    ):
+        whole = call(server.ask, "x", 1000)
+        streamed = call(server.ask, "x", 1000, stream=True)
+        server.reaches(running=2)
+        server.process.send_signal(signal.SIGTERM)
+        assert whole.result().status_code == 503
+        assert "shutting down" in whole.result().json()["error"]
+        assert "shutting down" in streamed.result().text.strip().split("\n\n")[-1]
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_an_idle_server_drains_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("step_s", [0.01, 5.0])
+def test_ctrl_c_tells_whoever_waits_and_leaves_no_process(tmp_path: Path, step_s: float) -> None:
+    """Also in the middle of a long iteration, whose clients are cut off."""
+    with serving(tmp_path, hash_model={STEP_S: step_s}) as server, clients(20) as call:
+        waiting = [call(server.ask, "x", 1000) for _ in range(20)]
+        server.reaches(received=20)
+        server.interrupt()
+        server.process.wait(PATIENCE_S)
+        assert server.members() == []
+        for answer in waiting:
+            if step_s < 1:
+                assert answer.result().status_code == 503
+            else:
+                assert isinstance(answer.exception(), requests.ConnectionError)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, number: int) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
+        eventually(lambda: server.health() == 503, "the door is open")
+        os.killpg(server.process.pid, number)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.members() == []
+
+
+def test_a_closed_terminal_ends_the_server_as_sigterm_does(tmp_path: Path) -> None:
+    with serving(tmp_path, hash_model={STEP_S: 0.01}) as server, clients(1) as call:
+        running = call(server.ask, "x", 100)
+        server.reaches(running=1)
+        os.killpg(server.process.pid, signal.SIGHUP)
+        assert running.result().json()["num_tokens"] == 100
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.members() == []
+
+
+def test_under_nohup_a_server_outlives_its_terminal(tmp_path: Path) -> None:
+    with serving(tmp_path, prefix=["nohup"]) as server:
+        os.killpg(server.process.pid, signal.SIGHUP)
+        server.process.send_signal(signal.SIGHUP)
+        before = server.members()
+        assert server.ask("x", 3).status_code == 200
+        assert server.members() == before
+        assert len(before) == 2

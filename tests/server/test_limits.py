@@ -1,0 +1,135 @@
+"""What does not fit is refused at the door, and the door stays open for everything else."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import requests
+
+from tests.server.hash_app import FAIL_ON, STEP_S
+from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
+
+
+def test_beyond_the_queue_a_request_gets_429_and_when_to_come_back(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, hash_model={STEP_S: 0.02}, max_batch_size=1, max_waiting=2) as server,
+        clients(3) as call,
+    ):
+        answers = [call(server.ask, "x", 150)]
+        server.reaches(running=1)
+        answers += [call(server.ask, "x", 2) for _ in range(2)]
+        server.reaches(running=1, waiting=2)
+        refused = server.ask("x", 1)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "--max-waiting" in refused.json()["error"]
+        assert server.ask("x", 1, stream=True).status_code == 429
+        assert server.health() == 200
+        assert [answer.result().status_code for answer in answers] == [200, 200, 200]
+        counts = server.counts()
+        assert (counts["received"], counts["completed"], counts["rejected"]) == (5, 3, 2)
+
+
+def test_a_burst_beyond_the_limits_is_answered_to_the_last_request(tmp_path: Path) -> None:
+    """Nothing hides in the backlog: every request is served or refused, and the books close."""
+    with (
+        serving(tmp_path, hash_model={STEP_S: 0.005}, max_batch_size=4, max_waiting=8) as server,
+        clients(60) as call,
+    ):
+        statuses = [a.result().status_code for a in [call(server.ask, "x", 20) for _ in range(60)]]
+        assert set(statuses) <= {200, 429}
+        counts = server.counts()
+        assert counts["received"] == 60
+        assert counts["completed"] == statuses.count(200) >= 12
+        assert counts["rejected"] == statuses.count(429)
+
+
+def test_a_failing_iteration_fails_its_requests_and_no_others(tmp_path: Path) -> None:
+    with serving(tmp_path, hash_model={FAIL_ON: "3"}) as server:
+        failed = server.ask("x", 10)
+        assert failed.status_code == 500
+        assert "iteration 3 fails" in failed.json()["error"]
+        assert server.ask("x", 10).status_code == 200
+        assert server.counts()["failed"] == 1
+
+
+def test_a_stream_that_fails_later_ends_with_an_error_and_is_not_done(tmp_path: Path) -> None:
+    with serving(tmp_path, hash_model={FAIL_ON: "3"}) as server:
+        answer = server.ask("x", 10, stream=True)
+        assert answer.status_code == 200
+        *sent, last = [json.loads(line[6:]) for line in answer.text.split("\n") if line]
+        assert sum(event["tokens"] for event in sent) == 2
+        assert last.keys() == {"error"}
+        assert "iteration 3 fails" in last["error"]
+
+
+def test_a_stream_that_fails_before_it_begins_has_a_true_status(tmp_path: Path) -> None:
+    with serving(tmp_path, hash_model={FAIL_ON: "1"}) as server:
+        answer = server.ask("x", 10, stream=True)
+        assert answer.status_code == 500
+        assert answer.json().keys() == {"error"}
+
+
+def test_a_body_as_large_as_the_limit_is_read(server: Server) -> None:
+    body = b'{"prompt": "x", "num_tokens": 1}'.ljust(server.config.max_body_bytes)
+    answer = requests.post(
+        f"{server.url}/inference",
+        data=body,
+        headers={"Content-Type": "application/json"},
+        timeout=30,
+    )
+    assert answer.status_code == 200
+
+
+def test_a_body_over_the_limit_gets_413(server: Server) -> None:
+    answer = server.ask("x" * server.config.max_body_bytes, 1)
+    assert answer.status_code == 413
+    assert "--max-body-bytes" in answer.json()["error"]
+
+
+def test_a_body_over_the_limit_without_a_length_gets_413(server: Server) -> None:
+    answer = requests.post(
+        f"{server.url}/inference",
+        data=iter([b"[" * 65536] * (server.config.max_body_bytes // 65536 + 1)),
+        headers={"Content-Type": "application/json"},
+        timeout=PATIENCE_S,
+    )
+    assert answer.status_code == 413
+
+
+def test_a_static_batch_forms_for_as_long_as_it_is_told(tmp_path: Path) -> None:
+    """Two requests, the second sent once the first is seen waiting, share one batch."""
+    with (
+        serving(tmp_path, "static", max_wait_ms=60_000, max_batch_size=2) as server,
+        clients(2) as call,
+    ):
+        start_s = time.monotonic()
+        first = call(server.ask, "a", 3)
+        server.reaches(waiting=1)
+        second = call(server.ask, "b", 5)
+        assert first.result().status_code == second.result().status_code == 200
+        assert time.monotonic() - start_s < 60  # it left when it was full
+        assert server.stats()["batch-size"]["histogram"] == {"2": 5}
+
+
+def test_a_static_answer_leaves_when_it_is_told_to(tmp_path: Path) -> None:
+    for release in ("batch", "request"):
+        with (
+            serving(
+                tmp_path,
+                "static",
+                {STEP_S: 0.01},
+                max_wait_ms=60_000,
+                max_batch_size=2,
+                static_release=release,
+            ) as server,
+            clients(2) as call,
+        ):
+            long = call(server.ask, "a", 100)
+            short = call(server.ask, "b", 2)
+            latencies = [f.result().json()["timing"]["latency_s"] for f in (short, long)]
+            ratio = latencies[0] / latencies[1]
+            assert ratio > 0.9 if release == "batch" else ratio < 0.5
+            eventually(lambda: server.counts()["running"] == 0, "idle")

@@ -1,0 +1,153 @@
+"""Requests over a real socket: the tokens are right, and as many run together as the limits say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from config import MODES
+from tests.hash_model import reference
+from tests.server.hash_app import STEP_S, byte_tokenizer
+from tests.server.process import Server, clients, serving
+from text import Detokenizer
+
+
+def expected(prompt: str, num_tokens: int, seed: int | None) -> str:
+    detokenizer = Detokenizer(byte_tokenizer())
+    tokens = reference(list(prompt.encode()), num_tokens, seed)
+    return detokenizer.push(tokens) + detokenizer.finish()
+
+
+def stream(server: Server, **body: Any) -> list[dict[str, Any]]:
+    with requests.post(
+        f"{server.url}/inference", json={**body, "stream": True}, stream=True, timeout=30
+    ) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        return [json.loads(line[6:]) for line in answer.iter_lines() if line]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_each_request_the_tokens_it_would_get_alone(
+    mode: str, tmp_path: Path
+) -> None:
+    wanted = [("a" * n, 3 * n, n) for n in range(1, 13)]
+    with (
+        serving(tmp_path, mode, {STEP_S: 0.001}, max_batch_size=5) as server,
+        clients(len(wanted)) as call,
+    ):
+        answers = [call(server.ask, prompt, n, seed=seed) for prompt, n, seed in wanted]
+        for (prompt, n, seed), answer in zip(wanted, answers, strict=True):
+            body = answer.result().json()
+            assert body["generated"] == expected(prompt, n, seed)
+            assert body["completion"] == prompt + body["generated"]
+            assert (body["num_tokens"], body["prompt_tokens"]) == (n, len(prompt))
+        stats = server.stats()
+    assert stats["counts"] == {
+        "received": 12,
+        "completed": 12,
+        "failed": 0,
+        "cancelled": 0,
+        "rejected": 0,
+        "waiting": 0,
+        "running": 0,
+    }
+    assert stats["total-tokens-handled"] == sum(n for _, n, _ in wanted)
+    assert stats["batch-size"]["max"] <= (1 if mode == "nobatch" else 5)
+
+
+def test_forty_concurrent_requests_run_in_one_batch(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, hash_model={STEP_S: 0.02}, max_batch_size=40) as server,
+        clients(40) as call,
+    ):
+        answers = [call(server.ask, f"request {i}", 100) for i in range(40)]
+        assert all(answer.result().status_code == 200 for answer in answers)
+        assert server.stats()["batch-size"]["max"] == 40
+
+
+def test_a_stream_joined_is_the_text_of_the_same_request_unstreamed(server: Server) -> None:
+    body = {"prompt": "tell me", "num_tokens": 40, "seed": 11}
+    *pieces, last = stream(server, **body)
+    whole = server.ask("tell me", 40, seed=11).json()
+    assert "".join(piece["text"] for piece in pieces) == whole["generated"] == last["generated"]
+    assert sum(piece["tokens"] for piece in pieces) == 40
+    assert last["done"] is True
+    same = ("completion", "num_tokens", "prompt_tokens", "seed")
+    assert [last[key] for key in same] == [whole[key] for key in same]
+    assert last["timing"].keys() == whole["timing"].keys()
+
+
+def test_a_stream_arrives_while_it_is_generated(server: Server) -> None:
+    """Not all at once at the end: the first event is here while the request still runs."""
+    with requests.post(
+        f"{server.url}/inference",
+        json={"prompt": "x", "num_tokens": 900, "stream": True},
+        stream=True,
+        timeout=30,
+    ) as answer:
+        next(answer.iter_lines())
+        assert server.counts()["running"] == 1
+    server.reaches(running=0)
+
+
+def test_without_a_seed_a_fresh_one_is_drawn_and_told(server: Server) -> None:
+    first, second = server.ask("x", 30).json(), server.ask("x", 30).json()
+    assert first["seed"] != second["seed"]
+    assert first["generated"] != second["generated"]
+    again = server.ask("x", 30, seed=first["seed"]).json()
+    assert again["generated"] == first["generated"]
+
+
+def test_temperature_zero_is_greedy_whatever_the_seed(server: Server) -> None:
+    texts = {server.ask("x", 20, temperature=0, seed=s).json()["generated"] for s in (1, 2)}
+    assert texts == {expected("x", 20, None)}
+
+
+def test_the_timing_of_an_answer_is_in_order(server: Server) -> None:
+    timing = server.ask("x", 10).json()["timing"]
+    assert 0 <= timing["queue_s"] < timing["ttft_s"] < timing["latency_s"]
+    assert timing["tpot_s"] == pytest.approx((timing["latency_s"] - timing["ttft_s"]) / 9)
+    assert server.ask("x", 1).json()["timing"]["tpot_s"] is None
+
+
+def test_a_request_is_in_stats_before_its_answer_is_sent(server: Server) -> None:
+    before = server.stats()
+    for n in range(1, 20):
+        server.ask("x", 1)
+        after = server.stats()
+        assert after["counts"]["completed"] == before["counts"]["completed"] + n
+        assert after["total-tokens-handled"] == before["total-tokens-handled"] + n
+
+
+def test_a_reset_starts_a_new_window(server: Server) -> None:
+    server.ask("x", 3)
+    assert requests.post(f"{server.url}/stats/reset", timeout=30).status_code == 200
+    assert server.counts()["received"] == 0
+    server.ask("x", 7)
+    assert server.stats()["total-tokens-handled"] == 7
+    told = requests.get(f"{server.url}/stats/iterations", timeout=30).json()
+    rows = [dict(zip(told["columns"], row, strict=True)) for row in told["iterations"]]
+    assert [row["tokens"] for row in rows] == [1] * 7
+    assert all(row["start_s"] > 0 and row["rows"] == 1 and row["padding"] == 0 for row in rows)
+
+
+def test_stats_say_what_runs_and_where(server: Server) -> None:
+    stats = server.stats()
+    assert (stats["mode"], stats["policy"]) == ("dynamic", "orca")
+    assert stats["model"]["note"].startswith("next token = hash")
+    assert stats["machine"].keys() == {"cpu", "cores", "memory_gib", "gpu", "torch", "python"}
+    assert stats["options"] == server.config.as_dict()
+
+
+def test_one_connection_serves_many_requests(server: Server) -> None:
+    with requests.Session() as session:
+        for seed in range(5):
+            body = {"prompt": "x", "num_tokens": 3, "seed": seed}
+            answer = session.post(f"{server.url}/inference", json=body, timeout=30)
+            assert answer.json()["generated"] == expected("x", 3, seed)
+            assert answer.headers["Connection"] == "keep-alive"

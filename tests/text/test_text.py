@@ -1,0 +1,186 @@
+"""Vocabularies and growing text, against `tokenizers` and Python's own decoder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
+from tests.server.hash_app import byte_tokenizer
+from text import (
+    HUB_NAMES,
+    Detokenizer,
+    EncodingError,
+    Tokenizer,
+    VocabularyError,
+    load_tokenizer,
+)
+
+TEXTS = [
+    "def f(x):\n    return x + 1\n",
+    "naïve café 😀 東京",
+    "the cat the cat the cat",
+    "  \t\n ",
+] * 9
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+
+
+def train_hub_tokenizer() -> HubTokenizer:
+    hub = HubTokenizer(models.BPE())
+    hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hub.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
+    hub.train_from_iterator(TEXTS, trainer)
+    return hub
+
+
+def save(hub: HubTokenizer, kind: str, folder: Path) -> None:
+    if kind == "tokenizer.json":
+        hub.save(str(folder / kind))
+    elif kind == "vocab.json":
+        hub.model.save(str(folder))
+    else:
+        ranks = {bytes([byte]): byte for byte in range(256)} | {b"the": 256, b" cat": 257}
+        write_ranks(ranks, folder / VOCABULARY_FILE)
+
+
+@pytest.fixture(scope="module")
+def hub() -> HubTokenizer:
+    return train_hub_tokenizer()
+
+
+@pytest.fixture(scope="module", params=["tokenizer.json", "vocab.json", VOCABULARY_FILE])
+def tokenizer(
+    request: pytest.FixtureRequest, hub: HubTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("model")
+    save(hub, request.param, folder)
+    return load_tokenizer(str(folder))
+
+
+def decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    return b"".join(map(tokenizer.token_bytes, tokens)).decode(errors="replace")
+
+
+@given(text=ANY_TEXT)
+def test_text_survives_the_way_to_ids_and_back(tokenizer: Tokenizer, text: str) -> None:
+    plain = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert decode(tokenizer, tokenizer.encode(text)) == plain
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json"])
+@given(text=st.text() | st.sampled_from(TEXTS))
+def test_ids_are_those_of_the_hub_library(
+    hub: HubTokenizer, tmp_path_factory: pytest.TempPathFactory, kind: str, text: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / kind.replace(".", "-")
+    if not folder.exists():
+        folder.mkdir()
+        save(hub, kind, folder)
+    assert load_tokenizer(str(folder)).encode(text) == hub.encode(text).ids
+
+
+def test_special_tokens_in_a_text_are_plain_text(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(f"a{END_OF_TEXT}b")
+    assert tokenizer.end_id is not None
+    assert tokenizer.end_id not in tokens
+    assert decode(tokenizer, tokens) == f"a{END_OF_TEXT}b"
+    assert tokenizer.token_bytes(tokenizer.end_id) == END_OF_TEXT.encode()
+
+
+def test_ids_beyond_the_vocabulary_read_as_valid_distinct_text(tokenizer: Tokenizer) -> None:
+    beyond = range(tokenizer.vocab_size, tokenizer.vocab_size + 50_000)
+    texts = {tokenizer.token_bytes(token).decode() for token in beyond}
+    assert len(texts) == len(beyond)
+
+
+def test_the_vocabulary_ends_where_its_ids_end(tokenizer: Tokenizer, hub: HubTokenizer) -> None:
+    assert tokenizer.vocab_size in (hub.get_vocab_size(), 256 + 2 + 1)
+
+
+@given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=12))
+def test_pieces_joined_are_the_text_of_the_whole(data: bytes, cuts: list[int]) -> None:
+    detokenizer = Detokenizer(byte_tokenizer())
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    pieces = [detokenizer.push(data[a:b]) for a, b in itertools.pairwise(edges)]
+    assert "".join(pieces) + detokenizer.finish() == data.decode(errors="replace")
+
+
+@given(text=st.text(min_size=1, max_size=20))
+def test_no_piece_ends_in_half_a_character(text: str) -> None:
+    detokenizer = Detokenizer(byte_tokenizer())
+    so_far = ""
+    for byte in text.encode():
+        so_far += detokenizer.push([byte])
+        assert text.startswith(so_far)
+    assert so_far == text
+
+
+def test_a_text_that_makes_the_library_panic_is_an_error_of_that_text() -> None:
+    """A panic is no Exception; uncaught it would end the server's worker."""
+    gpt2_pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    encoding = tiktoken.Encoding(
+        "test",
+        pat_str=gpt2_pattern,
+        mergeable_ranks={bytes([byte]): byte for byte in range(256)},
+        special_tokens={},
+    )
+    tokenizer = Tokenizer(encoding.encode_ordinary, {0: b"\0"}, None)
+    with pytest.raises(EncodingError, match="1000001 characters"):
+        tokenizer.encode(" " * 1_000_000 + "a")
+
+
+def test_random_models_are_read_with_the_embedded_vocabulary() -> None:
+    random, embedded = load_tokenizer("random:gpt2-medium"), load_tokenizer("embedded")
+    assert random.encode(TEXTS[0]) == embedded.encode(TEXTS[0])
+    assert decode(embedded, embedded.encode(TEXTS[1])) == TEXTS[1]
+    assert random.token_bytes(50_000).decode() == "<|50000|>"
+
+
+@pytest.mark.parametrize("model", ["no-such-folder", "random:gpt5", "random:"])
+def test_an_unknown_model_is_refused_with_the_known_ones(model: str) -> None:
+    with pytest.raises(VocabularyError, match="gpt2-medium"):
+        load_tokenizer(model)
+
+
+def test_a_vocabulary_that_cannot_be_downloaded_names_the_alternatives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    with pytest.raises(VocabularyError, match=r"--model embedded.*--model random:gpt2-xl"):
+        load_tokenizer("gpt2-xl")
+
+
+def test_folders_without_a_byte_level_vocabulary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"allowed: vocab\.tiktoken"):
+        load_tokenizer(str(tmp_path))
+    path = tmp_path / "tokenizer.json"
+    for content in ("", "[1]", "{}", json.dumps({"model": {"type": "WordPiece"}})):
+        path.write_text(content)
+        with pytest.raises(VocabularyError, match=r"tokenizer\.json"):
+            load_tokenizer(str(tmp_path))
+    path.write_text(json.dumps({"model": {"type": "BPE"}, "decoder": {"type": "ByteLevel"}}))
+    with pytest.raises(VocabularyError, match="cannot be read"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_all_hub_names_share_one_vocabulary_and_are_known_to_the_loader() -> None:
+    from gpt.checkpoint import SHAPES
+
+    assert set(HUB_NAMES) == set(SHAPES)
