@@ -203,12 +203,14 @@ def test_a_failure_before_the_first_token_has_its_status(tmp_path: Path) -> None
 
 def test_a_stream_that_fails_later_ends_with_an_error_and_without_done(tmp_path: Path) -> None:
     with serving(tmp_path, hash_model={FAIL_ON: "3,6"}) as server:
-        stream = official(server).completions.create(model="embedded", prompt="x", stream=True)
+        stream = official(server).completions.create(
+            model="embedded", prompt="x", stream=True, extra_body={"ignore_eos": True}
+        )
         with pytest.raises(openai.APIError, match="iteration 3 fails"):
             joined(stream)
         answer = requests.post(
             f"{server.url}/v1/chat/completions",
-            json={"messages": USER, "stream": True},
+            json={"messages": USER, "stream": True, "ignore_eos": True},
             timeout=PATIENCE_S,
         )
         assert answer.status_code == 200
