@@ -244,6 +244,9 @@ class ServerModel:
             for i, row in enumerate(rows)
             if row.draw is not None and row.draw.sampling.prompt_logprobs is not None
         }
+        if not wanted and self.device.type == "cuda":
+            # nothing was read back yet: the duration would be that of the launch
+            torch.cuda.synchronize(self.device)
         return Outcome(picked, positions, time.perf_counter() - start_s, found, prompts)
 
     def _prompt_logprobs(self, hidden: Tensor, row: _Drawn) -> Sequence[TokenLogprobs]:
