@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from gpt.cache import KVShape
+from gpt.container import container_room_bytes
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +57,33 @@ def asked_tokens(amount: str, shape: KVShape) -> int:
 
 
 def cpu_tokens(shape: KVShape, most_tokens: int) -> int:
-    """All that the batch limit can use, or a share of the available memory where that is less."""
-    available_bytes = psutil.virtual_memory().available
+    """All that the batch limit can use, or a share of the available memory where that is less.
+
+    Available is what the machine has, or what the container's limit leaves where that is less.
+    Raises KVMemoryError where the share is less than the server's own warm-up takes.
+    """
+    machine_bytes, room_bytes = psutil.virtual_memory().available, container_room_bytes()
+    available_bytes, whose = machine_bytes, "on the machine"
+    if room_bytes is not None and room_bytes < machine_bytes:
+        available_bytes = room_bytes
+        whose = f"under the container's limit, of {machine_bytes / 2**30:.1f} GiB on the machine"
     fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.token_bytes
     log.info(
         "KV budget: the smaller of batch limit x context = %d tokens, and %.0f %% of %.1f GiB "
-        "available memory / %d bytes a token = %d tokens",
+        "available (%s) / %d bytes a token = %d tokens",
         most_tokens,
         100 * AVAILABLE_MEMORY_SHARE,
         available_bytes / 2**30,
+        whose,
         shape.token_bytes,
         fitting,
     )
+    if fitting < LEAST_TOKENS:
+        raise KVMemoryError(
+            f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
+            f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} tokens of "
+            f"{shape.token_bytes} bytes, and {LEAST_TOKENS} are the least"
+        )
     return min(most_tokens, fitting)
 
 
