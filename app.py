@@ -32,6 +32,7 @@ from api.keys import require_keys
 from api.logs import register_log
 from api.metrics import Metrics, register_metrics
 from api.openai_answers import error_shape
+from api.openai_generation import Generations
 from api.openai_schemas import ChatRequest, CompletionRequest
 from api.openapi import register_openapi
 from api.service import Service
@@ -227,7 +228,8 @@ def create_app(
     )
     app.register_blueprint(inference.make_door(service))
     app.register_blueprint(tgi.make_door(service))
-    app.register_blueprint(openai.make_door(service, template))
+    generations = Generations(service, template)
+    app.register_blueprint(openai.make_door(service, generations))
     register_log(app, time.perf_counter)
     register_cors(app, config.cors_allow_origin)
     register_metrics(app, metrics, manager)

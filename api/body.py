@@ -16,7 +16,11 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 def read_body(request: Request, schema: type[Schema], most_bytes: int) -> Schema:
     """Raises ApiError, and werkzeug's 413 for a body of more than `most_bytes`."""
-    data = read_object(request, most_bytes)
+    return of_schema(read_object(request, most_bytes), schema)
+
+
+def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
+    """Raises ApiError."""
     try:
         return schema.model_validate(data)
     except ValidationError as error:

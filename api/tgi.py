@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException
 from api.body import read_object
 from api.errors import RETRY_AFTER_S, ApiError, http_error, internal_error
 from api.generation import follow, to_the_end
-from api.openai import model_id
+from api.openai_generation import model_id
 from api.service import Service
 from api.stream import event, event_stream
 from api.tgi_answers import (
