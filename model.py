@@ -34,12 +34,21 @@ from gpt.cache import (
     SequenceKV,
     rectangle_width,
 )
-from gpt.checkpoint import RANDOM_PREFIX, load_network
+from gpt.checkpoint import load_network
 from gpt.linear import pack_linears
 from gpt.network import GPT, Attend
 from gpt.sampling import logprobs, sample
 from kernels import attention_library
-from seams import KV, Draw, Need, Outcome, OutOfMemoryError, Sampling, TokenLogprobs
+from seams import (
+    KV,
+    RANDOM_PREFIX,
+    Draw,
+    Need,
+    Outcome,
+    OutOfMemoryError,
+    Sampling,
+    TokenLogprobs,
+)
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from typing import Literal, Protocol
 
 ServiceClass = Literal["immediate", "deferred"]
 
+RANDOM_PREFIX = "random:"  # of a model's name: that shape, random weights, the embedded vocabulary
+
 
 # --- Model ----------------------------------------------------------------------------------
 

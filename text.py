@@ -16,9 +16,9 @@ from typing import Any
 import tiktoken
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
+from seams import RANDOM_PREFIX
 
 HUB_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-RANDOM_PREFIX = "random:"
 
 _ALLOWED = (
     f"embedded, {', '.join(HUB_NAMES)}, {RANDOM_PREFIX}NAME with one of these names, or a folder "

@@ -14,6 +14,7 @@ from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 
 from api.body import read_body
+from api.limits import COOLEST, FRESH_SEED_BITS, HOTTEST
 from api.service import Service
 from api.stream import event, event_stream, pieces
 from inference import Inference
@@ -21,9 +22,7 @@ from seams import RequestRecord, Sampling, ServiceClass
 from stats import latency_s, queue_s, tpot_s, ttft_s
 from text import Detokenizer
 
-FRESH_SEED_BITS = 32
 MOST_DEADLINE_S = 30 * 86_400
-COOLEST, HOTTEST = 1e-6, 1e6  # logits divided by less would overflow
 
 
 class InferenceRequest(BaseModel):

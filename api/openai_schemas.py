@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
 
+from api.limits import COOLEST
 from seams import Sampling, ServiceClass
 
-COOLEST = 1e-6  # logits divided by less would overflow
 MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4
 MOST_TOP_LOGPROBS = 20

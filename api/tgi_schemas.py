@@ -16,13 +16,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from api.errors import ApiError, show
-from api.inference import COOLEST, HOTTEST
+from api.limits import COOLEST, FRESH_SEED_BITS, HOTTEST
 from config import Config
 from seams import Sampling
 
 log = logging.getLogger(__name__)
 
-FRESH_SEED_BITS = 64
 NOT_OFFERED = ("watermark", "grammar", "adapter_id")
 UNKNOWN_TOLD = 256  # names of unknown fields that are logged, each once
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gpt.network import GPT, GPTConfig, init_weights
+from seams import RANDOM_PREFIX
 
 EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "embedded"
-RANDOM_PREFIX = "random:"
 
 _GPT2 = GPTConfig(vocab_size=50257, context=1024, n_layer=12, n_head=12, n_embd=768)
 SHAPES = {

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "seams": set(),
     "config": set(),
     "gunicorn_conf": {"config", "api"},  # of api its logs
-    "text": {"embedded"},  # its vocabulary, which needs no torch: held below
+    "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
     "scheduling": {"seams"},
     "generate": {"seams"},
     "stats": {"seams"},
