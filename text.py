@@ -234,7 +234,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     else:
         raise VocabularyError(f"{folder} holds no vocabulary; allowed: {_FOLDER_ALLOWED}")
     added = {token: entry.content for token, entry in hub.get_added_tokens_decoder().items()}
-    byte_of = _bytes_of_characters()
+    byte_of = bytes_of_characters()
     table = {}
     for text, token in hub.get_vocab(with_added_tokens=True).items():
         if token in added or not all(character in byte_of for character in text):
@@ -255,7 +255,7 @@ def _kinds(path: Path) -> list[str | None]:
     return [(fields.get(part) or {}).get("type") for part in ("model", "decoder")]
 
 
-def _bytes_of_characters() -> dict[str, int]:
+def bytes_of_characters() -> dict[str, int]:
     """GPT-2's table of visible stand-ins for bytes: printable ones stand for themselves, the
     others are the characters from U+0100 on (Radford et al., 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
