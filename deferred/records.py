@@ -1,0 +1,176 @@
+"""What the store hands out and takes in. Times are unix seconds (UTC); None: not reached yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+BatchStatus = Literal[
+    "validating",  # its lines are being read; then `failed` or `in_progress`
+    "failed",
+    "in_progress",
+    "finalizing",  # nothing runs any more; the output files are being written
+    "completed",
+    "expired",
+    "cancelling",  # what runs may finish; then the files are written, then `cancelled`
+    "cancelled",
+]
+ItemState = Literal["pending", "running", "completed", "failed", "expired", "cancelled"]
+Unrun = Literal["expired", "cancelled"]  # why an item was never (fully) executed
+Order = Literal["asc", "desc"]
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    id: str
+    owner: str
+    purpose: str
+    filename: str
+    size_bytes: int
+    sha256: str
+    created_at: float
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Record]):
+    """A part of a list; the next begins after the last one's id."""
+
+    data: tuple[Record, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """Why a batch failed its validation; `line` counts from 1, None where it is about the whole."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """What a client asks for. `model` is the one that the accepting server serves: of servers that
+    share a database, only those that serve it validate and execute the batch."""
+
+    input_file_id: str
+    endpoint: str
+    model: str
+    completion_window: str
+    metadata: Mapping[str, str] | None = None
+    output_expires_after_s: float | None = None  # from the files' creation; None: never
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """`expired` and `cancelled` were not executed; the last four make up `total` at the end."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    expired: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input's
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    id: str
+    owner: str
+    spec: NewBatch
+    status: BatchStatus
+    created_at: float
+    expires_at: float
+    counts: RequestCounts
+    usage: Usage
+    errors: tuple[LineError, ...] = ()
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: float | None = None
+    finalizing_at: float | None = None
+    completed_at: float | None = None
+    failed_at: float | None = None
+    expired_at: float | None = None
+    cancelling_at: float | None = None
+    cancelled_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """One validated line. `body` is the request's body as JSON, kept as it is."""
+
+    line: int  # in the file, from 1
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A line whose custom_id an earlier line has."""
+
+    line: int
+    custom_id: str
+    first_line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to record one execution of one item; opaque to all but the store."""
+
+    batch: int
+    line: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line to execute."""
+
+    ticket: Ticket
+    batch_id: str
+    owner: str
+    endpoint: str
+    deadline: float  # the end of its batch's window
+    line: int
+    custom_id: str
+    body: bytes
+    lost: int  # how often a process that executed it vanished before it recorded a result
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of an item: `text` is its whole line (JSON, no newline) of the output file where
+    it `succeeded`, of the error file where not."""
+
+    ticket: Ticket
+    succeeded: bool
+    text: bytes
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where all jobs of all owners stand."""
+
+    batches: Mapping[BatchStatus, int]  # those of status 0 are left out
+    items: Mapping[ItemState, int]  # of batches that started; all states are named
+    next_deadline: float | None  # the earliest of the batches in progress
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep removed."""
+
+    files: int = 0
+    items: int = 0
+    unfinished: bool = field(default=False)  # it stopped at its limit: call again
