@@ -145,6 +145,13 @@ class Config:
         most=86_400,
     )
     max_body_bytes: int = _option(2**20, "largest request body", least=1024, most=2**30)
+    client_timeout: float = _option(
+        60.0,
+        "seconds in which a client has to send, or to take, some more of what the server waits "
+        "for; else its connection is closed and its request cancelled",
+        least=0.1,
+        most=86_400,
+    )
     api_key: str | None = _option(
         None,
         "keys, comma separated, one of which a client has to send as Authorization: Bearer KEY to "

@@ -5,14 +5,20 @@ serving until the queue has drained, so that new requests and `/health` are told
 hanging in the backlog, and only then is gunicorn's own stop begun.
 """
 
+import contextlib
 import logging
 import math
 import os
 import queue
 import signal
+import socket
+import struct
 import threading
 import time
 from typing import Any
+
+from gunicorn.util import close_graceful  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
 
 from api.logs import formatter
 from config import Config
@@ -20,9 +26,23 @@ from config import Config
 _config = Config.from_environment()
 _debug = _config.log_level == "debug"
 
+
+class Worker(ThreadWorker):  # type: ignore[misc]
+    def handle(self, conn: TConn) -> object:
+        """Ends a connection here: gunicorn would wait up to two seconds for the client's own end
+        in the thread that accepts, and a client that stalls makes it wait."""
+        keep: object = super().handle(conn)
+        if not keep:
+            with contextlib.suppress(OSError):  # it has ended already
+                end = socket.fromfd(conn.sock.fileno(), conn.sock.family, conn.sock.type)
+                close_graceful(end)
+                conn.sock.shutdown(socket.SHUT_RDWR)
+        return keep
+
+
 bind = _config.url.removeprefix("http://")
 workers = 1  # the queue and the model live in one process
-worker_class = "gthread"
+worker_class = Worker
 threads = _config.threads
 worker_connections = 2 * threads  # idle connections that are kept alive do not hold a thread
 backlog = 2048
@@ -39,17 +59,28 @@ logging.basicConfig(level=_config.log_level.upper(), handlers=[_handler])
 
 
 def on_starting(server: Any) -> None:
-    """gunicorn's own messages in the same format."""
+    """gunicorn's own messages in the same format, and none for each client that stalls."""
+    server.log.error_log.addFilter(_is_no_stall)
     for handler in server.log.error_log.handlers:
         handler.setFormatter(formatter(_config.log_format))
+
+
+def _is_no_stall(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
 
 
 _started_by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def when_ready(server: Any) -> None:
-    """A closed terminal ends the server as SIGTERM does, except under nohup; gunicorn would load
-    the model a second time."""
+    """A client that stalls holds its thread no longer than its timeout, which accepted sockets
+    have from the listening one. And a closed terminal ends the server as SIGTERM does, except under
+    nohup; gunicorn would load the model a second time."""
+    timeout_us = round(_config.client_timeout * 1e6)
+    timeval = struct.pack("@ll", *divmod(timeout_us, 1_000_000))
+    for listener in server.LISTENERS:
+        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
     if _started_by_nohup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     else:

@@ -11,7 +11,13 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request
 from pydantic import BaseModel, ValidationError
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
+from werkzeug.exceptions import (
+    ClientDisconnected,
+    HTTPException,
+    MethodNotAllowed,
+    NotFound,
+    RequestEntityTooLarge,
+)
 
 from inference import DrainingError, OverloadedError, RefusedError, TooLongError
 
@@ -119,16 +125,20 @@ def _answer(error: ApiError, shape: Shape) -> Response:
 def http_error(error: HTTPException) -> ApiError:
     """What werkzeug refuses, in our words."""
     message = f"{error.name}: {error.description}"
-    headers = {}
+    status, headers = error.code or 500, {}
     if isinstance(error, RequestEntityTooLarge):
         message = "the body is larger than the server takes (--max-body-bytes)"
+    elif isinstance(error, ClientDisconnected):
+        message = "the body ended before it was complete"
+        if isinstance(error.__context__, BlockingIOError):  # the socket's timeout
+            status, message = 408, "the rest of the body did not come in time (--client-timeout)"
     elif isinstance(error, NotFound):
         message = f"there is no {show(request.path)} here"
     elif isinstance(error, MethodNotAllowed) and error.valid_methods:
         allowed = ", ".join(sorted(error.valid_methods))
         message = f"method not allowed; allowed: {allowed}"
         headers["Allow"] = allowed
-    return ApiError(error.code or 500, message, headers)
+    return ApiError(status, message, headers)
 
 
 def internal_error(error: Exception) -> ApiError:

@@ -20,7 +20,13 @@ PREFIXED = {
     424: ("generation", "Request failed during generation"),
     429: ("overloaded", "Model is overloaded"),
 }
-UNPREFIXED = {401: "unauthorized", 499: "dropped", 503: "unavailable", 504: "timeout"}
+UNPREFIXED = {
+    401: "unauthorized",
+    408: "timeout",
+    499: "dropped",
+    503: "unavailable",
+    504: "timeout",
+}
 
 
 def shape(error: ApiError) -> Mapping[str, Any]:
