@@ -6,6 +6,7 @@ counts are the server's own, never text encoded again; each dialect says what it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -97,9 +98,9 @@ class Native:
         timing = data.get("timing", {})
         return Event(
             total=_count(data, "num_tokens"),
-            prompt_tokens=data.get("prompt_tokens"),
-            first_s=timing.get("ttft_s"),
-            queue_s=timing.get("queue_s"),
+            prompt_tokens=_count_if_any(data, "prompt_tokens"),
+            first_s=_seconds_if_any(timing, "ttft_s"),
+            queue_s=_seconds_if_any(timing, "queue_s"),
             text=str(data.get("generated", "")),
             last=True,
         )
@@ -139,8 +140,8 @@ class OpenAI:
         usage = data.get("usage") or {}
         return Event(
             tokens=1 if text else 0,
-            total=usage.get("completion_tokens"),
-            prompt_tokens=usage.get("prompt_tokens"),
+            total=_count_if_any(usage, "completion_tokens"),
+            prompt_tokens=_count_if_any(usage, "prompt_tokens"),
             text=text,
         )
 
@@ -148,7 +149,7 @@ class OpenAI:
         choice = data["choices"][0]
         return Event(
             total=_count(data["usage"], "completion_tokens"),
-            prompt_tokens=data["usage"].get("prompt_tokens"),
+            prompt_tokens=_count_if_any(data["usage"], "prompt_tokens"),
             text=str(choice["message"]["content"] if self.chat else choice["text"]),
             last=True,
         )
@@ -181,7 +182,7 @@ class Tgi:
         details = data.get("details") or {}
         return Event(
             tokens=1,
-            total=details.get("generated_tokens"),
+            total=_count_if_any(details, "generated_tokens"),
             text=str(data["token"].get("text", "")),
             last=data.get("generated_text") is not None,
         )
@@ -198,9 +199,22 @@ class Tgi:
 
 def _count(data: Json, key: str) -> int:
     value = data[key]
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 2**53:
         raise AnswerError(f"{key} should be a count of tokens, not {value!r}")
     return value
+
+
+def _count_if_any(data: Json, key: str) -> int | None:
+    return None if data.get(key) is None else _count(data, key)
+
+
+def _seconds_if_any(data: Json, key: str) -> float | None:
+    value = data.get(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise AnswerError(f"{key} should be seconds, not {value!r}")
+    return float(value)
 
 
 def _message(error: object) -> str:

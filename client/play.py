@@ -23,6 +23,8 @@ from client.workload_file import Request, Workload
 
 _SAMPLE_S = 0.02
 _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast streams
+_LINE_BYTES = 2**24  # a stream without an end of line is no stream of events
+SILENCE_S = 600.0
 
 
 @dataclass(slots=True)
@@ -50,14 +52,16 @@ def play(
     target: Target,
     *,
     drain_s: float | None = None,
+    silence_s: float = SILENCE_S,
     watch: Watcher | None = None,
 ) -> Run:
     """Play it. ``drain_s`` after the sending window what still runs is cut and called unfinished.
 
-    None waits for every answer. KeyboardInterrupt ends the run early and keeps what was measured.
+    None waits for every answer; a connection without a byte for ``silence_s`` has failed.
+    KeyboardInterrupt ends the run early and keeps what was measured.
     """
     with _no_collector_pauses():
-        return asyncio.run(_Player(workload, target, drain_s, watch).run())
+        return asyncio.run(_Player(workload, target, drain_s, silence_s, watch).run())
 
 
 @contextlib.contextmanager
@@ -75,10 +79,15 @@ def _no_collector_pauses() -> Iterator[None]:
 
 class _Player:
     def __init__(
-        self, workload: Workload, target: Target, drain_s: float | None, watch: Watcher | None
+        self,
+        workload: Workload,
+        target: Target,
+        drain_s: float | None,
+        silence_s: float,
+        watch: Watcher | None,
     ) -> None:
         self.workload, self.target = workload, target
-        self.drain_s, self.watch = drain_s, watch
+        self.drain_s, self.silence_s, self.watch = drain_s, silence_s, watch
         self.progress = Progress(len(workload.requests), ttfts=[])
         self.samples: list[tuple[float, int]] = []
         self.outcomes: dict[int, Outcome] = {}
@@ -99,7 +108,9 @@ class _Player:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=min(30.0, self.silence_s), sock_read=self.silence_s
+            ),
             read_bufsize=_READ_BUFFER_BYTES,
             headers=authorization(),
         ) as session:
@@ -171,11 +182,13 @@ class _Player:
             await exchange.talk(session)
         except asyncio.CancelledError:
             failure, unfinished = "unfinished when the run was cut", True
+        except TimeoutError:
+            failure = f"timed out: nothing came for {self.silence_s:g} s"
         except (aiohttp.ClientError, OSError) as error:
             failure = f"{type(error).__name__}: {error}"
         except AnswerError as error:
             failure = str(error)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             failure = f"not an answer of this API: {type(error).__name__}: {error}"
         self.outcomes[index] = exchange.outcome(failure, unfinished)
         self.progress.done += 1
@@ -194,6 +207,11 @@ async def _cut(tasks: set[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> str:
+    text = (await response.content.read(300)).decode(errors="replace")
+    return " ".join(text.split())
 
 
 class _Exchange:
@@ -222,8 +240,7 @@ class _Exchange:
             headers={"Content-Type": "application/json"},
         ) as response:
             if response.status != 200:
-                text = (await response.text(errors="replace"))[:300]
-                raise AnswerError(f"HTTP {response.status}: {text}")
+                raise AnswerError(f"HTTP {response.status}: {await _beginning(response)}")
             if player.target.stream:
                 await self._read_stream(response)
             else:
@@ -234,11 +251,18 @@ class _Exchange:
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> None:
         dialect, now = self.player.target.dialect, self.player.now
+        if response.content_type != "text/event-stream":
+            raise AnswerError(
+                f"a stream of events was expected, not {response.content_type}: "
+                f"{await _beginning(response)}"
+            )
         rest = b""
         ended = False
         while chunk := await response.content.readany():
             at = now()
             *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LINE_BYTES:
+                raise AnswerError(f"a line of the stream is longer than {_LINE_BYTES} bytes")
             for line in lines:
                 # Other fields of SSE (event, id, comments) carry nothing here.
                 if not line.startswith(b"data:"):

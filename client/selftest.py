@@ -34,13 +34,13 @@ def self_test(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "null-server.log"
         for rate, tokens in streams:
-            with started(command, "null", log, 60.0, cwd=ROOT) as target:
+            with started(command, "null", log, 60.0, cwd=ROOT) as server:
                 count = round(rate * seconds)
                 recipe = Recipe(
                     requests=count, rate=rate, prompts="request", output_tokens=f"fixed:{tokens}"
                 )
                 with live_view(f"{rate} requests/s", count, leave=False) as watch:
-                    run = play(make(recipe), target, watch=watch)
+                    run = play(make(recipe), server.target, watch=watch)
             m = measure(run)
             verdict = judge(run, m)
             line: dict[str, Any] = {

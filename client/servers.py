@@ -9,8 +9,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 
@@ -18,10 +20,34 @@ from client.target import Target, authorization, parse_target
 
 ROOT = Path(__file__).resolve().parent.parent
 _STOP_S = 20.0
+_DYING_S = 5.0
+_ANSWER_S = 30.0
 
 
 class ServerError(RuntimeError):
-    """A server that did not come up or does not answer; the message holds the end of its log."""
+    """A server that did not come up or does not answer; below the first line its log's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A target, and the process behind it where we started it."""
+
+    target: Target
+    process: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+
+    def why_dead(self) -> str | None:
+        """None while it answers; otherwise what is known about its end, and the end of its log."""
+        silence = unreachable(self.target)
+        if silence is None:
+            return None
+        if self.process is None or self.log is None:
+            return silence
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_DYING_S)  # the socket closes before the process is gone
+        code = self.process.returncode
+        ended = silence if code is None else f"its process ended with status {code}"
+        return ended + _end_of(self.log)
 
 
 def free_port() -> int:
@@ -33,7 +59,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def started(
     command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path = ROOT
-) -> Iterator[Target]:
+) -> Iterator[Server]:
     """Run ``command --port P`` until the block ends; yields when ``/health`` says 200.
 
     The server leads a process group of its own, so that nothing of it survives the block, and a
@@ -48,7 +74,7 @@ def started(
         try:
             target = parse_target(f"{name}=http://127.0.0.1:{port}")
             _await_health(process, target, log, start_s)
-            yield target
+            yield Server(target, process, log)
         finally:
             _stop(process)
 
@@ -61,7 +87,7 @@ def _await_health(
         if process.poll() is not None:
             raise ServerError(
                 f"{target.name}: the server ended with status {process.returncode} before it was "
-                f"ready; the end of {log}:\n{_tail(log)}"
+                f"ready{_end_of(log)}"
             )
         try:
             if requests.get(f"{target.url}/health", timeout=5).status_code == 200:
@@ -69,10 +95,7 @@ def _await_health(
         except requests.RequestException:
             pass
         time.sleep(0.1)
-    raise ServerError(
-        f"{target.name}: not ready after {start_s:.0f} s (--start-s); "
-        f"the end of {log}:\n{_tail(log)}"
-    )
+    raise ServerError(f"{target.name}: not ready after {start_s:.0f} s (--start-s){_end_of(log)}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -86,8 +109,23 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+def _end_of(log: Path, lines: int = 15) -> str:
+    tail = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join(("; the end of its log:", *(tail or ["(nothing)"])))
+
+
+def unreachable(target: Target) -> str | None:
+    """None where something answers: ``/health`` of a native target, of others the open port."""
+    try:
+        if not target.native:
+            parts = urlsplit(target.url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            socket.create_connection((str(parts.hostname), port), _ANSWER_S).close()
+            return None
+        status = requests.get(f"{target.url}/health", timeout=_ANSWER_S).status_code
+    except (requests.RequestException, OSError) as error:
+        return f"{target.url} does not answer: {error}"
+    return None if status == 200 else f"{target.url}/health says {status}"
 
 
 def stats(target: Target) -> dict[str, Any] | None:
@@ -96,8 +134,18 @@ def stats(target: Target) -> dict[str, Any] | None:
 
 
 def iterations(target: Target) -> dict[str, Any] | None:
-    """``/stats/iterations`` of a native target; None where there is none."""
-    return _get(target, "/stats/iterations") if target.native else None
+    """``/stats/iterations`` of a native target; None where there is none that can be read."""
+    table = (_get(target, "/stats/iterations") if target.native else None) or {}
+    columns, lines = table.get("columns"), table.get("iterations")
+    if not isinstance(columns, list) or not isinstance(lines, list):
+        return None
+    whole = all(
+        isinstance(line, list)
+        and len(line) == len(columns)
+        and all(isinstance(value, int | float) for value in line)
+        for line in lines
+    )
+    return table if whole else None
 
 
 def reset_stats(target: Target) -> None:
@@ -112,26 +160,76 @@ def settled_stats(target: Target, wait_s: float = 10.0) -> dict[str, Any] | None
     give_up = time.monotonic() + wait_s
     while True:
         answer = stats(target)
-        counts = (answer or {}).get("counts", {})
-        busy = counts.get("waiting", 0) + counts.get("running", 0)
+        counts = (answer or {}).get("counts")
+        busy = isinstance(counts, dict) and (counts.get("waiting") or counts.get("running"))
         if answer is None or not busy or time.monotonic() > give_up:
             return answer
         time.sleep(0.05)
 
 
-def streams(target: Target) -> bool:
-    """Whether a native target can stream: it refuses the field otherwise."""
+def handled(stats: dict[str, Any] | None) -> int | None:
+    """Tokens in the server's books; None where it does not say."""
+    tokens = (stats or {}).get("total-tokens-handled")
+    return tokens if type(tokens) is int else None
+
+
+def described(stats: dict[str, Any] | None) -> str | None:
+    """What answered, in the server's own words: mode, model with its note, hardware."""
+    if not stats:
+        return None
+    model, machine = (_dict(stats, key) for key in ("model", "machine"))
+    parts = [f"mode {stats['mode']}"] if "mode" in stats else []
+    if "name" in model:
+        parts.append(f"model {model['name']}, {model.get('dtype', 'unknown')}")
+        parts += [str(model["note"])] if model.get("note") else []
+    if "cpu" in machine:
+        parts.append(
+            f"on {machine.get('gpu') or 'no GPU'}, {machine['cpu']}, {machine.get('cores')} cores"
+        )
+    return ", ".join(parts) or None
+
+
+def note_of(stats: dict[str, Any] | None) -> str | None:
+    """What a model says about itself at its start, as that its weights are random."""
+    model = _dict(stats or {}, "model")
+    return f"Model {model.get('name')}: {model['note']}" if model.get("note") else None
+
+
+def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def streams(target: Target, timeout_s: float = 120.0) -> bool:
+    """Whether a native target can stream: it refuses the field otherwise.
+
+    Raises ServerError where it does not answer, or not as this project's servers do.
+    """
     body = {"prompt": "a", "num_tokens": 1, "stream": True, "temperature": 0}
-    with requests.post(
-        f"{target.url}/inference", json=body, headers=authorization(), timeout=120, stream=True
-    ) as answer:
-        return answer.headers.get("Content-Type", "").startswith("text/event-stream")
+    try:
+        with requests.post(
+            f"{target.url}/inference", json=body, headers=authorization(), timeout=timeout_s,
+            stream=True,
+        ) as answer:  # fmt: skip
+            kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
+            if answer.status_code == 200 and kind == "text/event-stream":
+                return True
+            refused = answer.status_code in (400, 422)
+            if kind == "application/json" and (refused or answer.status_code == 200):
+                return False
+            text = answer.raw.read(300, decode_content=True).decode(errors="replace")
+    except (requests.RequestException, OSError) as error:
+        raise ServerError(f"{target.url} does not answer: {error}") from None
+    raise ServerError(
+        f"{target.url}/inference answered a first request with HTTP {answer.status_code} and "
+        f"{kind}, where a stream of events or JSON was expected: {' '.join(text.split())}"
+    )
 
 
 def _get(target: Target, path: str) -> dict[str, Any] | None:
     try:
         answer = requests.get(target.url + path, headers=authorization(), timeout=30)
         data = answer.json() if answer.status_code == 200 else None
-    except (requests.RequestException, ValueError):
+    except (requests.RequestException, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

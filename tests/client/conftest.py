@@ -37,7 +37,8 @@ def server(tmp_path: Path) -> Iterator[StartServer]:
 
         def start(mode: str = "dynamic", **options: object) -> Target:
             line = command(mode, **options)
-            return stack.enter_context(started(line, mode, tmp_path / "server.log", 60.0))
+            log = tmp_path / "server.log"
+            return stack.enter_context(started(line, mode, log, 60.0)).target
 
         yield start
 

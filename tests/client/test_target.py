@@ -24,8 +24,8 @@ from tests.client.conftest import workload
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("foreign")
     command = (sys.executable, "-m", "tests.client.foreignserver")
-    with started(command, "foreign", folder / "log", 60.0) as target:
-        yield target.url.removeprefix("http://")
+    with started(command, "foreign", folder / "log", 60.0) as server:
+        yield server.target.url.removeprefix("http://")
 
 
 @pytest.mark.parametrize("scheme", ["openai+http", "openai-chat+http", "tgi+http"])
@@ -122,8 +122,8 @@ def test_a_server_that_wants_a_key_is_shown_the_first_of_api_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = (sys.executable, "-m", "tests.client.foreignserver", "--locked")
-    with started(command, "locked", tmp_path / "log", 60.0) as target:
-        address = target.url.removeprefix("http://")
+    with started(command, "locked", tmp_path / "log", 60.0) as server:
+        address = server.target.url.removeprefix("http://")
         with pytest.raises(SpecError, match="401"):
             parse_target(f"x=openai+http://{address}")
         monkeypatch.setenv("API_KEY", "sesame,another")
