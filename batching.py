@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from generate import dynamic, nobatch, static
-from inference import DrainingError, Inference, OverloadedError, TooLongError
+from inference import DrainingError, Inference, TooLongError
+from queueing import RequestQueue
 from scheduling.contract import check_plan, check_retired
 from scheduling.growth import Growth, with_growth
 from seams import (
@@ -47,8 +46,6 @@ Mode = Literal["nobatch", "static", "dynamic"]
 Generate = Callable[[Any, Sequence[Row]], Outcome]  # the layout of a mode and the model it needs
 
 GROWTH_TOKENS = 64  # of optimistic admission; each growth copies what the sequence holds
-ENDS_KEPT = 64  # of which the present rate of ends is estimated
-RETRY_AFTER_S = 1.0, 60.0  # least and most that a refused client is told to wait
 ITERATIONS_TO_REGROW = 100  # after running out of memory, one more row is tried this often
 
 
@@ -58,14 +55,13 @@ class _Resident:
 
     inference: Inference
     kv: KV
-    room: int  # tokens that fit into it
 
 
 class BatchingManager:
     """The queue, and the life of a request in it: submitted, admitted, advanced, ended.
 
-    `submit`, `cancel`, `drain` and `abort` may be called from any thread; all else belongs to the
-    thread that calls `step`.
+    `submit`, `submit_stored`, `cancel`, `drain` and `abort` may be called from any thread; all else
+    belongs to the thread that calls `step`.
     """
 
     def __init__(
@@ -85,37 +81,31 @@ class BatchingManager:
         self.recorder = recorder
         self.max_batch_size = max_batch_size
         self.max_waiting = max_waiting
-        self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
         self.request_timeout_s = request_timeout_s
         self.growth_tokens = growth_tokens
         self.model: Model | None = None  # until it is loaded
-        self._mailbox = threading.Condition()
-        self._arrivals: list[Inference] = []
-        self._departures: list[tuple[Inference, End]] = []
-        self._draining = False
-        self._aborting: str | None = None
-        self._waiting: list[Inference] = []
+        self._queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
         self._resident: dict[int, _Resident] = {}
         self._batch_limit = max_batch_size
         self._iterations_since_shrunk = 0
-        self._busy_since_s: float | None = None
         self._idle_since_s = -math.inf
-        self._ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
+        self._next_due_s = math.inf  # nobody is overdue before
+        self._deferred = 0  # requests of that class without an answer
 
     # --- from any thread --------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        return self.model is not None and not self._draining
+        return self.model is not None and not self._queue.draining
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"waiting": len(self._arrivals) + len(self._waiting), "running": len(self._resident)}
+        return {"waiting": self._queue.size, "running": len(self._resident)}
 
     @property
     def busy_since_s(self) -> float | None:
         """When the present stretch with work began; None while there is none."""
-        return self._busy_since_s
+        return self._queue.busy_since_s
 
     def submit(self, inference: Inference) -> None:
         """Puts a request into the queue. Raises a RefusedError, and ValueError for one that could
@@ -137,62 +127,27 @@ class BatchingManager:
                 f"the request takes {cost} tokens of KV memory, the server has "
                 f"{self.model.memory.budget}"
             )
-        with self._mailbox:
-            if self._draining:
-                raise DrainingError("the server is shutting down")
-            self._require_room_in_queue(inference)
-            inference.growth_tokens = self.growth_tokens
-            self._arrivals.append(inference)
-            self._mailbox.notify()
+        inference.growth_tokens = self.growth_tokens
+        self._queue.put(inference)
 
-    def _require_room_in_queue(self, inference: Inference) -> None:
-        waiting = [*self._arrivals, *self._waiting]
-        if len(waiting) >= self.max_waiting:
-            raise OverloadedError(
-                f"{self.max_waiting} requests are waiting already (--max-waiting)",
-                self._retry_after_s(len(waiting)),
-            )
-        prompts = sum(other.prompt_tokens for other in waiting)
-        # a longer prompt is taken into an empty queue, or it never would be
-        if waiting and prompts + inference.prompt_tokens > self.max_waiting_prompt_tokens:
-            raise OverloadedError(
-                f"prompts of {prompts} tokens are waiting already, this one has "
-                f"{inference.prompt_tokens}, {self.max_waiting_prompt_tokens} are allowed "
-                "(--max-waiting-prompt-tokens)",
-                self._retry_after_s(len(waiting)),
-            )
-
-    def _retry_after_s(self, waiting: int) -> float:
-        """How long the queue as it stands takes at the rate of the newest ends."""
-        least_s, most_s = RETRY_AFTER_S
-        since_s = self._busy_since_s
-        ends_s = (
-            [] if since_s is None else [end_s for end_s in list(self._ends_s) if end_s > since_s]
-        )
-        if len(ends_s) < 2:
-            return least_s
-        interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        return min(max(waiting * interval_s, least_s), most_s)
+    def submit_stored(self, inference: Inference) -> None:
+        """As `submit`, for a request that is kept elsewhere until its answer is: the limits of the
+        queue and of time are its keeper's business, and it takes nobody's place in the queue."""
+        inference.stored = True
+        self.submit(inference)
 
     def cancel(self, inference: Inference, end: End = "cancelled") -> None:
         """Ends a request before its time: its client left, or found what it was looking for.
         Its place is free within one iteration."""
-        with self._mailbox:
-            self._departures.append((inference, end))
-            self._mailbox.notify()
+        self._queue.leave(inference, end)
 
     def drain(self) -> None:
         """Takes in nothing more; `drive` returns when all that was accepted has ended."""
-        with self._mailbox:
-            self._draining = True
-            self._mailbox.notify()
+        self._queue.drain()
 
     def abort(self, reason: str) -> None:
         """Fails whatever has not ended, with a message to its client."""
-        with self._mailbox:
-            self._draining = True
-            self._aborting = reason
-            self._mailbox.notify()
+        self._queue.abort(reason)
 
     # --- the thread of the loop -------------------------------------------------------------
 
@@ -205,28 +160,24 @@ class BatchingManager:
                 log.exception("the loop failed; its requests are failed, it goes on")
                 self._fail_all(f"internal error: {error}", clock())
                 wake_s = None
-            with self._mailbox:
-                if self._draining and not (self._waiting or self._resident or self._arrivals):
-                    return
-                timeout_s = threading.TIMEOUT_MAX  # some centuries
-                if wake_s is not None:
-                    timeout_s = min(max(0.0, wake_s - clock()), timeout_s)
-                if timeout_s != 0.0 and not (self._arrivals or self._departures or self._aborting):
-                    self._mailbox.wait(timeout_s)
+            if not self._resident and self._queue.is_over():
+                return
+            self._queue.sleep(math.inf if wake_s is None else wake_s - clock())
 
     def step(self, now_s: float, generate: Generate) -> float | None:
         """One iteration: plan, execute, deliver. Returns when to be called again; None means
         that nothing is to be done until someone arrives."""
         self._take_in(now_s)
-        if not (self._waiting or self._resident):
+        if not (self._queue.waiting or self._resident):
             return None
         assert self.model is not None
         view = View(
             now_s,
-            self._waiting,
+            self._queue.waiting,
             [resident.inference for resident in self._resident.values()],
             self._batch_limit,
             self.model.memory,
+            self._deferred,
         )
         plan = self.policy.plan(view)
         check_plan(plan, view)
@@ -258,55 +209,59 @@ class BatchingManager:
 
     def _take_in(self, now_s: float) -> None:
         """Arrivals join the queue; those who left, and those who cannot be finished, end."""
-        with self._mailbox:
-            arrivals, self._arrivals = self._arrivals, []
-            self._waiting += arrivals  # under the lock: submit counts those who wait
-            departures, self._departures = self._departures, []
-            aborting, self._aborting = self._aborting, None
-        if arrivals and self._busy_since_s is None:
+        mail = self._queue.read()
+        for inference in mail.arrivals:
+            self._deferred += inference.service_class == "deferred"
+            self._next_due_s = min(self._next_due_s, self._due_s(inference))
+        if mail.arrivals and self.busy_since_s is None:
             # those who came during the last iteration of a stretch do not lengthen it twice
-            first_s = min(inference.arrival_s for inference in arrivals)
-            self._busy_since_s = max(first_s, self._idle_since_s)
-        overdue = [i for i in self._present() if i.end is None and self._due_s(i) <= now_s]
-        for inference in overdue:
-            inference.end, inference.timed_out = "failed", True
-            inference.error = (
-                f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
-            )
-            self._answer(inference, now_s)
-        for inference, end in departures:
+            first_s = min(inference.arrival_s for inference in mail.arrivals)
+            self._queue.busy_since_s = max(first_s, self._idle_since_s)
+        if overdue := self._next_due_s <= now_s:
+            self._end_overdue(now_s)
+        for inference, end in mail.departures:
             if not inference.done:
                 inference.end = end
                 # a stop that the door found leaves when an end token would: with its place, if so
                 if end != "stop" or self.policy.answers == "own":
                     self._answer(inference, now_s)
-        if aborting is not None:
-            self._fail_all(aborting, now_s)
-        elif departures or overdue:
+        if mail.aborting is not None:
+            self._fail_all(mail.aborting, now_s)
+        elif mail.departures or overdue:
             self._drop_done(now_s)
 
+    def _end_overdue(self, now_s: float) -> None:
+        running = [inference for inference in self._present() if not inference.done]
+        for inference in running:
+            if self._due_s(inference) <= now_s:
+                inference.end, inference.timed_out = "failed", True
+                inference.error = (
+                    f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
+                )
+                self._answer(inference, now_s)
+        self._next_due_s = min((self._due_s(i) for i in running if not i.done), default=math.inf)
+
     def _present(self) -> list[Inference]:
-        return [*self._waiting, *(resident.inference for resident in self._resident.values())]
+        return [*self._queue.waiting, *(resident.inference for resident in self._resident.values())]
 
     def _due_s(self, inference: Inference) -> float:
-        return inference.arrival_s + self.request_timeout_s
+        return math.inf if inference.stored else inference.arrival_s + self.request_timeout_s
 
     def _wake_s(self, plan: Plan) -> float:
         """Of a plan that waits: no later than the next request is due."""
         assert plan.wake_s is not None
-        return min([plan.wake_s, *(self._due_s(i) for i in self._present() if not i.done)])
+        return min(plan.wake_s, self._next_due_s)
 
     def _growth(self, plan: Plan, view: View) -> Growth:
         if self.growth_tokens is None:
             return Growth(plan.advance, plan.preempt, {})
-        room = {id: resident.room for id, resident in self._resident.items()}
-        return with_growth(plan, view, room, self.growth_tokens)
+        return with_growth(plan, view, self.growth_tokens)
 
     def _grow(self, growth: Growth) -> None:
         for id, room in growth.room.items():
             resident = self._resident[id]
             cast(RaggedModel, self.model).grow(resident.kv, room)
-            resident.room = room
+            resident.inference.room = room
 
     def _admit(self, batch: Sequence[Inference], now_s: float) -> None:
         new = [inference for inference in batch if inference.id not in self._resident]
@@ -316,10 +271,11 @@ class BatchingManager:
         needs = [inference.need for inference in new]
         kvs = self.model.allocate(needs)
         for inference, kv, need in zip(new, kvs, needs, strict=True):
-            self._resident[inference.id] = _Resident(inference, kv, need.known + need.further)
+            self._resident[inference.id] = _Resident(inference, kv)
+            inference.room = need.known + need.further
             if inference.admitted_s is None:
                 inference.admitted_s = now_s
-        self._waiting = [i for i in self._waiting if i.id not in self._resident]
+        self._queue.admitted({inference.id for inference in new})
 
     def _row(self, tokens: int, inference: Inference) -> Row:
         start = inference.computed
@@ -398,9 +354,10 @@ class BatchingManager:
         self._go_idle(now_s)
 
     def _go_idle(self, now_s: float) -> None:
-        if self._resident or self._waiting or self._busy_since_s is None:
+        busy_since_s = self.busy_since_s
+        if self._resident or self._queue.waiting or busy_since_s is None:
             return
-        busy_since_s, self._busy_since_s, self._idle_since_s = self._busy_since_s, None, now_s
+        self._queue.busy_since_s, self._idle_since_s = None, now_s
         self._record(self.recorder.busy, busy_since_s, now_s)
         assert self.model is not None
         if self.model.memory.used:
@@ -416,10 +373,9 @@ class BatchingManager:
         if inference.done:  # it held a place in a batch, and has nothing to come back for
             self._answer(inference, now_s)
             return
-        inference.computed = 0
+        inference.computed = inference.room = 0
         inference.preemptions += 1
-        earlier = sum(i.preemptions > 0 and i.id < inference.id for i in self._waiting)
-        self._waiting.insert(earlier, inference)
+        self._queue.put_back(inference)
 
     def _shrink(self, batch: Sequence[Inference], message: str, now_s: float) -> None:
         """Out of memory: the same requests again in smaller batches, before anyone is failed."""
@@ -447,10 +403,8 @@ class BatchingManager:
         self._drop_done(now_s)
 
     def _drop_done(self, now_s: float) -> None:
-        for inference in self._waiting:
-            if inference.done:
-                self._answer(inference, now_s)
-        self._waiting = [inference for inference in self._waiting if not inference.done]
+        for inference in self._queue.remove_done():
+            self._answer(inference, now_s)
         self._retire(now_s)
 
     def _fail_all(self, message: str, now_s: float) -> None:
@@ -474,7 +428,8 @@ class BatchingManager:
             service_class=inference.service_class,
             end=inference.end,
         )
-        self._ends_s.append(now_s)
+        self._queue.note_end(now_s)
+        self._deferred -= inference.service_class == "deferred"
         self._record(self.recorder.request, inference.record)
         inference.event.set()
         inference.news.set()

@@ -60,9 +60,11 @@ class Inference:
         self.arrival_s = arrival_s
         self.end_ids = end_ids  # generating one of these ends the request
         self.service_class: ServiceClass = service_class
-        self.deadline_s = deadline_s  # after its arrival its sender wants the answer; for policies
+        self.deadline_s = deadline_s  # after its arrival, as seams.Request has it
         self.streaming = streaming
+        self.stored = False  # set by the manager where somebody else keeps it
         self.computed = 0
+        self.room = 0
         self.preemptions = 0
         self.growth_tokens: int | None = None  # set by the manager that takes it in
         self.end: End | None = None  # set when no further token is wanted

@@ -196,6 +196,12 @@ class Request(Protocol):
     @property
     def service_class(self) -> ServiceClass: ...
 
+    @property
+    def deadline_s(self) -> float | None: ...  # after its arrival; None: whenever it suits
+
+    @property
+    def room(self) -> int: ...  # tokens that its KV memory holds; 0 for one that waits
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -206,6 +212,7 @@ class View:
     resident: Sequence[Request]  # in order of admission; they hold KV memory
     max_batch_size: int
     memory: Memory
+    deferred: int  # how many of these requests are of that class
 
 
 @dataclass(frozen=True, slots=True)

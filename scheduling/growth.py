@@ -1,9 +1,10 @@
 """Optimistic admission: a request holds room for what it has and a little more, and grows.
 
 A plan is made before anybody grows, so it may need more memory than there is. Then residents give
-up their places until it fits: first those with the fewest computed tokens, since least is to be
-computed again, but never the oldest. The oldest therefore always goes on, ends, and leaves the
-place of the oldest to another: nobody is preempted for ever, under any policy.
+up their places until it fits: deferred ones first, and of a class those with the fewest computed
+tokens, since least is to be computed again, but never the oldest, immediate ones counting as older.
+The oldest therefore always goes on, ends, and leaves the place of the oldest to another: nobody is
+preempted for ever, under any policy, unless immediate requests never cease.
 
 Preemption by recomputation: Kwon et al., "Efficient Memory Management for Large Language Model
 Serving with PagedAttention", SOSP '23, section 4.5.
@@ -26,26 +27,26 @@ class Growth:
     room: Mapping[int, int]  # resident -> tokens it is to have room for; those who grow only
 
 
-def with_growth(plan: Plan, view: View, room: Mapping[int, int], growth_tokens: int) -> Growth:
-    """`room`: the tokens that each resident holds room for. Whoever does not suffice with it gets
-    `growth_tokens` more, or what it may still need where that is less."""
+def with_growth(plan: Plan, view: View, growth_tokens: int) -> Growth:
+    """Whoever does not suffice with its room gets `growth_tokens` more, or what it may still need
+    where that is less."""
     stays = {r.id: r for r in view.resident if r not in plan.preempt}
     grown = {
-        step.request.id: _room(step, room[step.request.id], growth_tokens)
+        step.request.id: _room(step, growth_tokens)
         for step in plan.advance
-        if step.request.id in stays and step.request.computed + step.tokens > room[step.request.id]
+        if step.request.id in stays and step.request.computed + step.tokens > step.request.room
     }
     if not grown:
         return Growth(plan.advance, plan.preempt, grown)
     preempt = list(plan.preempt)
-    free = view.memory.budget - view.memory.used + sum(room[request.id] for request in preempt)
-    free -= sum(grown[id] - room[id] for id in grown)
-    oldest = min(stays)
-    for victim in sorted(stays.values(), key=lambda r: (r.computed, -r.id)):
+    free = view.memory.budget - view.memory.used + sum(request.room for request in preempt)
+    free -= sum(grown[id] - stays[id].room for id in grown)
+    oldest = min(stays.values(), key=lambda r: (r.service_class == "deferred", r.id)).id
+    for victim in sorted(stays.values(), key=_dearness):
         if free >= 0:
             break
         if victim.id != oldest:
-            free += grown.pop(victim.id, room[victim.id])
+            free += grown.pop(victim.id, victim.room)
             preempt.append(victim)
     gone = {request.id for request in preempt}
     advance = [step for step in plan.advance if step.request.id not in gone]
@@ -53,10 +54,14 @@ def with_growth(plan: Plan, view: View, room: Mapping[int, int], growth_tokens: 
     return Growth(_admissible(advance, view, -1 if shortage else free), preempt, grown)
 
 
-def _room(step: Advance, room: int, growth_tokens: int) -> int:
+def _dearness(request: Request) -> tuple[bool, int, int]:
+    return request.service_class == "immediate", request.computed, -request.id
+
+
+def _room(step: Advance, growth_tokens: int) -> int:
     request = step.request
     most = request.known + request.max_tokens - request.generated
-    return min(most, max(room + growth_tokens, request.computed + step.tokens))
+    return min(most, max(request.room + growth_tokens, request.computed + step.tokens))
 
 
 def _admissible(advance: Sequence[Advance], view: View, free: int) -> list[Advance]:

@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"seams"},
     "stats": {"seams"},
     "inference": {"seams"},
-    "batching": {"seams", "inference", "scheduling", "generate", "stats"},
+    "queueing": {"seams", "inference"},
+    "batching": {"seams", "inference", "queueing", "scheduling", "generate", "stats"},
     "kernels": set(),
     "gpt": {"seams", "kernels"},
     "model": {"seams", "gpt", "kernels"},
@@ -45,6 +46,7 @@ UNBOUND = {"benchmarks", "tests"}  # these may import anything
 WITHOUT_TORCH = {
     "batching",
     "inference",
+    "queueing",
     "scheduling",
     "stats",
     "deferred",

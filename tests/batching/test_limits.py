@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from batching import RETRY_AFTER_S
 from inference import OverloadedError
+from queueing import RETRY_AFTER_S
 from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
 
 NOBATCH, STATIC, *_ = MODES
@@ -54,6 +54,33 @@ def test_a_request_is_ended_in_time_although_its_policy_waits_for_others() -> No
     assert inference.timed_out
     assert inference.record is not None
     assert inference.record.end_s == 1.0
+
+
+@every_mode
+def test_stored_requests_take_no_place_in_the_queue_and_are_never_refused_or_late(
+    mode: Mode,
+) -> None:
+    world = World(
+        mode,
+        max_batch_size=1,
+        max_waiting=2,
+        max_waiting_prompt_tokens=8,
+        request_timeout_s=20 * TICK_S,
+    )
+    stored = [world.submit([n] * 9, 30, stored=True) for n in range(6)]
+    others = [world.submit([n] * 4, 2) for n in range(2)]
+    with pytest.raises(OverloadedError, match=r"2 requests are waiting already"):
+        world.submit([1], 1)
+    world.step()
+    stored.append(world.submit([1], 1, stored=True))
+    world.run()
+    check_closed(world)
+    assert all(inference.end == "length" for inference in stored)
+    assert any(inference.timed_out for inference in others)
+    world.submit([1] * 7, 1)  # the counts are back at nothing
+    world.submit([1], 1)
+    world.run()
+    check_closed(world)
 
 
 @every_mode

@@ -91,17 +91,17 @@ def test_a_request_that_was_planned_and_found_no_room_keeps_its_age() -> None:
     old = Inference([1], 500, Sampling(), 0.0)
     for _ in range(2):
         young = Inference([1], 1, Sampling(), 0.0)
-        plan = policy.plan(View(0.0, [old, young], [], 1, model.memory))
+        plan = policy.plan(View(0.0, [old, young], [], 1, model.memory, 0))
         assert [step.request for step in plan.advance] == [young]
     for _ in range(2):  # now it is its turn, and it is not admitted: growth needed the room
         young = Inference([1], 1, Sampling(), 0.0)
-        plan = policy.plan(View(0.0, [old, young], [], 1, model.memory))
+        plan = policy.plan(View(0.0, [old, young], [], 1, model.memory, 0))
         assert [step.request for step in plan.advance] == [old]
 
 
 def test_a_policy_that_names_a_request_twice_is_told_so() -> None:
     request = Inference([1], 3, Sampling(), 0.0)
-    view = View(0.0, [], [request], 4, HashModel().memory)
+    view = View(0.0, [], [request], 4, HashModel().memory, 0)
     with pytest.raises(PolicyError, match="preempts a request twice"):
         check_plan(Plan(preempt=[request, request], wake_s=1.0), view)
     request.end = "length"

@@ -22,7 +22,16 @@ from scheduling.shortest_first import ShortestFirst
 from scheduling.stall_free import StallFree
 from scheduling.static import Static
 from scheduling.tgi import TGI
-from seams import IterationRecord, Plan, Policy, Request, RequestRecord, Sampling, View
+from seams import (
+    IterationRecord,
+    Plan,
+    Policy,
+    Request,
+    RequestRecord,
+    Sampling,
+    ServiceClass,
+    View,
+)
 from tests.hash_model import HashModel, reference, virtual_duration_s
 
 TICK_S = 2**-10
@@ -185,6 +194,9 @@ class World:
         at_s: float | None = None,
         end_ids: Iterable[int] = (),
         streaming: bool = False,
+        service_class: ServiceClass = "immediate",
+        deadline_s: float | None = None,
+        stored: bool = False,
     ) -> Inference:
         """Hands a request in; whoever is refused is not in `submitted`."""
         inference = Inference(
@@ -194,8 +206,10 @@ class World:
             self.now_s if at_s is None else at_s,
             end_ids=frozenset(end_ids),
             streaming=streaming,
+            service_class=service_class,
+            deadline_s=deadline_s,
         )
-        self.manager.submit(inference)
+        (self.manager.submit_stored if stored else self.manager.submit)(inference)
         self.submitted.append(inference)
         return inference
 

@@ -23,6 +23,8 @@ class Shown:
     computed: int = 0
     done: bool = False
     service_class: ServiceClass = "immediate"
+    deadline_s: float | None = None
+    room: int = 0
 
     @property
     def known(self) -> int:
@@ -45,7 +47,8 @@ def view(
 ) -> View:
     memory = HashMemory(budget, rectangles=rectangles)
     memory.used = used
-    return View(now_s, waiting, resident, limit, memory)
+    deferred = sum(request.service_class == "deferred" for request in (*waiting, *resident))
+    return View(now_s, waiting, resident, limit, memory, deferred)
 
 
 @st.composite

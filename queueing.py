@@ -1,0 +1,166 @@
+"""The queue before the engine: what any thread may do to it, its limits, and what a refused client
+is told. The loop's thread takes from it; it reads no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from inference import DrainingError, Inference, OverloadedError
+from seams import End
+
+ENDS_KEPT = 64  # of which the present rate of ends is estimated
+RETRY_AFTER_S = 1.0, 60.0  # least and most that a refused client is told to wait
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """What happened since the loop last looked."""
+
+    arrivals: Sequence[Inference]
+    departures: Sequence[tuple[Inference, End]]
+    aborting: str | None
+
+
+class RequestQueue:
+    """Those who wait, and the news of those who come, leave, or stop the server.
+
+    `put`, `leave`, `drain`, `abort` and the properties are for any thread, all else for the loop's.
+    A stored request, which is safe elsewhere, is not counted and meets no limit.
+    """
+
+    def __init__(self, max_waiting: int, max_waiting_prompt_tokens: float = math.inf) -> None:
+        self.max_waiting = max_waiting
+        self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
+        self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
+        self.busy_since_s: float | None = None  # start of the present stretch with work
+        self._changed = threading.Condition()
+        self._arrivals: list[Inference] = []
+        self._departures: list[tuple[Inference, End]] = []
+        self._draining = False
+        self._aborting: str | None = None
+        self._counted = 0  # of those who wait, arrivals included, without stored ones
+        self._prompt_tokens = 0  # of the counted
+        self._ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
+
+    # --- from any thread --------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def size(self) -> int:
+        return len(self._arrivals) + len(self.waiting)
+
+    def put(self, inference: Inference) -> None:
+        """Raises DrainingError, OverloadedError."""
+        with self._changed:
+            if self._draining:
+                raise DrainingError("the server is shutting down")
+            if not inference.stored:
+                self._require_room(inference)
+            self._arrivals.append(inference)
+            self._count(inference, 1)
+            self._changed.notify()
+
+    def leave(self, inference: Inference, end: End) -> None:
+        with self._changed:
+            self._departures.append((inference, end))
+            self._changed.notify()
+
+    def drain(self) -> None:
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+
+    def abort(self, reason: str) -> None:
+        with self._changed:
+            self._draining = True
+            self._aborting = reason
+            self._changed.notify()
+
+    def _require_room(self, inference: Inference) -> None:
+        if self._counted >= self.max_waiting:
+            raise OverloadedError(
+                f"{self.max_waiting} requests are waiting already (--max-waiting)",
+                self._retry_after_s(),
+            )
+        # a longer prompt is taken into an empty queue, or it never would be
+        prompts, own = self._prompt_tokens, inference.prompt_tokens
+        if self._counted and prompts + own > self.max_waiting_prompt_tokens:
+            raise OverloadedError(
+                f"prompts of {prompts} tokens are waiting already, this one has {own}, "
+                f"{self.max_waiting_prompt_tokens} are allowed (--max-waiting-prompt-tokens)",
+                self._retry_after_s(),
+            )
+
+    def _retry_after_s(self) -> float:
+        """How long the queue as it stands takes at the rate of the newest ends."""
+        least_s, most_s = RETRY_AFTER_S
+        since_s = self.busy_since_s
+        ends_s = (
+            [] if since_s is None else [end_s for end_s in list(self._ends_s) if end_s > since_s]
+        )
+        if len(ends_s) < 2:
+            return least_s
+        interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+        return min(max(self._counted * interval_s, least_s), most_s)
+
+    def _count(self, inference: Inference, one: int) -> None:
+        """`one`: 1 for somebody who waits from now on, -1 for somebody who no longer does."""
+        if not inference.stored:
+            self._counted += one
+            self._prompt_tokens += one * inference.prompt_tokens
+
+    # --- the loop's thread ------------------------------------------------------------------
+
+    def read(self) -> Mail:
+        """Arrivals are among those who wait from now on."""
+        with self._changed:
+            mail = Mail(self._arrivals, self._departures, self._aborting)
+            self.waiting += self._arrivals
+            self._arrivals, self._departures, self._aborting = [], [], None
+        return mail
+
+    def is_over(self) -> bool:
+        """Nobody waits, and nobody will."""
+        with self._changed:
+            return self._draining and not (self.waiting or self._arrivals)
+
+    def sleep(self, timeout_s: float) -> None:
+        """Until there is mail, or for so long."""
+        with self._changed:
+            if timeout_s > 0.0 and not (self._arrivals or self._departures or self._aborting):
+                self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # some centuries
+
+    def admitted(self, ids: Collection[int]) -> None:
+        self._remove(lambda inference: inference.id in ids)
+
+    def remove_done(self) -> list[Inference]:
+        return self._remove(lambda inference: inference.done)
+
+    def put_back(self, inference: Inference) -> None:
+        """One that was preempted: before those who never ran, among its like in order of age."""
+        earlier = sum(i.preemptions > 0 and i.id < inference.id for i in self.waiting)
+        with self._changed:
+            self.waiting.insert(earlier, inference)
+            self._count(inference, 1)
+
+    def note_end(self, now_s: float) -> None:
+        self._ends_s.append(now_s)
+
+    def _remove(self, leaves: Callable[[Inference], bool]) -> list[Inference]:
+        stays: list[Inference] = []
+        removed: list[Inference] = []
+        for inference in self.waiting:
+            (removed if leaves(inference) else stays).append(inference)
+        with self._changed:
+            self.waiting = stays
+            for inference in removed:
+                self._count(inference, -1)
+        return removed
