@@ -3,6 +3,9 @@
 FROM python:3.11-slim
 # For pip, e.g. a wheel index that has torch without CUDA, which makes the image gigabytes smaller.
 ARG PIP_OPTIONS=""
+# At run time too: the attention kernel is compiled for the processor that the container runs on.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY requirements.txt .
 RUN pip install --no-cache-dir $PIP_OPTIONS -r requirements.txt \
@@ -10,8 +13,10 @@ RUN pip install --no-cache-dir $PIP_OPTIONS -r requirements.txt \
  && mkdir /models && chown 10001:10001 /models
 COPY . .
 # EB_PYTHON: server.sh uses this interpreter and makes no environment of its own.
-# HF_HOME: where downloaded weights are kept; mount a volume there to keep them.
-ENV EB_PYTHON=/usr/local/bin/python EB_HOST=0.0.0.0 EB_PORT=8500 HF_HOME=/models \
+# HF_HOME, XDG_CACHE_HOME: where downloaded weights and the compiled kernel are kept; mount a volume
+# there to keep them, which must allow execution (a tmpfs does not by default).
+ENV EB_PYTHON=/usr/local/bin/python EB_HOST=0.0.0.0 EB_PORT=8500 \
+    HF_HOME=/models XDG_CACHE_HOME=/models/cache \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 10001:10001
 EXPOSE 8500

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,14 @@ FLAGS = [
 HEAD_DIMS = (16, 32, 64, 128)  # that the kernel is built for
 
 
+class KernelError(RuntimeError):
+    """A kernel was called with what it was not built for, and has computed nothing."""
+
+
 @functools.cache
 def attention_library() -> ctypes.CDLL | None:
-    """`attend_f32` and `attend_bf16` of attention.cpp, or None where they cannot be built.
+    """`attend_f32` and `attend_bf16` of attention.cpp, which raise KernelError, or None where they
+    cannot be built.
 
     Call it after torch was imported: OpenMP's runtime must be the one that torch brought along, or
     two pools of threads would compete for the cores.
@@ -41,7 +47,7 @@ def attention_library() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(_build(source, compiler)))
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # no home: RuntimeError
         detail = getattr(error, "stderr", "") or str(error)
         log.warning(
             "the attention kernel could not be built, torch's operators are used: %s", detail
@@ -49,10 +55,19 @@ def attention_library() -> ctypes.CDLL | None:
         return None
     for function in (library.attend_f32, library.attend_bf16):
         function.restype = ctypes.c_int32
+        function.errcheck = _check
         function.argtypes = (
             [ctypes.c_int64] + [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 6
         )
     return library
+
+
+def _check(status: Any, _function: object, arguments: tuple[Any, ...]) -> Any:
+    if status:
+        raise KernelError(
+            f"the attention kernel has no code for heads of {arguments[0]}; allowed: {HEAD_DIMS}"
+        )
+    return status
 
 
 def _build(source: Path, compiler: str) -> Path:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpt.attention import KERNEL_MAX_TOKENS, RaggedAttention, RectangleAttention, Span, attend_rows
 from gpt.cache import KVShape, RectangleKV, SequenceKV
-from kernels import attention_library
+from kernels import HEAD_DIMS, KernelError, attention_library
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}  # relative to the largest value
@@ -62,6 +62,17 @@ def test_kernel_and_twin_agree_for_rows_of_any_length(rows, head_dim, dtype, see
     for kv, twin in caches:
         assert torch.equal(kv.keys.nan_to_num(), twin.keys.nan_to_num())
         assert torch.equal(kv.values.nan_to_num(), twin.values.nan_to_num())
+
+
+@pytest.mark.skipif(attention_library() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("name", ["attend_f32", "attend_bf16"])
+def test_the_kernel_says_so_where_it_has_computed_nothing(name: str) -> None:
+    attend = getattr(attention_library(), name)
+    nothing = [0] * 4 + [0] * 3 + [None] * 6
+    for head_dim in HEAD_DIMS:
+        assert attend(head_dim, *nothing) == 0
+    with pytest.raises(KernelError, match="heads of 24"):
+        attend(24, *nothing)
 
 
 def test_padding_does_not_reach_the_tokens_of_a_rectangle() -> None:

@@ -1,6 +1,7 @@
 """The deployment files: against the Kubernetes schemas, and against what the programs expect."""
 
 import dataclasses
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -165,3 +166,23 @@ def test_images_run_as_nobody_and_copy_what_exists(image: str) -> None:
     for line in text.splitlines():
         if line.startswith("COPY"):
             assert (DEPLOY.parent / line.split()[1]).exists()
+
+
+def test_the_servers_image_can_compile_its_kernel_and_keep_it() -> None:
+    """With a compiler, into a volume: its root is read-only, and no code runs from a tmpfs."""
+    text = (DEPLOY / "server.Dockerfile").read_text()
+    assert re.search(r"^RUN apt-get .* g\+\+", text, re.MULTILINE)
+    found = re.search(r"XDG_CACHE_HOME=(\S+)", text)
+    assert found
+    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
+    manifests = yaml.safe_load_all((KUBERNETES / "server" / "server.yaml").read_text())
+    pod = next(d for d in manifests if d["kind"] == "Deployment")["spec"]["template"]["spec"]
+    volumes = [
+        [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]],
+        *(
+            [v.split(":")[1] for v in services[name]["volumes"]]
+            for name in ("server-a", "server-b")
+        ),
+    ]
+    for mounted in volumes:
+        assert any(Path(found[1]).is_relative_to(path) for path in mounted)
