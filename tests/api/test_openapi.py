@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from tests.api.test_openai import JSON, NAMES
+from tests.api.test_openai_refusals import JSON, NAMES
 
 Json = dict[str, Any]
 
