@@ -1,0 +1,159 @@
+"""One door to the database: connections, transactions, and one error for "not now".
+
+SQLite: write-ahead log; a transaction that writes takes the write lock at its beginning, so none
+fails half-way for want of it. Acknowledgements to clients are synced to the disk (`durable`);
+results are not: after a power cut (not: after a crash of the process) the last of them are missing,
+and their items are executed again.
+
+PostgreSQL: READ COMMITTED. Who changes items of a batch, except by claiming them, holds the lock of
+the batch's row (`SELECT … FOR UPDATE`, several in the order of their numbers): so no two wait for
+each other, and a batch's counters always match its items.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import Connection, Engine, Row, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NotSupportedError,
+    ProgrammingError,
+    TimeoutError,
+)
+
+from deferred.errors import StoreInUseError, StoreUnavailableError
+
+WAIT_S = 10  # for a lock, a connection, or a silent server
+POSTGRESQL_SETTINGS = f"-c statement_timeout={6 * WAIT_S}s -c lock_timeout={WAIT_S}s"
+AnyRow = Row[*tuple[Any, ...]]
+OURS_TO_FIX = (IntegrityError, ProgrammingError, DataError, NotSupportedError)
+
+
+class Database:
+    def __init__(self, url: URL) -> None:
+        """Raises StoreInUseError, StoreUnavailableError. Connects to PostgreSQL at first use."""
+        self.is_sqlite = url.get_backend_name() == "sqlite"
+        self._held: IO[str] | None = None
+        self._writing = threading.Lock()
+        if self.is_sqlite:
+            self._held = _hold(Path(url.database or ""))
+            self._engine = _sqlite(url)
+        else:
+            self._engine = _postgresql(url)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads."""
+        with _unavailable(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self, *, durable: bool) -> Iterator[Connection]:
+        """A transaction, committed at the end. Wait for nothing inside: on SQLite all others
+        wait."""
+        if not self.is_sqlite:
+            with _unavailable(), self._engine.begin() as connection:
+                yield connection
+            return
+        # threads queue here in order: SQLite's own wait polls, and lets some starve
+        if not self._writing.acquire(timeout=WAIT_S):
+            raise StoreUnavailableError(f"the database was busy for {WAIT_S} s")
+        try:
+            with _unavailable(), self._engine.connect() as connection:
+                connection = connection.execution_options(
+                    begin=f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}; BEGIN IMMEDIATE"
+                )
+                with connection.begin():
+                    yield connection
+        finally:
+            self._writing.release()
+
+    def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        """An insert that may go on with `on_conflict_do_nothing()`."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+
+    def close(self) -> None:
+        self._engine.dispose()
+        if self._held:
+            self._held.close()
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    try:
+        yield
+    except OURS_TO_FIX:
+        raise
+    except (DBAPIError, TimeoutError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        raise StoreUnavailableError(f"the database cannot do this now: {cause}") from error
+
+
+def _hold(path: Path) -> IO[str]:
+    """Takes the file beside the database that says it is in use; the system gives it free when the
+    process ends, however it ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = path.with_name(path.name + ".lock").open("a+")
+    except OSError as error:
+        raise StoreUnavailableError(f"cannot open the database's folder: {error}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.seek(0)
+        other = held.read().strip() or "unknown"
+        held.close()
+        raise StoreInUseError(
+            f"{path} is in use by process {other}; a SQLite database serves one server: give this "
+            "one another DATA_DIR, or share a PostgreSQL database through DATABASE_URL"
+        ) from None
+    held.truncate(0)
+    held.write(str(os.getpid()))
+    held.flush()
+    return held
+
+
+def _sqlite(url: URL) -> Engine:
+    engine = create_engine(
+        url, connect_args={"timeout": WAIT_S, "isolation_level": None}, pool_timeout=WAIT_S
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        # freed pages can be given back to the disk piecemeal; has an effect in a new database only
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        statements = connection.get_execution_options().get("begin", "BEGIN")
+        for statement in statements.split("; "):
+            connection.exec_driver_sql(statement)
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    return create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        pool_pre_ping=True,
+        pool_timeout=WAIT_S,
+        connect_args={
+            "connect_timeout": WAIT_S,
+            "options": POSTGRESQL_SETTINGS,
+            "tcp_user_timeout": WAIT_S * 1000,
+            **url.query,
+        },
+    )
