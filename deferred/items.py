@@ -185,17 +185,18 @@ def _claim_of(
     connection: Connection, batch: AnyRow, worker: str, n: int, now_s: float
 ) -> list[Item]:
     pending = and_(batch_items.c.batch == batch.number, batch_items.c.state == "pending")
-    # without effect on SQLite, which has one writer
-    next_lines = (
+    # a statement of its own: within the update PostgreSQL may evaluate it anew for each row, and
+    # then claim more than n. SQLite, which has one writer, leaves the lock out.
+    next_lines = connection.execute(
         select(batch_items.c.line)
         .where(pending)
         .order_by(batch_items.c.line)
         .limit(n)
         .with_for_update(skip_locked=True)
-    )
+    ).scalars()
     rows = connection.execute(
         update(batch_items)
-        .where(pending, batch_items.c.line.in_(next_lines))
+        .where(pending, batch_items.c.line.in_([*next_lines]))
         .values(
             state="running",
             lease_owner=worker,
