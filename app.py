@@ -22,7 +22,9 @@ from typing import Any, Protocol
 from flask import Flask
 from pydantic import BaseModel
 
-from api import inference, openai, tgi
+from api import batches, files, inference, openai, tgi
+from api.batch_lines import Endpoints
+from api.batches import BatchRequest
 from api.chat import load_chat_template
 from api.cors import register_cors
 from api.departed import Departures
@@ -40,6 +42,7 @@ from api.tgi_answers import shape as tgi_shape
 from api.tgi_schemas import CompatRequest, GenerateRequest
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager
 from config import Config, env_name, flag
+from deferred.jobs import Jobs
 from scheduling.nobatch import NoBatch
 from scheduling.registry import PolicyOptionError
 from scheduling.registry import make_policy as make_dynamic_policy
@@ -51,8 +54,10 @@ from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent
+STORED_IN_HAND = 2  # times the batch: requests of stored jobs among which the policy chooses
 LOOP_FAILED = 1
 LOAD_FAILED = 3  # gunicorn's status for a worker that must not be started again
+JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
 ABORT_S = 5.0  # what an iteration may still take after its requests were given up
 
 
@@ -60,6 +65,7 @@ REQUEST_BODIES: Mapping[str, type[BaseModel]] = {
     "/inference": InferenceRequest,
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/batches": BatchRequest,
     "/": CompatRequest,
     "/generate": GenerateRequest,
     "/generate_stream": GenerateRequest,
@@ -117,10 +123,16 @@ class Engine:
     the server drains. A model that cannot be loaded ends the whole server."""
 
     def __init__(
-        self, config: Config, manager: BatchingManager, tokenizer: Tokenizer, load: Load
+        self,
+        config: Config,
+        manager: BatchingManager,
+        jobs: Jobs,
+        tokenizer: Tokenizer,
+        load: Load,
     ) -> None:
         self.config = config
         self.manager = manager
+        self.jobs = jobs
         self.tokenizer = tokenizer
         self.load = load
         self.model: LoadedModel | None = None
@@ -131,8 +143,10 @@ class Engine:
 
     def drain(self) -> None:
         """Takes in nothing more, and returns when all that was accepted has ended: by itself
-        within the drain timeout, else with an error."""
+        within the drain timeout, else with an error. What stored jobs have running is given back
+        to them."""
         self.manager.drain()
+        self.jobs.stop(JOBS_STOP_S)
         if self.manager.model is None:  # still loading, nothing was accepted
             return
         self._thread.join(self.config.drain_timeout)
@@ -164,6 +178,7 @@ class Engine:
         self.model = model
         self.manager.model = model
         log.info("ready: %s on %s", self.config.mode, self.config.url)
+        self.jobs.start()
         try:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
         except (
@@ -207,7 +222,6 @@ def create_app(
         request_timeout_s=config.request_timeout,
         growth_tokens=GROWTH_TOKENS if config.grows else None,
     )
-    engine = Engine(config, manager, tokenizer, load)
 
     def describe() -> Mapping[str, Any]:
         info = asdict(engine.model.info) if engine.model is not None else None
@@ -217,11 +231,11 @@ def create_app(
             "model": info,
             "machine": describe_machine(None if info is None else info["device"]),
             "options": config.as_dict(),
+            "jobs": jobs.describe(),
         }
 
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    app.extensions["engine"] = engine
     register_errors(app, {"/v1/": error_shape, "/generate": tgi_shape})
     service = Service(
         config, manager, tokenizer, stats, metrics, Departures(), time.perf_counter, describe
@@ -229,7 +243,19 @@ def create_app(
     app.register_blueprint(inference.make_door(service))
     app.register_blueprint(tgi.make_door(service))
     generations = Generations(service, template)
+    jobs = Jobs(
+        config.database_url or Path(config.data_dir),
+        Endpoints(service, generations),
+        model=generations.model,
+        window=STORED_IN_HAND * config.max_batch_size,
+        most_line_bytes=config.max_body_bytes,
+        busy=lambda: manager.busy_since_s is not None,
+    )
+    engine = Engine(config, manager, jobs, tokenizer, load)
+    app.extensions["engine"] = engine
     app.register_blueprint(openai.make_door(service, generations))
+    app.register_blueprint(files.make_door(service, jobs))
+    app.register_blueprint(batches.make_door(service, jobs, generations.model))
     register_log(app, time.perf_counter)
     register_cors(app, config.cors_allow_origin)
     register_metrics(app, metrics, manager)
@@ -242,7 +268,10 @@ def main() -> None:
     """Checks what can be checked in a moment, then becomes gunicorn."""
     config = Config.from_args(sys.argv[1:])
     environment = config.as_environment()
-    if (folder := folder_of(config.model)) is not None:  # gunicorn runs in ours
+    environment[env_name("data_dir")] = str(
+        Path(config.data_dir).resolve()
+    )  # gunicorn runs in ours
+    if (folder := folder_of(config.model)) is not None:
         environment[env_name("model")] = str(folder.resolve())
     if ":" in config.policy:  # a policy of one's own lies where the command was typed
         here = os.getcwd()

@@ -154,9 +154,9 @@ class Config:
     )
     api_key: str | None = _option(
         None,
-        "keys, comma separated, one of which a client has to send as Authorization: Bearer KEY to "
-        "all paths but /health; other users of this machine can read a command line, not your "
-        "environment; none: everyone may ask",
+        "keys of visible ASCII, comma separated, one of which a client has to send as "
+        "Authorization: Bearer KEY to all paths but /health; other users of this machine can read "
+        "a command line, not your environment; none: everyone may ask",
         pattern=r"[!-+\--~]+(,[!-+\--~]+)*",  # visible ASCII
         secret=True,
     )
@@ -186,6 +186,24 @@ class Config:
         "TGI's API: most tokens of a prompt and its answer; none: the model's context",
         least=2,
         most=2**20,
+    )
+    data_dir: str = _option(
+        "data",
+        "folder of the Batch API's files and jobs; made when they are first used, for one server "
+        "at a time",
+    )
+    database_url: str | None = _option(
+        None,
+        "the Batch API's database in place of --data-dir: postgresql://USER:PASSWORD@HOST/NAME, "
+        "which several servers may share, or sqlite:////PATH/jobs.db",
+        pattern=r"postgresql(\+psycopg)?://.+|sqlite:///.+",
+        secret=True,
+    )
+    file_retention_days: float = _option(
+        30.0,
+        "Batch API: days after which files are deleted, where the client did not say",
+        least=0.001,
+        most=36_500,
     )
     cors_allow_origin: str | None = _option(
         None,
@@ -288,9 +306,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+UNPREFIXED = ("api_key", "data_dir", "database_url")  # the names that such settings go by elsewhere
+
+
 def env_name(name: str) -> str:
-    """Of an option; keys go by the name that servers of OpenAI's API give them."""
-    return "API_KEY" if name == "api_key" else ENV_PREFIX + name.upper()
+    return name.upper() if name in UNPREFIXED else ENV_PREFIX + name.upper()
 
 
 def _label(spec: dataclasses.Field[Any]) -> str:
@@ -337,9 +357,7 @@ def _check(spec: dataclasses.Field[Any], value: Any) -> None:
     pattern = spec.metadata.get("pattern")
     if pattern is not None and not re.fullmatch(pattern, value):
         if spec.metadata["secret"]:
-            raise ConfigError(
-                f"{_label(spec)} is wrong; allowed: keys of visible ASCII, comma separated"
-            )
+            raise ConfigError(f"{_label(spec)} is wrong; allowed: {spec.metadata['help']}")
         raise ConfigError(f"{_label(spec)} is {value!r}; allowed: {spec.metadata['help']}")
     if value == "":
         raise ConfigError(f"{_label(spec)} is empty")

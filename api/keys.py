@@ -5,11 +5,17 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-from flask import Flask, request
+from flask import Flask, g, request
 
 from api.errors import ApiError
 
 OPEN_PATHS = ("/health",)
+
+
+def presented_key() -> str:
+    """The key with which the present request was let in; "" where none is asked for."""
+    key: str = g.get("api_key", "")
+    return key
 
 
 def require_keys(app: Flask, keys: Sequence[str]) -> None:
@@ -33,3 +39,4 @@ def require_keys(app: Flask, keys: Sequence[str]) -> None:
                 {"WWW-Authenticate": "Bearer"},
                 code="invalid_api_key",
             )
+        g.api_key = given.strip()

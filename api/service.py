@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +45,20 @@ class Service:
 
     def submit(self, *inferences: Inference) -> None:
         """All of them, or none: raises ApiError when one is not taken in."""
+        self._submit(self.manager.submit, inferences)
+
+    def submit_stored(self, *inferences: Inference) -> None:
+        """As `submit`, for lines of stored jobs: the queue's limits are not for them."""
+        self._submit(self.manager.submit_stored, inferences)
+
+    def _submit(self, submit: Callable[[Inference], None], inferences: Sequence[Inference]) -> None:
         if not all(inference.prompt_tokens for inference in inferences):
             # a normalizer that strips, or a chat template, may leave nothing of a text
             raise ApiError(400, "no token is left of the prompt, at least one is needed")
         belongs_to_request(*inferences)
         for number, inference in enumerate(inferences):
             try:
-                self.manager.submit(inference)
+                submit(inference)
             except RefusedError as error:
                 if isinstance(error, OverloadedError):
                     self.stats.count_rejected()

@@ -7,37 +7,21 @@ nothing; a body that its endpoint refuses is that line's own error, found when i
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from deferred.records import LineError, NewItem, Unrun
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 MOST_LINES = 50_000
-MOST_FILE_BYTES = 200_000_000
-MOST_FAULTS = 100  # that are told of one file
+MOST_FILE_BYTES = 200 * 2**20  # OpenAI says 200 MB
+MOST_ERRORS = 100  # that are told of one file
 MOST_CUSTOM_ID = 512  # characters
 SHOWN_CHARACTERS = 60  # of a value in a message
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why a file is no job. `line` counts from 1; None: the file as a whole."""
-
-    code: str
-    message: str
-    line: int | None = None
-    param: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One line of a job."""
-
-    custom_id: str
-    body: Json
 
 
 def split(chunks: Iterable[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -57,92 +41,76 @@ def split(chunks: Iterable[bytes], most_bytes: int) -> Iterator[tuple[int, bytes
 
 
 class Envelopes:
-    """Judges the lines of one file, in their order."""
+    """Judges the lines of one file, in their order. That no two have the same custom_id is seen by
+    the store."""
 
     def __init__(self, endpoint: str, model: str, most_line_bytes: int) -> None:
         """`model`: the one that is served; a line that names none means it."""
         self._endpoint = endpoint
         self._served = model
         self._most_line_bytes = most_line_bytes
-        self._line_of_id: dict[str, int] = {}
         self._named: str | None = None
 
-    def judge(self, number: int, line: bytes) -> Call | Fault:
-        fault = self._fault_of_size(number, line)
-        if fault is not None:
-            return fault
-        try:
-            envelope = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
-        except RecursionError:
-            return Fault("invalid_json_line", "the line is nested too deeply", number)
-        except ValueError as error:  # UnicodeDecodeError is one
-            return Fault("invalid_json_line", f"the line is not valid JSON: {error}", number)
-        if not isinstance(envelope, dict):
-            return Fault(
-                "invalid_json_line", f"the line must be a JSON object, got {_show(envelope)}", number
-            )
-        custom_id = envelope.get("custom_id")
-        fault = (
-            self._fault_of_id(number, custom_id)
-            or self._fault_of_target(number, envelope)
-            or self._fault_of_body(number, envelope.get("body"))
-        )
-        if fault is not None:
-            return fault
-        self._line_of_id[custom_id] = number
-        return Call(custom_id, envelope["body"])
-
-    def _fault_of_size(self, number: int, line: bytes) -> Fault | None:
-        if len(self._line_of_id) >= MOST_LINES:
-            return Fault(
-                "too_many_tasks", f"a batch has at most {MOST_LINES} requests, this is one more"
-            )
+    def judge(self, number: int, line: bytes) -> NewItem | LineError:
         if len(line) > self._most_line_bytes:
-            return Fault(
+            return LineError(
                 "line_too_large",
                 f"the line is longer than {self._most_line_bytes} bytes (--max-body-bytes)",
                 number,
             )
-        return None
+        try:
+            envelope = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        except RecursionError:
+            return LineError("invalid_json_line", "the line is nested too deeply", number)
+        except ValueError as error:  # UnicodeDecodeError is one
+            return LineError("invalid_json_line", f"the line is not valid JSON: {error}", number)
+        if not isinstance(envelope, dict):
+            return LineError(
+                "invalid_json_line",
+                f"the line must be a JSON object, got {_show(envelope)}",
+                number,
+            )
+        custom_id: Any = envelope.get("custom_id")
+        body = envelope.get("body")
+        return (
+            self._fault_of_id(number, custom_id)
+            or self._fault_of_target(number, envelope)
+            or self._fault_of_body(number, body)
+            or NewItem(number, custom_id, json.dumps(body, separators=(",", ":")).encode())
+        )
 
-    def _fault_of_id(self, number: int, custom_id: object) -> Fault | None:
+    def _fault_of_id(self, number: int, custom_id: object) -> LineError | None:
         if custom_id is None:
             return _missing(number, "custom_id", "a string that no other line has")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_CUSTOM_ID:
-            return Fault(
+            return LineError(
                 "invalid_custom_id",
                 f"'custom_id' must be a string of 1 to {MOST_CUSTOM_ID} characters, got "
                 f"{_show(custom_id)}",
                 number,
                 "custom_id",
             )
-        try:
-            custom_id.encode()
-        except UnicodeEncodeError:
-            return Fault(
-                "invalid_custom_id", "'custom_id' has half of a surrogate pair", number, "custom_id"
-            )
-        if (first := self._line_of_id.get(custom_id)) is not None:
-            return Fault(
-                "duplicate_custom_id",
-                f"'custom_id' {_show(custom_id)} is that of line {first} already",
+        if "\0" in custom_id or any("\ud800" <= character <= "\udfff" for character in custom_id):
+            return LineError(
+                "invalid_custom_id",
+                "'custom_id' must have no null character and no half of a surrogate pair",
                 number,
                 "custom_id",
             )
         return None
 
-    def _fault_of_target(self, number: int, envelope: Json) -> Fault | None:
+    def _fault_of_target(self, number: int, envelope: Json) -> LineError | None:
         method, url = envelope.get("method"), envelope.get("url")
         if method is None:
             return _missing(number, "method", "'POST'")
         if method != "POST":
-            return Fault(
+            return LineError(
                 "invalid_method", f"'method' must be 'POST', got {_show(method)}", number, "method"
             )
         if url is None:
             return _missing(number, "url", f"'{self._endpoint}', the batch's endpoint")
         if url != self._endpoint:
-            return Fault(
+            return LineError(
                 "url_mismatch",
                 f"'url' must be the batch's endpoint '{self._endpoint}', got {_show(url)}",
                 number,
@@ -150,15 +118,15 @@ class Envelopes:
             )
         return None
 
-    def _fault_of_body(self, number: int, body: object) -> Fault | None:
+    def _fault_of_body(self, number: int, body: object) -> LineError | None:
         if body is None:
             return _missing(number, "body", "the request, an object")
         if not isinstance(body, dict):
-            return Fault(
+            return LineError(
                 "invalid_body", f"'body' must be an object, got {_show(body)}", number, "body"
             )
         if body.get("stream") is True:
-            return Fault(
+            return LineError(
                 "stream_not_supported",
                 "'stream' must be false or left out: a batch has no stream",
                 number,
@@ -168,14 +136,14 @@ class Envelopes:
         if model is None:
             return None
         if self._named is not None and model != self._named:
-            return Fault(
+            return LineError(
                 "model_mismatch",
                 f"a batch has one model, {_show(self._named)} before, got {_show(model)}",
                 number,
                 "body.model",
             )
         if model != self._served:
-            return Fault(
+            return LineError(
                 "model_not_found",
                 f"the model {_show(model)} is not served here; allowed: {_show(self._served)}",
                 number,
@@ -185,12 +153,22 @@ class Envelopes:
         return None
 
 
-def empty_file() -> Fault:
-    return Fault("empty_file", "the file holds no request")
+NO_FILE = LineError("file_not_found", "the input file is gone: it was deleted, or has expired")
+EMPTY_FILE = LineError("empty_file", "the file holds no request")
+TOO_MANY_LINES = LineError("too_many_tasks", f"a batch has at most {MOST_LINES} requests")
 
 
-def _missing(number: int, name: str, wanted: str) -> Fault:
-    return Fault(
+def duplicate(line: int, custom_id: str, first_line: int) -> LineError:
+    return LineError(
+        "duplicate_custom_id",
+        f"'custom_id' {_show(custom_id)} is that of line {first_line} already",
+        line,
+        "custom_id",
+    )
+
+
+def _missing(number: int, name: str, wanted: str) -> LineError:
+    return LineError(
         "missing_required_parameter", f"'{name}' is missing; it must be {wanted}", number, name
     )
 
@@ -211,17 +189,42 @@ def _show(value: object) -> str:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def answered(line_id: str, custom_id: str, request_id: str, status: int, body: Json) -> bytes:
+UNRUN: dict[Unrun, tuple[str, str]] = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "cancelled": ("batch_cancelled", "This request was not executed: its batch was cancelled."),
+}
+
+
+def line_id(batch_id: str, number: int) -> str:
+    """The same whenever and wherever the line is executed."""
+    digest = hashlib.blake2b(f"{batch_id}:{number}".encode(), digest_size=16)
+    return f"batch_req_{digest.hexdigest()}"
+
+
+def answered(
+    batch_id: str, number: int, custom_id: str, request_id: str, status: int, body: Json
+) -> bytes:
     """A line of the output file, or, where the status is an error's, of the error file."""
     response = {"status_code": status, "request_id": request_id, "body": body}
-    return _line(line_id, custom_id, response, None)
+    return _line(batch_id, number, custom_id, response, None)
 
 
-def not_run(line_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """A line of the error file for a request that has no answer."""
-    return _line(line_id, custom_id, None, {"code": code, "message": message})
+def unrun(batch_id: str, number: int, custom_id: str, why: Unrun) -> bytes:
+    """A line of the error file for a request that was not executed."""
+    code, message = UNRUN[why]
+    return _line(batch_id, number, custom_id, None, {"code": code, "message": message})
 
 
-def _line(line_id: str, custom_id: str, response: Json | None, error: Json | None) -> bytes:
-    told = {"id": line_id, "custom_id": custom_id, "response": response, "error": error}
+def _line(
+    batch_id: str, number: int, custom_id: str, response: Json | None, error: Json | None
+) -> bytes:
+    told = {
+        "id": line_id(batch_id, number),
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
     return json.dumps(told, separators=(",", ":")).encode()

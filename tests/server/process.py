@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import requests
 
-from config import ENV_PREFIX, Config
+from config import ENV_PREFIX, UNPREFIXED, Config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HASH_APP = "tests.server.hash_app:make_app()"
@@ -95,9 +95,8 @@ def free_port() -> int:
 
 
 def environment(**added: str) -> dict[str, str]:
-    inherited = {
-        k: v for k, v in os.environ.items() if not k.startswith((ENV_PREFIX, "HASH_", "API_KEY"))
-    }
+    ours = (ENV_PREFIX, "HASH_", *(name.upper() for name in UNPREFIXED))
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**inherited, **added}
 
 
@@ -134,7 +133,8 @@ def starting(
 ) -> Iterator[Server]:
     """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`;
     `prefix`: a command that runs the server, such as nohup."""
-    config = Config(mode=mode, port=free_port(), **options)  # type: ignore[arg-type]
+    options = {"port": free_port(), "data_dir": str(folder / "data"), **options}
+    config = Config(mode=mode, **options)  # type: ignore[arg-type]
     env = environment(
         **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
     )

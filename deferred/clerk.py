@@ -1,0 +1,161 @@
+"""The life of the jobs besides their lines: validates, expires, finalises, sweeps.
+
+A thread of its own, since a large file takes seconds that the lines of other jobs must not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from deferred import lines
+from deferred.errors import LeaseLostError, NotFoundError, StoreUnavailableError
+from deferred.records import Batch, LineError, NewItem, Progress
+from deferred.store import JobStore
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0  # other servers may have made batches
+SWEEP_S = 60.0
+BACK_OFF_S = 1.0
+PACE_LINES = 16  # between two looks at whether others need the interpreter
+
+
+class _StoppedError(Exception):
+    """In the middle of a validation, which is then not ours any more."""
+
+
+class Clerk:
+    """`wake` and `stop` may be called from any thread; all else belongs to the thread of `run`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        *,
+        name: str,
+        model: str,
+        most_line_bytes: int,
+        busy: Callable[[], bool],
+        started: Callable[[], None],
+    ) -> None:
+        """`busy`: whether the engine works, so that half of the time is to be left to it.
+        `started`: told when a batch has lines to be claimed."""
+        self._store = store
+        self._name = name
+        self._model = model
+        self._most_line_bytes = most_line_bytes
+        self._busy = busy
+        self._started = started
+        self._news = threading.Event()
+        self._stopping = threading.Event()
+        self._sweep_s = 0.0
+        self.progress: Progress | None = None  # as of the last turn; None: the store is away
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._news.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            wait_s = POLL_S
+            try:
+                if self._turn():
+                    wait_s = 0.0
+            except _StoppedError:
+                return
+            except StoreUnavailableError as error:
+                if self.progress is not None:
+                    log.error("the job store is unavailable: %s", error)
+                self.progress, wait_s = None, BACK_OFF_S
+            except Exception:  # a fault of ours must not end all jobs
+                log.exception("a turn of the batch clerk failed; it goes on")
+                wait_s = BACK_OFF_S
+            self._news.wait(wait_s)
+            self._news.clear()
+
+    def _turn(self) -> bool:
+        """Whether there may be more to do at once."""
+        store = self._store
+        expired = store.batches.expire_due(time.time())
+        found = expired > 0
+        if (
+            batch := store.batches.claim_validation(self._name, self._model, time.time())
+        ) is not None:
+            found = True
+            try:
+                self._validate(batch)
+            except LeaseLostError:
+                log.info("%s was cancelled, or expired, while it was validated", batch.id)
+        if (batch := store.batches.claim_finalisation(self._name, time.time())) is not None:
+            found = True
+            try:
+                ended = store.batches.finalise(batch.id, self._name, time.time(), lines.unrun)
+                log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
+            except LeaseLostError:
+                log.info("%s is finalised by another server", batch.id)
+        self._sweep()
+        self.progress = store.progress()
+        return found
+
+    def _validate(self, batch: Batch) -> None:
+        """Raises LeaseLostError, and _StoppedError when the server stops."""
+        envelopes = lines.Envelopes(batch.spec.endpoint, self._model, self._most_line_bytes)
+        faults: list[LineError] = []
+        total = 0
+
+        def items() -> Iterator[NewItem]:
+            nonlocal total
+            content = self._store.batches.input(batch)
+            for number, line in self._paced(lines.split(content, self._most_line_bytes)):
+                total += 1
+                if total > lines.MOST_LINES:
+                    faults.append(lines.TOO_MANY_LINES)
+                    return
+                judged = envelopes.judge(number, line)
+                if isinstance(judged, NewItem):
+                    yield judged
+                    continue
+                faults.append(judged)
+                if len(faults) == lines.MOST_ERRORS:
+                    return
+
+        try:
+            duplicates = self._store.items.add(batch.id, self._name, items())
+        except NotFoundError:
+            duplicates = []
+            faults.append(lines.NO_FILE)
+        faults += [lines.duplicate(d.line, d.custom_id, d.first_line) for d in duplicates]
+        if not total and not faults:
+            faults.append(lines.EMPTY_FILE)
+        if faults:
+            faults.sort(key=lambda fault: fault.line or 0)
+            told = faults[: lines.MOST_ERRORS]
+            self._store.batches.fail(batch.id, self._name, told, time.time())
+            log.info("%s failed its validation: %s", batch.id, faults[0].message)
+            return
+        self._store.batches.start(batch.id, self._name, time.time())
+        log.info("%s has %d requests", batch.id, total)
+        self._started()
+
+    def _paced(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Whoever is answered now needs the interpreter too: works half of the time."""
+        began_s = time.monotonic()
+        for count, line in enumerate(numbered, start=1):
+            yield line
+            if count % PACE_LINES == 0:
+                if self._busy():
+                    self._stopping.wait(time.monotonic() - began_s)
+                if self._stopping.is_set():
+                    raise _StoppedError
+                began_s = time.monotonic()
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._sweep_s:
+            swept = self._store.sweep(time.time())
+            self._sweep_s = now_s if swept.unfinished else now_s + SWEEP_S

@@ -1,0 +1,158 @@
+"""The deferred jobs of one server: their store, as soon as it can be had, and the two threads that
+work on it. The store is opened at start where there is one, else when it is first used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deferred.clerk import Clerk
+from deferred.errors import StoreError, StoreUnavailableError
+from deferred.store import JobStore, open_store
+from deferred.worker import Runner, Worker
+
+log = logging.getLogger(__name__)
+
+STORE_FILE = "jobs.db"  # that `open_store` makes in a folder
+RETRY_S = 5.0  # opening a store that is in use or unavailable
+REMEMBERED_S = 1.0  # a failure to open it, so that callers do not queue for the same one
+
+
+class Jobs:
+    """All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        where: str | Path,
+        runner: Runner,
+        *,
+        model: str,
+        window: int,
+        most_line_bytes: int,
+        busy: Callable[[], bool],
+    ) -> None:
+        """`where`: as `open_store`; the others: as `Worker` and `Clerk`."""
+        self._where = where
+        self._runner = runner
+        self._model = model
+        self._window = window
+        self._most_line_bytes = most_line_bytes
+        self._busy = busy
+        self._name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._lock = threading.Lock()
+        self._store: JobStore | None = None
+        self._failure: tuple[float, StoreError] | None = None
+        self._started = False
+        self._stopping = threading.Event()
+        self._worker: Worker | None = None
+        self._clerk: Clerk | None = None
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def store(self) -> JobStore:
+        """Opens it if need be. Raises StoreError."""
+        with self._lock:
+            if self._store is None:
+                self._open()
+            assert self._store is not None
+            return self._store
+
+    def start(self) -> None:
+        """Lines may be executed from now on."""
+        with self._lock:
+            self._started = True
+            if self._store is not None:
+                self._launch()
+            elif isinstance(self._where, str) or (self._where / STORE_FILE).exists():
+                threading.Thread(target=self._resume, name="jobs", daemon=True).start()
+
+    def wake(self) -> None:
+        """There is a new batch, or one was cancelled."""
+        if self._clerk is not None:
+            self._clerk.wake()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends both threads; lines that are not done are given back."""
+        self._stopping.set()
+        with self._lock:
+            for hand in (self._worker, self._clerk):
+                if hand is not None:
+                    hand.stop()
+        end_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def close(self) -> None:
+        """To be called after `stop`, when nobody uses the store any more."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def describe(self) -> dict[str, Any]:
+        """For `/stats`; asks no database. `store`: unused, open, or why it is not available."""
+        clerk, failure = self._clerk, self._failure
+        if clerk is None:
+            return {"store": "unused" if failure is None else str(failure[1])}
+        if clerk.progress is None:
+            return {"store": "unavailable"}
+        told = asdict(clerk.progress)
+        return {"store": "open", **{name.replace("_", "-"): told[name] for name in told}}
+
+    def _open(self) -> None:
+        if self._stopping.is_set():
+            raise StoreUnavailableError("the server is shutting down")
+        if self._failure is not None and time.monotonic() < self._failure[0] + REMEMBERED_S:
+            raise self._failure[1]
+        try:
+            self._store = open_store(self._where, time.time())
+        except StoreError as error:
+            if self._failure is None or str(self._failure[1]) != str(error):
+                log.error("the Batch API is off: %s", error)
+            self._failure = time.monotonic(), error
+            raise
+        if self._failure is not None:
+            log.info("the Batch API is on")
+        self._failure = None
+        if self._started:
+            self._launch()
+
+    def _resume(self) -> None:
+        """There may be jobs that an earlier process began."""
+        while not self._stopping.is_set():
+            try:
+                _ = self.store
+                return
+            except StoreError:
+                self._stopping.wait(RETRY_S)
+
+    def _launch(self) -> None:
+        assert self._store is not None
+        self._clerk = Clerk(
+            self._store,
+            name=self._name,
+            model=self._model,
+            most_line_bytes=self._most_line_bytes,
+            busy=self._busy,
+            started=lambda: worker.wake(),
+        )
+        worker = self._worker = Worker(
+            self._store,
+            self._runner,
+            name=self._name,
+            model=self._model,
+            window=self._window,
+            none_left=self._clerk.wake,
+        )
+        for name, run in (("batch-worker", worker.run), ("batch-clerk", self._clerk.run)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()

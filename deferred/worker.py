@@ -1,0 +1,281 @@
+"""Works off the lines of the jobs: claims them, has them executed, records what came of them.
+
+One thread, which touches neither torch nor HTTP. It keeps a bounded number of requests in the
+engine's queue, where the policy decides when they run; waking is coalesced, results are committed
+in groups and lines claimed in groups, so that a line costs the interpreter little. A database that
+is gone for a while costs nothing but time: what runs goes on, results wait, nothing new is claimed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from deferred import lines
+from deferred.errors import StoreUnavailableError
+from deferred.records import Item, Result, Ticket, Usage
+from deferred.store import JobStore
+from deferred.transitions import HEARTBEAT_S
+from inference import Inference
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.02  # ends are looked for no more often
+FLUSH_S = 0.05  # how long a result waits for others to be committed with it
+FLUSH_RESULTS = 256
+POLL_S = 1.0  # other servers and other threads may have added lines
+BACK_OFF_S = 0.5, 10.0  # of a store that is unavailable
+MOST_TRIES = 3  # of a line whose generation fails
+MOST_LOST = 3  # processes that may vanish while they execute a line
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the endpoint says: an HTTP status and its body."""
+
+    status: int
+    body: Json
+    usage: Usage
+
+
+class NotNowError(Exception):
+    """The server takes nothing in, or ended the request for reasons of its own: try it again."""
+
+
+class Call(Protocol):
+    """A line that is being executed."""
+
+    @property
+    def inferences(self) -> Sequence[Inference]: ...
+
+    def read(self) -> Answer | None:
+        """None while it is not complete. Raises NotNowError."""
+        ...
+
+    def cancel(self) -> None: ...
+
+
+class Runner(Protocol):
+    """The endpoints, as a line reaches them."""
+
+    def begin(
+        self, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
+    ) -> Call | Answer:
+        """Puts a line's requests into the queue; `news` is set when there is something to read.
+        An Answer: the endpoint refuses it. `deadline_s`: from now. Raises NotNowError."""
+        ...
+
+
+@dataclass(slots=True)
+class _Running:
+    item: Item
+    call: Call
+    tries: int
+
+
+class Worker:
+    """`wake` and `stop` may be called from any thread; all else belongs to the thread of `run`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        runner: Runner,
+        *,
+        name: str,
+        model: str,
+        window: int,
+        none_left: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`name`: unique to this process's life. `window`: requests that are in the engine's hands
+        at a time. `none_left`: told when all that was claimed has been recorded."""
+        self._store = store
+        self._runner = runner
+        self._name = name
+        self._model = model
+        self._window = window
+        self._none_left = none_left
+        self._news = threading.Event()
+        self._stopping = False
+        self._claimed: deque[tuple[Item, int]] = deque()  # and tries
+        self._running: dict[Ticket, _Running] = {}
+        self._results: list[Result] = []
+        self._first_result_s = 0.0
+        self._beat_s = 0.0  # these and the following by the monotonic clock: not before
+        self._claim_s = 0.0
+        self._store_s = 0.0
+        self._back_off_s = 0.0
+
+    # --- from any thread --------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be lines to claim."""
+        self._claim_s = 0.0
+        self._news.set()
+
+    def stop(self) -> None:
+        """`run` gives back what it holds, and returns."""
+        self._stopping = True
+        self._news.set()
+
+    # --- the worker's thread ----------------------------------------------------------------
+
+    def run(self) -> None:
+        while not self._stopping:
+            try:
+                wait_s = self._turn(time.monotonic())
+            except Exception:  # a fault of ours must not end all jobs
+                log.exception("a turn of the batch worker failed; it goes on")
+                wait_s = BACK_OFF_S[0]
+            self._news.wait(wait_s)
+            self._news.clear()
+            if not self._stopping:
+                time.sleep(TURN_S)
+        self._give_back()
+
+    def _turn(self, now_s: float) -> float:
+        """Returns how long nothing is to be done unless there is news."""
+        self._collect(now_s)
+        if now_s >= self._store_s:
+            try:
+                self._flush(now_s)
+                self._beat(now_s)
+                self._claim(now_s)
+            except StoreUnavailableError as error:
+                self._back_off(error, now_s)
+            else:
+                if self._back_off_s:
+                    log.info("the job store is there again")
+                self._back_off_s = 0.0
+        self._start()
+        due_s = [self._beat_s]
+        if self._results:
+            due_s.append(self._first_result_s + FLUSH_S)
+        if self._room > 0:  # what was claimed and not begun: the server takes nothing in
+            due_s.append(now_s + POLL_S if self._claimed else self._claim_s)
+        return max(0.0, max(min(due_s), self._store_s) - time.monotonic())
+
+    def _collect(self, now_s: float) -> None:
+        unix_s = time.time()
+        for ticket, running in list(self._running.items()):
+            if running.item.deadline <= unix_s:
+                self._drop(ticket)  # the store expires it
+                continue
+            try:
+                answer = running.call.read()
+            except NotNowError:
+                del self._running[ticket]
+                self._claimed.append((running.item, running.tries))
+                continue
+            if answer is None:
+                continue
+            del self._running[ticket]
+            if answer.status >= 500 and running.tries < MOST_TRIES:
+                log.warning("line %d of %s failed; again", running.item.line, running.item.batch_id)
+                self._claimed.appendleft((running.item, running.tries))
+            else:
+                self._finish(running.item, answer, now_s)
+
+    def _finish(self, item: Item, answer: Answer, now_s: float) -> None:
+        if not self._results:
+            self._first_result_s = now_s
+        text = lines.answered(
+            item.batch_id,
+            item.line,
+            item.custom_id,
+            uuid.uuid4().hex,
+            answer.status,
+            answer.body,
+        )
+        self._results.append(Result(item.ticket, answer.status < 400, text, answer.usage))
+
+    def _flush(self, now_s: float) -> None:
+        late = self._results and now_s >= self._first_result_s + FLUSH_S
+        if not (late or len(self._results) >= FLUSH_RESULTS):
+            return
+        self._store.items.record(self._name, self._results)  # those not counted were taken over
+        self._results = []
+        if not (self._running or self._claimed):
+            self._none_left()
+
+    def _beat(self, now_s: float) -> None:
+        if now_s < self._beat_s:
+            return
+        ours = {*self._running, *(item.ticket for item, _ in self._claimed)}
+        ours.update(result.ticket for result in self._results)
+        held = self._store.items.heartbeat(self._name, ours, time.time())
+        for ticket in [ticket for ticket in self._running if ticket not in held]:
+            self._drop(ticket)
+        self._claimed = deque(entry for entry in self._claimed if entry[0].ticket in held)
+        # after our own heartbeat: what ran on while the store was away is still ours
+        self._store.items.recover(time.time())
+        self._beat_s = now_s + HEARTBEAT_S
+
+    def _claim(self, now_s: float) -> None:
+        if now_s < self._claim_s or self._claimed or self._room <= 0:
+            return
+        self._claim_s = now_s + POLL_S  # before the claim: a wake that comes meanwhile counts
+        claimed = self._store.items.claim(self._name, self._model, self._window, time.time())
+        self._claimed.extend((item, 0) for item in claimed)
+        if len(claimed) == self._window:
+            self._claim_s = 0.0  # there may be more, to be claimed when these have begun
+
+    @property
+    def _room(self) -> int:
+        return self._window - sum(len(r.call.inferences) for r in self._running.values())
+
+    def _start(self) -> None:
+        room, now_s = self._room, time.monotonic()
+        while self._claimed and room > 0:
+            item, tries = self._claimed.popleft()
+            left_s = item.deadline - time.time()
+            if left_s <= 0:  # the store expires it
+                continue
+            if item.lost >= MOST_LOST:
+                self._finish(item, _lost(item), now_s)
+                continue
+            try:
+                call = self._runner.begin(item.endpoint, item.body, left_s, self._news)
+            except NotNowError:
+                self._claimed.appendleft((item, tries))
+                return
+            if isinstance(call, Answer):
+                self._finish(item, call, now_s)
+            else:
+                self._running[item.ticket] = _Running(item, call, tries + 1)
+                room -= len(call.inferences)
+
+    def _drop(self, ticket: Ticket) -> None:
+        self._running.pop(ticket).call.cancel()
+
+    def _back_off(self, error: StoreUnavailableError, now_s: float) -> None:
+        least_s, most_s = BACK_OFF_S
+        if not self._back_off_s:
+            log.error("the job store is unavailable, batches wait: %s", error)
+        self._back_off_s = min(max(least_s, 2 * self._back_off_s), most_s)
+        self._store_s = now_s + self._back_off_s
+
+    def _give_back(self) -> None:
+        for running in self._running.values():
+            running.call.cancel()
+        try:
+            if self._results:
+                self._store.items.record(self._name, self._results)
+            self._store.items.release(self._name)
+        except StoreUnavailableError as error:
+            log.warning(
+                "lines could not be given back, they will be when the lease ends: %s", error
+            )
+
+
+def _lost(item: Item) -> Answer:
+    message = f"the server ended {item.lost} times while it executed this request"
+    error = {"message": message, "type": "server_error", "param": None, "code": "server_lost"}
+    return Answer(500, {"error": error}, Usage())
