@@ -30,6 +30,7 @@ from api.cors import register_cors
 from api.departed import Departures
 from api.errors import register_errors
 from api.inference import InferenceRequest
+from api.job_metrics import JobCollector
 from api.keys import require_keys
 from api.logs import register_log
 from api.metrics import Metrics, register_metrics
@@ -258,7 +259,7 @@ def create_app(
     app.register_blueprint(batches.make_door(service, jobs, generations.model))
     register_log(app, time.perf_counter)
     register_cors(app, config.cors_allow_origin)
-    register_metrics(app, metrics, manager)
+    register_metrics(app, metrics, manager, JobCollector(jobs))
     require_keys(app, config.keys)
     register_openapi(app, REQUEST_BODIES, keys=bool(config.keys))
     return app

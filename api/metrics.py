@@ -248,10 +248,13 @@ class _Collector(Collector):
         return self._metrics.families(self._manager)
 
 
-def register_metrics(app: Flask, metrics: Metrics, manager: BatchingManager) -> None:
-    """The page, and a count of what the doors refuse."""
+def register_metrics(
+    app: Flask, metrics: Metrics, manager: BatchingManager, *others: Collector
+) -> None:
+    """The page, and a count of what the doors refuse. `others`: what else is to be on it."""
     registry = CollectorRegistry()
-    registry.register(_Collector(metrics, manager))
+    for collector in (_Collector(metrics, manager), *others):
+        registry.register(collector)
 
     @app.get("/metrics")
     def page() -> Response:

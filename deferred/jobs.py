@@ -16,6 +16,7 @@ from typing import Any
 
 from deferred.clerk import Clerk
 from deferred.errors import StoreError, StoreUnavailableError
+from deferred.records import Progress
 from deferred.store import JobStore, open_store
 from deferred.worker import Runner, Worker
 
@@ -97,14 +98,18 @@ class Jobs:
                 self._store.close()
                 self._store = None
 
+    @property
+    def progress(self) -> Progress | None:
+        """As the clerk saw it last; None while there is no store to ask."""
+        return None if self._clerk is None else self._clerk.progress
+
     def describe(self) -> dict[str, Any]:
         """For `/stats`; asks no database. `store`: unused, open, or why it is not available."""
-        clerk, failure = self._clerk, self._failure
-        if clerk is None:
-            return {"store": "unused" if failure is None else str(failure[1])}
-        if clerk.progress is None:
-            return {"store": "unavailable"}
-        told = asdict(clerk.progress)
+        progress, failure = self.progress, self._failure
+        if progress is None:
+            used = "unused" if self._clerk is None else "unavailable"
+            return {"store": used if failure is None else str(failure[1])}
+        told = asdict(progress)
         return {"store": "open", **{name.replace("_", "-"): told[name] for name in told}}
 
     def _open(self) -> None:
