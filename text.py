@@ -46,12 +46,12 @@ class Tokenizer:
         self,
         encode: Callable[[str], list[int]],
         token_of_id: Mapping[int, bytes],
-        end_id: int | None,
+        end_ids: Iterable[int],
         special_ids: Mapping[str, int] | None = None,
     ) -> None:
         self._encode = encode
         self._token_of_id = token_of_id
-        self.end_id = end_id  # the token that ends a text, where the vocabulary has one
+        self.end_ids = frozenset(end_ids)  # any of these ends a text
         self.special_ids = special_ids or {}
         names = sorted(self.special_ids, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
@@ -193,7 +193,7 @@ def _from_tiktoken(encoding: tiktoken.Encoding) -> Tokenizer:
         except KeyError:
             continue  # ids may have gaps
     specials = {name: encoding.encode_single_token(name) for name in encoding.special_tokens_set}
-    return Tokenizer(encoding.encode_ordinary, table, encoding.eot_token, specials)
+    return Tokenizer(encoding.encode_ordinary, table, [encoding.eot_token], specials)
 
 
 def _download_gpt2(model: str) -> tiktoken.Encoding:
@@ -244,9 +244,33 @@ def _from_folder(folder: Path) -> Tokenizer:
     return Tokenizer(
         lambda text: hub.encode(text, add_special_tokens=False).ids,
         table,
-        hub.token_to_id(END_OF_TEXT),
+        _end_ids(folder, hub.token_to_id),
         {text: token for token, text in added.items()},
     )
+
+
+def _end_ids(folder: Path, id_of: Callable[[str], int | None]) -> set[int]:
+    """The tokens that end a text: all that the checkpoint's files name, and where they name none,
+    `<|endoftext|>`. Of `generation_config.json` and `config.json` the first that names one counts,
+    as in `transformers`."""
+    text = _setting(folder / "tokenizer_config.json", "eos_token")
+    if isinstance(text, dict):  # with properties of the token
+        text = text.get("content")
+    ids = _setting(folder / "generation_config.json", "eos_token_id")
+    if ids is None:
+        ids = _setting(folder / "config.json", "eos_token_id")
+    ids = ids if isinstance(ids, list) else [ids]
+    named = {token for token in ids if type(token) is int}
+    if isinstance(text, str) and (token := id_of(text)) is not None:
+        named.add(token)
+    return named or {token for token in [id_of(END_OF_TEXT)] if token is not None}
+
+
+def _setting(path: Path, name: str) -> Any:
+    """Of a JSON file that may be absent. Raises VocabularyError."""
+    if not path.exists():
+        return None
+    return _read(lambda: dict(json.loads(path.read_text(encoding="utf-8"))), str(path)).get(name)
 
 
 def _kinds(path: Path) -> list[str | None]:

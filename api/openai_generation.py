@@ -12,6 +12,7 @@ from threading import Event
 from api.chat import ChatTemplate, ConversationError
 from api.choices import Choice, Segment, segments
 from api.errors import ApiError, show
+from api.limits import FRESH_SEED_BITS
 from api.openai_answers import ChatForm, CompletionForm, Form, Json, usage
 from api.openai_schemas import (
     DEFAULT_COMPLETION_TOKENS,
@@ -20,7 +21,6 @@ from api.openai_schemas import (
     GenerationRequest,
     seed_of_choice,
 )
-from api.limits import FRESH_SEED_BITS
 from api.service import Service
 from inference import Inference
 from text import EncodingError, folder_of
@@ -171,8 +171,7 @@ class Generations:
                 param="n",
             )
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
-        end_id = service.tokenizer.end_id
-        ends = end_id is not None and not wanted.ignore_eos
+        end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
         news = Event()
         choices: list[Choice] = []
@@ -184,7 +183,7 @@ class Generations:
                     max(most, 1),  # none: the prompt alone is wanted, for its logprobs
                     wanted.sampling(seed_of_choice(seed, number), of_prompt=echo),
                     arrival_s,
-                    end_ids=frozenset([end_id] if ends and end_id is not None else []),
+                    end_ids=end_ids,
                     service_class=wanted.service_class,
                     streaming=bool(wanted.stream or wanted.stops),  # a stop is looked for
                 )

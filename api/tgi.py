@@ -102,7 +102,7 @@ def make_door(service: Service) -> Blueprint:
                 further,
                 sampling_of(asked, (asked.top_n_tokens or 0) if told else None),
                 arrival_s,
-                end_ids=frozenset() if tokenizer.end_id is None else frozenset([tokenizer.end_id]),
+                end_ids=tokenizer.end_ids,
                 streaming=streaming or bool(asked.stop),
             )
             for _ in range(best_of)

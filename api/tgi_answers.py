@@ -111,7 +111,7 @@ def top_tokens(step: Step, inference: Inference, tokenizer: Tokenizer) -> list[d
             "id": token,
             "text": _text(token, tokenizer),
             "logprob": logprob,
-            "special": token == tokenizer.end_id,
+            "special": token in tokenizer.end_ids,
         }
         for token, logprob in inference.logprobs[step.index].top
     ]

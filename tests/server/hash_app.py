@@ -23,7 +23,7 @@ END_ID = VOCAB_SIZE - 1
 
 def byte_tokenizer() -> Tokenizer:
     table = {byte: bytes([byte]) for byte in range(256)} | {END_ID: b"<|endoftext|>"}
-    return Tokenizer(lambda text: list(text.encode()), table, END_ID)
+    return Tokenizer(lambda text: list(text.encode()), table, [END_ID])
 
 
 def load(config: Config) -> LoadedModel:

@@ -49,7 +49,7 @@ def test_only_text_that_may_become_a_stop_string_is_held_back(text: str, stops: 
 
 def special_tokenizer() -> Tokenizer:
     table = {byte: bytes([byte]) for byte in range(256)} | {256: b"<a>", 257: b"<ab>"}
-    return Tokenizer(lambda t: list(t.encode()), table, None, {"<a>": 256, "<ab>": 257})
+    return Tokenizer(lambda t: list(t.encode()), table, [], {"<a>": 256, "<ab>": 257})
 
 
 PIECES = st.lists(st.sampled_from(["<a>", "<ab>", "<", "a>", "b>", "\ufdd0", "é"]))

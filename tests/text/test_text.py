@@ -95,10 +95,60 @@ def test_ids_are_those_of_the_hub_library(
 
 def test_special_tokens_in_a_text_are_plain_text(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode(f"a{END_OF_TEXT}b")
-    assert tokenizer.end_id is not None
-    assert tokenizer.end_id not in tokens
+    (end_id,) = tokenizer.end_ids
+    assert end_id not in tokens
     assert decode(tokenizer, tokens) == f"a{END_OF_TEXT}b"
-    assert tokenizer.token_bytes(tokenizer.end_id) == END_OF_TEXT.encode()
+    assert tokenizer.token_bytes(end_id) == END_OF_TEXT.encode()
+
+
+END_OF_TURN = "<|im_end|>"
+OTHER_ID = 7
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({}, [END_OF_TEXT]),
+        ({"tokenizer_config.json": {"eos_token": END_OF_TURN}}, [END_OF_TURN]),
+        ({"tokenizer_config.json": {"eos_token": {"content": END_OF_TURN}}}, [END_OF_TURN]),
+        ({"tokenizer_config.json": {"eos_token": None}}, [END_OF_TEXT]),
+        ({"config.json": {"eos_token_id": OTHER_ID}}, [OTHER_ID]),
+        ({"config.json": {"eos_token_id": [OTHER_ID, 8]}}, [OTHER_ID, 8]),
+        (
+            {"config.json": {"eos_token_id": 8}, "generation_config.json": {"eos_token_id": 7}},
+            [OTHER_ID],
+        ),
+        (
+            {"config.json": {"eos_token_id": OTHER_ID}, "generation_config.json": {"top_p": 0.9}},
+            [OTHER_ID],
+        ),
+        (
+            {
+                "config.json": {"eos_token_id": OTHER_ID},
+                "tokenizer_config.json": {"eos_token": END_OF_TURN},
+            },
+            [OTHER_ID, END_OF_TURN],
+        ),
+    ],
+)
+def test_a_checkpoints_own_files_say_which_tokens_end_a_text(
+    tmp_path: Path, files: dict[str, object], ends: list[int | str]
+) -> None:
+    hub = train_hub_tokenizer()
+    hub.add_special_tokens([END_OF_TURN])
+    save(hub, "tokenizer.json", tmp_path)
+    for name, fields in files.items():
+        (tmp_path / name).write_text(json.dumps(fields))
+    found = load_tokenizer(str(tmp_path)).end_ids
+    assert found == {end if isinstance(end, int) else hub.token_to_id(end) for end in ends}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_file_that_cannot_be_read_is_named(hub: HubTokenizer, tmp_path: Path, name: str) -> None:
+    save(hub, "tokenizer.json", tmp_path)
+    (tmp_path / name).write_text("[1, 2]")
+    with pytest.raises(VocabularyError, match=f"/{name} cannot be read"):
+        load_tokenizer(str(tmp_path))
 
 
 def test_ids_beyond_the_vocabulary_read_as_valid_distinct_text(tokenizer: Tokenizer) -> None:
@@ -138,7 +188,7 @@ def test_a_text_that_makes_the_library_panic_is_an_error_of_that_text() -> None:
         mergeable_ranks={bytes([byte]): byte for byte in range(256)},
         special_tokens={},
     )
-    tokenizer = Tokenizer(encoding.encode_ordinary, {0: b"\0"}, None)
+    tokenizer = Tokenizer(encoding.encode_ordinary, {0: b"\0"}, [])
     with pytest.raises(EncodingError, match="1000001 characters"):
         tokenizer.encode(" " * 1_000_000 + "a")
 
