@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,22 @@ from tests.server.hash_app import byte_tokenizer, load
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[FlaskClient]:
-    app = create_app(Config(mode="dynamic", max_body_bytes=65536), load, byte_tokenizer())
+    with serving(Config(mode="dynamic", max_body_bytes=65536)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    """With a Batch API of its own."""
+    folder = tmp_path_factory.mktemp("store")
+    config = Config(mode="dynamic", max_body_bytes=65536, data_dir=str(folder), api_key="one,two")
+    with serving(config) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def serving(config: Config) -> Iterator[FlaskClient]:
+    app = create_app(config, load, byte_tokenizer())
     engine = app.extensions["engine"]
     engine.start()
     client = app.test_client()
@@ -22,3 +38,4 @@ def client() -> Iterator[FlaskClient]:
         pass
     yield client
     engine.drain()
+    engine.jobs.close()
