@@ -45,7 +45,8 @@ from batching import GROWTH_TOKENS, LOOPS, BatchingManager
 from config import Config, env_name, flag
 from deferred.jobs import Jobs
 from scheduling.nobatch import NoBatch
-from scheduling.registry import PolicyOptionError
+from scheduling.predictor import Predictor
+from scheduling.registry import PolicyOptionError, with_deferred
 from scheduling.registry import make_policy as make_dynamic_policy
 from scheduling.static import Static
 from seams import Model, Policy
@@ -212,11 +213,12 @@ def create_app(
     tokenizer = tokenizer or load_tokenizer(config.model)
     template = load_chat_template(config.model, tokenizer)
     stats = Stats(time.perf_counter())
-    policy = make_policy(config)
+    predictor = Predictor()
+    policy = with_deferred(make_policy(config), config, predictor)
     metrics = Metrics()
     manager = BatchingManager(
         policy,
-        Recorders(stats, metrics),
+        Recorders(stats, metrics, predictor),
         max_batch_size=config.max_batch_size,
         max_waiting=config.max_waiting,
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,

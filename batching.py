@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 from generate import dynamic, nobatch, static
 from inference import DrainingError, Inference, TooLongError
 from queueing import RequestQueue
+from records import iteration_record, request_record
 from scheduling.contract import check_plan, check_retired
 from scheduling.growth import Growth, with_growth
 from seams import (
@@ -27,7 +28,6 @@ from seams import (
     Advance,
     Draw,
     End,
-    IterationRecord,
     Model,
     Outcome,
     OutOfMemoryError,
@@ -35,7 +35,6 @@ from seams import (
     Policy,
     RaggedModel,
     Recorder,
-    RequestRecord,
     Row,
     View,
 )
@@ -106,6 +105,11 @@ class BatchingManager:
     def busy_since_s(self) -> float | None:
         """When the present stretch with work began; None while there is none."""
         return self._queue.busy_since_s
+
+    @property
+    def retry_after_s(self) -> float:
+        """An estimate of when there will be room for one who is refused now."""
+        return self._queue.retry_after_s
 
     def submit(self, inference: Inference) -> None:
         """Puts a request into the queue. Raises a RefusedError, and ValueError for one that could
@@ -303,17 +307,8 @@ class BatchingManager:
         now_s: float,
     ) -> float:
         end_s = now_s + outcome.duration_s
-        self._record(  # before the answers, so that statistics hold their tokens
-            self.recorder.iteration,
-            IterationRecord(
-                start_s=now_s,
-                duration_s=outcome.duration_s,
-                rows=len(batch),
-                tokens=sum(step.tokens for step in advance),
-                positions=outcome.positions,
-                generated=sum(token is not None for token in outcome.tokens),
-            ),
-        )
+        # before the answers, so that statistics hold their tokens
+        self._record(self.recorder.iteration, iteration_record(now_s, advance, outcome))
         for i, (step, inference) in enumerate(zip(advance, batch, strict=True)):
             # after a preemption the prompt is computed again, its logprobs are known already
             known = len(inference.prompt_logprobs) - inference.computed
@@ -414,20 +409,7 @@ class BatchingManager:
         """Records it first, so that statistics hold a request before its client has the answer."""
         if inference.record is not None:
             return
-        assert inference.end is not None
-        inference.record = RequestRecord(
-            arrival_s=inference.arrival_s,
-            admitted_s=inference.admitted_s,
-            first_token_s=inference.first_token_s,
-            last_token_s=inference.last_token_s,
-            end_s=now_s,
-            prompt_tokens=inference.prompt_tokens,
-            max_tokens=inference.max_tokens,
-            generated=inference.generated,
-            preemptions=inference.preemptions,
-            service_class=inference.service_class,
-            end=inference.end,
-        )
+        inference.record = request_record(inference, now_s)
         self._queue.note_end(now_s)
         self._deferred -= inference.service_class == "deferred"
         self._record(self.recorder.request, inference.record)

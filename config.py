@@ -112,6 +112,34 @@ class Config:
         least=1,
         most=2**31,
     )
+    deferred_policy: Literal["budget", "fifo", "priority", "exclusive"] = _option(
+        "budget",
+        "deferred requests: budget (they fill what a time budget leaves in each iteration), fifo "
+        "(as immediate ones), priority (immediate ones are admitted first), exclusive (only while "
+        "no immediate one is there); in modes other than dynamic all but fifo admit them only "
+        "while no immediate one waits",
+    )
+    deferred_budget: float = _option(
+        1.15,
+        "deferred policy budget: how many times as long immediate requests may take for the sake "
+        "of deferred ones",
+        least=1,
+        most=100,
+    )
+    deferred_target_ms: float | None = _option(
+        None,
+        "deferred policy budget: iterations with immediate requests may take so long, instead of "
+        "--deferred-budget; none: that",
+        least=0.001,
+        most=3_600_000,
+    )
+    deferred_max_step_ms: float = _option(
+        100.0,
+        "deferred policy budget: longest iteration of deferred requests alone, for which the next "
+        "immediate one may have to wait",
+        least=0.001,
+        most=3_600_000,
+    )
     max_waiting: int = _option(
         1024, "most requests in the queue; those beyond are answered with 429", least=1, most=16384
     )

@@ -260,6 +260,10 @@ class IterationRecord:
     tokens: int  # computed and wanted
     positions: int  # computed, padding included
     generated: int  # tokens handed to requests
+    attended: int = 0  # query-key pairs, of wanted tokens
+    context: int = 0  # keys read: of each row, those before its tokens and theirs
+    deferred_tokens: int = 0  # computed for deferred requests
+    deferred_generated: int = 0
 
 
 End = Literal["length", "stop", "cancelled", "failed"]

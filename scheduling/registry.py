@@ -1,4 +1,5 @@
-"""The policies of the dynamic mode by name, and how each is made from the server's options.
+"""The policies of the dynamic mode by name, and how each is made from the server's options; and
+the ways in which deferred requests share it.
 
 A policy of one's own is named `module:Class`; it is called without arguments, or with the options
 if its constructor has a parameter `options`. `docs/write-a-policy.md` shows one.
@@ -9,9 +10,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
+from scheduling.classes import Exclusive, NoneWaiting, Priority
+from scheduling.deferred import Budget
 from scheduling.orca import Orca
+from scheduling.predictor import StepTime
 from scheduling.shortest_first import ShortestFirst
 from scheduling.stall_free import StallFree
 from scheduling.tgi import TGI
@@ -45,6 +49,21 @@ class PolicyOptions(Protocol):
 
     @property
     def max_bypass(self) -> int: ...
+
+    @property
+    def mode(self) -> Literal["nobatch", "static", "dynamic"]: ...
+
+    @property
+    def deferred_policy(self) -> Literal["budget", "fifo", "priority", "exclusive"]: ...
+
+    @property
+    def deferred_budget(self) -> float: ...
+
+    @property
+    def deferred_target_ms(self) -> float | None: ...
+
+    @property
+    def deferred_max_step_ms(self) -> float: ...
 
 
 def _tgi(options: PolicyOptions) -> Policy:
@@ -97,3 +116,25 @@ def make_policy(name: str, options: PolicyOptions) -> Policy:
             f"--policy '{name}' is no policy: it lacks {', '.join(missing)} (see seams.Policy)"
         )
     return policy
+
+
+def with_deferred(policy: Policy, options: PolicyOptions, predictor: StepTime) -> Policy:
+    """The policy, with the chosen way to serve two classes of requests around it."""
+    match options.deferred_policy:
+        case "fifo":
+            return policy
+        case _ if options.mode != "dynamic":
+            return NoneWaiting(policy)
+        case "priority":
+            return Priority(policy)
+        case "exclusive":
+            return Exclusive(policy)
+        case "budget":
+            target_ms = options.deferred_target_ms
+            return Budget(
+                policy,
+                predictor,
+                options.deferred_budget,
+                options.deferred_max_step_ms / 1000,
+                None if target_ms is None else target_ms / 1000,
+            )

@@ -1,0 +1,147 @@
+"""Deferred requests in the gaps of immediate ones: `budget`, a wrapper around any dynamic policy.
+
+Every iteration first takes what the wrapped policy plans for the immediate requests
+(`scheduling/gap.py`). Then deferred rows join, decodes and pieces of prompts, while the predicted
+time of the iteration stays within the budget. A row that does not join is paused and keeps its
+memory. That admission alone is not enough, since a resident row then decodes in every iteration,
+is the lesson of the open engine Tidal; filling every iteration up to a latency budget is HyGen's
+(arXiv 2501.14808) and ConServe's (arXiv 2410.01228); prompts in pieces are Sarathi-Serve's (OSDI
+'24).
+
+The budget, where immediate requests are in the iteration: `factor` x the time it would take with
+1/`factor` of their work. Requests that take `factor` times as long are together for as much longer,
+so that as many more of them share an iteration (Little's law); what they would be without deferred
+ones is the smaller iteration. Where none is: `(factor - 1) / factor` of the TTFT of late, so that
+the wait for the iteration under way stays within the same factor; at least `factor` x a single row,
+since less is nothing; at most `max_step_s`.
+
+Order: least laxity first, which is the deadline less what is left at the present pace; who names no
+deadline has one after a day. A floor against starvation: if no deferred row found room for
+`FLOOR_ITERATIONS` iterations, the first of them does, once, whatever it takes. Places and memory
+have no floor: a queue that always holds immediate requests leaves none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from scheduling.classes import Wrapper
+from scheduling.gap import Gap
+from scheduling.predictor import StepTime, Work
+from seams import Advance, Plan, Policy, Request, View
+
+DAY_S = 86_400.0  # the deadline of a request that names none
+FLOOR_ITERATIONS = 100
+FLOOR_TOKENS = 16  # of a prompt that the floor computes
+BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
+CROWD_DECAY = 0.995  # of an iteration: places of immediate requests stay free for their like
+MISSES = 3  # rows that find no room, after which the iteration counts as full
+
+
+class Budget(Wrapper):
+    """`factor`: how much longer immediate requests may take for deferred ones' sake. `max_step_s`:
+    the longest iteration of deferred requests alone, unless a single row takes longer. `target_s`:
+    time between tokens of immediate requests that is used instead of the factor."""
+
+    def __init__(
+        self,
+        inner: Policy,
+        predictor: StepTime,
+        factor: float = 1.15,
+        max_step_s: float = 0.1,
+        target_s: float | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.predictor = predictor
+        self.factor = factor
+        self.max_step_s = max_step_s
+        self.target_s = target_s
+        self._pace_s = 0.0  # of the newest iteration: in which a row gets a token
+        self._crowd = self._crowd_tokens = 0.0  # places and memory of immediates, at most, lately
+        self._starved = 0  # iterations since a deferred row took part
+
+    def mixed(self, view: View) -> Plan:
+        gap = Gap(self.inner, view)
+        self._crowd = max(gap.crowd, self._crowd * CROWD_DECAY)
+        self._crowd_tokens = max(gap.crowd_tokens, self._crowd_tokens * CROWD_DECAY)
+        work = Work.of(gap.plan.advance)
+        candidates = self._in_order(gap)
+        steps = list(self._joining(gap, candidates, work))
+        self._starved = 0 if steps else self._starved + 1
+        if not steps and (self._starved >= FLOOR_ITERATIONS or not gap.plan.advance):
+            steps = self._floor(gap, candidates)
+        advance = [*gap.plan.advance, *steps]
+        self._pace_s = self.predictor.seconds(Work.of(advance)) or 0.0
+        return Plan(advance, [*gap.plan.preempt, *gap.dropped], gap.plan.wake_s)
+
+    def budget(self, work: Work) -> tuple[float, int]:
+        """What an iteration with this immediate work may take: seconds, and tokens."""
+        predictor, reach = self.predictor, self.predictor.reach_tokens
+        blind = work.tokens + (BLIND_TOKENS if work.tokens else BLIND_TOKENS_ALONE)
+        alone_s = predictor.seconds(work.scaled(1 / self.factor))
+        if alone_s is None:
+            return math.inf, blind
+        trusted = 1.0 + predictor.margin
+        if work.tokens:
+            budget_s = self.factor * alone_s if self.target_s is None else self.target_s
+            return budget_s / trusted, max(reach, blind)
+        wait_s = self.max_step_s
+        if (ttft_s := predictor.ttft_s) is not None:
+            wait_s = min(wait_s, ttft_s * (self.factor - 1) / self.factor)
+        single_s = predictor.seconds(Work(1, 1, 1, 1, 1)) or 0.0
+        return max(wait_s / trusted, self.factor * single_s), max(reach, blind)
+
+    def _in_order(self, gap: Gap) -> Sequence[Request]:
+        def latest_start_s(request: Request) -> tuple[float, int]:
+            left = request.max_tokens - request.generated
+            due_s = request.arrival_s + (request.deadline_s or DAY_S)
+            return due_s - left * self._pace_s, request.id
+
+        newest = heapq.nsmallest(gap.places, gap.queue, latest_start_s) if gap.places > 0 else []
+        return sorted([*gap.paused, *newest], key=latest_start_s)
+
+    def _joining(self, gap: Gap, candidates: Sequence[Request], work: Work) -> Iterator[Advance]:
+        seconds, most_tokens = self.budget(work)
+        misses, closed = 0, False
+
+        def fits(tokens: int) -> bool:
+            more = work.plus(Advance(request, tokens))
+            return more.tokens <= most_tokens and (self.predictor.seconds(more) or 0.0) <= seconds
+
+        for request in candidates:
+            if not request.room and (closed or not self._may_come(request, gap)):
+                closed = True  # whoever is smaller does not overtake it
+                continue
+            most = request.known - request.computed
+            if gap.growth(Advance(request, most)) > gap.free:
+                most = request.room - request.computed
+            if tokens := bisect_left(range(1, most + 1), True, key=lambda n: not fits(n)):
+                step = Advance(request, tokens)
+                work = work.plus(step)
+                gap.take(step)
+                yield step
+            elif most:
+                misses += 1
+                if misses == MISSES:
+                    return
+
+    def _may_come(self, request: Request, gap: Gap) -> bool:
+        """Whether it fits, beside those that immediate requests are likely to need soon."""
+        deferred = [*gap.paused, *gap.admitted]
+        if not gap.fits(request) or not deferred:
+            return gap.fits(request)
+        cost = gap.memory.cost([r.need for r in (request, *gap.admitted)]) + gap.held(gap.paused)
+        return (
+            self._crowd + len(deferred) + 1 <= gap.view.max_batch_size
+            and self._crowd_tokens + cost <= gap.memory.budget
+        )
+
+    def _floor(self, gap: Gap, candidates: Sequence[Request]) -> list[Advance]:
+        for request in candidates:
+            if request.room or gap.fits(request):
+                self._starved = 0
+                return [Advance(request, min(request.known - request.computed, FLOOR_TOKENS))]
+        return []
