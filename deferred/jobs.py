@@ -23,7 +23,7 @@ from deferred.worker import Runner, Worker
 log = logging.getLogger(__name__)
 
 STORE_FILE = "jobs.db"  # that `open_store` makes in a folder
-RETRY_S = 5.0  # opening a store that is in use or unavailable
+RETRY_S = 2.0  # opening a store that is in use or unavailable
 REMEMBERED_S = 1.0  # a failure to open it, so that callers do not queue for the same one
 
 

@@ -9,6 +9,7 @@ is gone for a while costs nothing but time: what runs goes on, results wait, not
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -32,7 +33,7 @@ FLUSH_RESULTS = 256
 POLL_S = 1.0  # other servers and other threads may have added lines
 BACK_OFF_S = 0.5, 10.0  # of a store that is unavailable
 MOST_TRIES = 3  # of a line whose generation fails
-MOST_LOST = 3  # processes that may vanish while they execute a line
+MOST_LOST = 5  # processes that may vanish while they execute a line
 
 Json = dict[str, Any]
 
@@ -160,7 +161,9 @@ class Worker:
             due_s.append(self._first_result_s + FLUSH_S)
         if self._room > 0:  # what was claimed and not begun: the server takes nothing in
             due_s.append(now_s + POLL_S if self._claimed else self._claim_s)
-        return max(0.0, max(min(due_s), self._store_s) - time.monotonic())
+        wait_s = max(min(due_s), self._store_s) - time.monotonic()
+        ends = (running.item.deadline for running in self._running.values())
+        return max(0.0, min(wait_s, min(ends, default=math.inf) - time.time()))
 
     def _collect(self, now_s: float) -> None:
         unix_s = time.time()

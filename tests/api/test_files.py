@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from api import uploads
-from api.files import MOST_FILE_BYTES
+from deferred.lines import MOST_FILE_BYTES
 
 ONE = {"Authorization": "Bearer one"}
 TWO = {"Authorization": "Bearer two"}
@@ -68,7 +68,7 @@ def test_what_is_uploaded_comes_back(store: FlaskClient, content: bytes) -> None
 
 def test_a_file_lives_as_long_as_its_client_or_else_the_operator_says(store: FlaskClient) -> None:
     asked = upload(
-        store, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+        store, b"{}", **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     ).json
     by_default = upload(store).json
     assert asked is not None

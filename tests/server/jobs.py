@@ -1,0 +1,114 @@
+"""Batch jobs on real servers: their lines, how to follow them, and what must come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import requests
+from openai import OpenAI
+from openai.types import Batch
+
+from tests.hash_model import reference
+from tests.server.hash_app import END_ID, byte_tokenizer
+from tests.server.process import PATIENCE_S, Server, eventually
+from text import Detokenizer
+
+FINAL = ("completed", "failed", "expired", "cancelled")
+Json = dict[str, Any]
+
+
+def official(server: Server, **options: Any) -> OpenAI:
+    return OpenAI(
+        base_url=f"{server.url}/v1",
+        max_retries=0,
+        timeout=PATIENCE_S,
+        **{"api_key": "none", **options},
+    )
+
+
+def line(number: int, **body: Any) -> Json:
+    """Greedy, so that its answer is known."""
+    wanted = {"model": "embedded", "prompt": f"line {number}", "temperature": 0, **body}
+    return {
+        "custom_id": f"id {number}",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": wanted,
+    }
+
+
+def expected(number: int, tokens: int) -> str:
+    """The text of `line(number, max_tokens=tokens)`."""
+    ids = reference(list(f"line {number}".encode()), tokens, None)
+    if END_ID in ids:
+        ids = ids[: ids.index(END_ID)]
+    detokenizer = Detokenizer(byte_tokenizer())
+    return detokenizer.push(ids) + detokenizer.finish()
+
+
+def jsonl(lines: Sequence[Json]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+def submitted(client: OpenAI, lines: Sequence[Json], window: Any = "24h", **fields: Any) -> Batch:
+    file = client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/completions",
+        completion_window=window,
+        **fields,
+    )
+
+
+def reached(client: OpenAI, batch_id: str, holds: Callable[[Batch], bool], what: str) -> Batch:
+    """The batch as soon as it holds, or has ended."""
+    seen: list[Batch] = []
+
+    def so() -> bool:
+        seen.append(client.batches.retrieve(batch_id))
+        return holds(seen[-1]) or seen[-1].status in FINAL
+
+    eventually(so, what)
+    return seen[-1]
+
+
+def ended(client: OpenAI, batch_id: str) -> Batch:
+    return reached(client, batch_id, lambda batch: False, f"the end of {batch_id}")
+
+
+def done(batch: Batch) -> int:
+    assert batch.request_counts is not None
+    return batch.request_counts.completed + batch.request_counts.failed
+
+
+def told(client: OpenAI, file_id: str | None) -> dict[str, Json]:
+    """The lines of a file by custom_id, of which none may come twice."""
+    if file_id is None:
+        return {}
+    lines = [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
+    by_id = {one["custom_id"]: one for one in lines}
+    assert len(by_id) == len(lines)
+    return by_id
+
+
+def outcome(client: OpenAI, batch: Batch, total: int) -> tuple[dict[str, Json], dict[str, Json]]:
+    """Lines of the output and of the error file: each request exactly once in one of them."""
+    output, errors = told(client, batch.output_file_id), told(client, batch.error_file_id)
+    assert not output.keys() & errors.keys()
+    assert output.keys() | errors.keys() == {f"id {number}" for number in range(total)}
+    return output, errors
+
+
+def require_answers(output: dict[str, Json], tokens: int) -> None:
+    """That all texts are those of an undisturbed run."""
+    for custom_id, one in output.items():
+        (choice,) = one["response"]["body"]["choices"]
+        assert choice["text"] == expected(int(custom_id.removeprefix("id ")), tokens)
+
+
+def jobs_of(server: Server) -> Json:
+    answer = requests.get(f"{server.url}/stats", timeout=PATIENCE_S)
+    shown: Json = answer.json()["jobs"]
+    return shown
