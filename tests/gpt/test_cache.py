@@ -63,3 +63,13 @@ def test_packed_linear_layers_compute_what_plain_ones_do(dtype: torch.dtype) -> 
         x = torch.randn(5, plain.in_features).to(dtype)
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2
         assert torch.allclose(packed(x), plain(x), atol=tolerance, rtol=tolerance)
+
+
+def test_a_lone_row_of_a_large_float32_layer_is_computed_in_company() -> None:
+    layer = torch.nn.Linear(1024, 512).requires_grad_(False)
+    packed = PackedLinear(layer)
+    assert packed.fill is not None
+    for rows in range(1, 6):
+        x = torch.randn(rows, 1024)
+        assert packed(x).shape == (rows, 512)
+        assert torch.allclose(packed(x), layer(x), atol=1e-5, rtol=1e-5)
