@@ -32,6 +32,7 @@ REFIT_EVERY = 64  # iterations
 LEAST_R2 = 0.8
 TRIMMED = 0.05  # of the iterations, those that fit worst
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
+SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
 
@@ -170,16 +171,17 @@ class Predictor:
         if self.r2 < LEAST_R2:
             self._slopes = []
             return
-        largest = int(self._tokens[:n].max())
+        tokens = self._tokens[:n]
+        rare = [int((tokens[good] > start).sum()) < SEEN_OFTEN for start in KNOTS]
         constant, *slopes = (x[: len(KNOTS) + 1] / scale[: len(KNOTS) + 1]).tolist()
         self._offsets = [constant]
-        for i, (start, end) in enumerate(pairwise(KNOTS)):
-            if start >= largest:  # never seen: as on average up to there
-                slopes[i:] = [(self._offsets[-1] - constant) / start] * len(slopes[i:])
+        for i, (start, end) in enumerate(pairwise((*KNOTS, 2 * KNOTS[-1]))):
+            if rare[i]:  # as on average up to there
+                slopes[i:] = [(self._offsets[-1] - constant) / max(start, 1)] * len(slopes[i:])
             self._offsets.append(self._offsets[-1] + slopes[i] * (end - start))
         self._slopes = slopes
         self._others = (x[len(KNOTS) + 1 :] / scale[len(KNOTS) + 1 :]).tolist()
-        self.reach_tokens = TRUSTED_BEYOND * largest
+        self.reach_tokens = TRUSTED_BEYOND * int(tokens.max())
 
     def _coefficients(self) -> Floats:
         return np.array([self._offsets[0], *self._slopes, *self._others])

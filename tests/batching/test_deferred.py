@@ -1,0 +1,300 @@
+"""Both classes of requests under every way to serve them, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference import Inference
+from scheduling.classes import Exclusive, NoneWaiting, Priority
+from scheduling.deferred import FLOOR_ITERATIONS, Budget
+from scheduling.orca import Orca
+from scheduling.predictor import Predictor, Work
+from seams import Advance, Plan, Policy, Request, ServiceClass, View
+from stats import Recorders
+from tests.batching.test_any_workload import CLIENTS, Client, moments
+from tests.batching.virtual import (
+    DYNAMIC_MODES,
+    MODES,
+    POLICIES,
+    TICK_S,
+    Mode,
+    World,
+    check_closed,
+)
+from tests.hash_model import virtual_duration_s
+from tests.scheduling.test_deferred import Law
+
+FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0])
+WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {
+    "budget": lambda inner, predictor: Budget(inner, predictor, 1.3, 0.003),
+    "priority": lambda inner, _: Priority(inner),
+    "exclusive": lambda inner, _: Exclusive(inner),
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+every_mode = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A client, and the class of its request."""
+
+    client: Client
+    service_class: ServiceClass
+    deadline_s: float | None = None
+
+
+SENDERS = st.lists(
+    st.builds(
+        Sender,
+        client=CLIENTS,
+        service_class=st.sampled_from(["immediate", "deferred"]),
+        deadline_s=st.one_of(st.none(), moments(400)),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def arrive(world: World, sender: Sender) -> Inference:
+    client = sender.client
+    return world.submit(
+        client.prompt,
+        client.max_tokens,
+        client.seed,
+        at_s=client.at_s,
+        end_ids=client.end_ids,
+        streaming=client.streaming,
+        service_class=sender.service_class,
+        deadline_s=sender.deadline_s,
+        stored=sender.service_class == "deferred",
+    )
+
+
+def play(
+    world: World,
+    senders: Sequence[Sender],
+    mishaps: Sequence[tuple[float, Callable[[], object]]] = (),
+) -> list[Inference]:
+    """The inferences in the order of the senders."""
+    found: dict[int, Inference] = {}
+    events = list(mishaps)
+    for index, sender in enumerate(senders):
+
+        def come(index: int = index, sender: Sender = sender) -> None:
+            found[index] = arrive(world, sender)
+
+        def leave(index: int = index) -> None:
+            world.manager.cancel(found[index])
+
+        events.append((sender.client.at_s, come))
+        if (patience_s := sender.client.patience_s) is not None:
+            events.append((sender.client.at_s + patience_s, leave))
+    world.run(sorted(events, key=lambda event: event[0]))
+    return [found[index] for index in range(len(senders))]
+
+
+@every_mode
+@every_way
+@settings(max_examples=30, deadline=None)
+@given(
+    senders=SENDERS,
+    max_batch_size=st.integers(1, 8),
+    budget=st.integers(44, 400),
+    failing=st.frozensets(st.integers(1, 30), max_size=2),
+    shortages=st.lists(
+        st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=3
+    ),
+)
+def test_every_request_ends_once_with_the_tokens_it_has_alone(
+    mode: Mode,
+    way: str,
+    senders: list[Sender],
+    max_batch_size: int,
+    budget: int,
+    failing: frozenset[int],
+    shortages: list[tuple[float, int | None]],
+) -> None:
+    """Pauses, drops and resumptions, small budgets, departures, failures and shortage together."""
+    predictor = Predictor()
+    make = mode.policy
+    wrapped = replace(mode, policy=lambda wait_s: WAYS[way](make(wait_s), predictor))
+    world = World(wrapped, max_batch_size=max_batch_size, budget=budget)
+    world.manager.recorder = Recorders(world.books, predictor)
+    world.model.fail_on = failing
+    play(world, senders, [(s, partial(setattr, world.model, "max_rows", n)) for s, n in shortages])
+    check_closed(world)
+    failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
+    assert all("fails on request" in (i.error or "") for i in failed)
+
+
+@pytest.mark.parametrize("mode", MODES[:3], ids=lambda mode: mode.name)
+@settings(max_examples=60, deadline=None)
+@given(senders=SENDERS, max_batch_size=st.integers(1, 8), budget=st.integers(44, 400))
+def test_modes_that_cannot_pause_admit_deferred_requests_only_while_no_immediate_one_waits(
+    mode: Mode, senders: list[Sender], max_batch_size: int, budget: int
+) -> None:
+    watched: list[tuple[View, Plan]] = []
+    make = mode.policy
+    wrapped = replace(mode, policy=lambda s: Noting(NoneWaiting(make(s)), watched))
+    world = World(wrapped, max_batch_size=max_batch_size, budget=budget)
+    play(world, senders)
+    check_closed(world)
+    for view, plan in watched:
+        new = [step.request for step in plan.advance if step.request in view.waiting]
+        if any(request.service_class == "deferred" for request in new):
+            assert all(request.service_class == "deferred" for request in view.waiting)
+
+
+class Noting:
+    """Any policy, with what it saw and planned."""
+
+    def __init__(self, policy: Policy, noted: list[tuple[View, Plan]]) -> None:
+        self.policy, self.noted = policy, noted
+        self.answers = policy.answers
+
+    def plan(self, view: View) -> Plan:
+        plan = self.policy.plan(view)
+        self.noted.append((replace(view, waiting=list(view.waiting)), plan))
+        return plan
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
+class Clocked:
+    """Any policy; of each plan it notes the time that it takes, and that of its immediate part."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.answers = policy.answers
+        self.taken: list[tuple[float, float | None]] = []
+
+    def plan(self, view: View) -> Plan:
+        plan = self.policy.plan(view)
+        immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
+        self.taken.append((lasts_s(plan.advance), lasts_s(immediate) if immediate else None))
+        return plan
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
+def lasts_s(steps: Sequence[Advance]) -> float:
+    work = Work.of(steps)
+    return virtual_duration_s(work.rows, work.tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("growth_tokens", [None, 3])
+@settings(max_examples=60, deadline=None)
+@given(
+    senders=SENDERS,
+    max_batch_size=st.integers(1, 8),
+    budget=st.integers(44, 400),
+    factor=FACTORS,
+    max_step_ms=st.integers(1, 5),
+)
+def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
+    name: str,
+    growth_tokens: int | None,
+    senders: list[Sender],
+    max_batch_size: int,
+    budget: int,
+    factor: float,
+    max_step_ms: int,
+) -> None:
+    """But for the floor, which is one row in so many iterations."""
+    policies = []
+
+    def make(_: float) -> Policy:
+        wrapped = Budget(POLICIES[name](), Law(), factor, max_step_ms / 1000)
+        policies.append(Clocked(wrapped))
+        return policies[-1]
+
+    world = World(
+        replace(MODES[3], policy=make, growth_tokens=growth_tokens),
+        max_batch_size=max_batch_size,
+        budget=budget,
+    )
+    play(world, senders)
+    check_closed(world)
+    (policy,) = policies
+    cap_s = max(max_step_ms / 1000, factor * virtual_duration_s(1, 1), virtual_duration_s(1, 16))
+    beyond = [
+        taken_s
+        for taken_s, alone_s in policy.taken
+        if taken_s > (cap_s if alone_s is None else factor * alone_s) * (1 + 1e-9)
+    ]
+    assert len(beyond) <= len(policy.taken) / FLOOR_ITERATIONS
+
+
+@settings(max_examples=150, deadline=None)
+@given(senders=SENDERS, max_batch_size=st.integers(1, 8), factor=FACTORS)
+def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_met(
+    senders: list[Sender], max_batch_size: int, factor: float
+) -> None:
+    """Earliest deadline first, deferred requests alone, as large a step as there are places: where
+    it meets a deadline in half the time, and the time that immediate ones are present is left over
+    twice, the deadline is met beside them."""
+    patient = [replace(s, client=replace(s.client, patience_s=None)) for s in senders]
+    later = [s for s in patient if s.service_class == "deferred"]
+    soon = [s for s in patient if s.service_class == "immediate"]
+
+    alone = World(replace(MODES[3], policy=lambda _: EarliestDeadline()), max_batch_size=8)
+    in_time = play(alone, later)
+    immediate = World(MODES[3], max_batch_size=8)
+    play(immediate, soon)
+    present_s = sum(end_s - start_s for start_s, end_s in immediate.books.stretches)
+
+    mine = World(replace(MODES[3], policy=lambda _: Budget(Orca(), Law(), factor)))
+    ours = [i for i in play(mine, patient) if i.service_class == "deferred"]
+    for sender, edf, inference in zip(later, in_time, ours, strict=True):
+        assert edf.record is not None
+        assert inference.record is not None
+        took_s = edf.record.end_s - edf.record.arrival_s
+        if sender.deadline_s is not None and 2 * (took_s + present_s) <= sender.deadline_s:
+            assert inference.record.end_s - inference.record.arrival_s <= sender.deadline_s
+
+
+class EarliestDeadline(Orca):
+    def plan(self, view: View) -> Plan:
+        waiting = sorted(view.waiting, key=lambda r: (r.arrival_s + (r.deadline_s or 1e9), r.id))
+        return super().plan(replace(view, waiting=waiting))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_deferred_request_ends_although_immediate_ones_leave_no_room_in_any_iteration(
+    name: str,
+) -> None:
+    make = partial(Budget, POLICIES[name](), Law(), 1.0)
+    world = World(replace(MODES[3], policy=lambda _: make()), max_batch_size=4)
+    late = world.submit([1] * 20, 5, service_class="deferred", stored=True)
+    visitors = [(n * 40 * TICK_S, partial(world.submit, [n % 12], 60)) for n in range(40)]
+    world.run(visitors)
+    check_closed(world)
+    assert late.record is not None
+    assert late.record.end_s <= 10 * FLOOR_ITERATIONS * virtual_duration_s(4, 40)
+
+
+def test_the_predictor_learns_while_deferred_requests_are_worked_off_beside_immediate_ones() -> (
+    None
+):
+    predictor = Predictor()
+    world = World(
+        replace(MODES[3], policy=lambda _: Budget(Orca(), predictor, 1.3)), max_batch_size=8
+    )
+    world.manager.recorder = Recorders(world.books, predictor)
+    for n in range(40):
+        world.submit([n % 12] * 9, 40, seed=n, service_class="deferred", stored=True)
+    world.run([(n * 30 * TICK_S, partial(world.submit, [n % 12] * 5, 20)) for n in range(40)])
+    check_closed(world)
+    assert predictor.r2 > 0.99
+    for rows, tokens in ((2, 2), (6, 6), (4, 13)):
+        work = Work(tokens, rows, rows, 10 * tokens, 10 * rows)
+        assert predictor.seconds(work) == pytest.approx(virtual_duration_s(rows, tokens), rel=0.1)

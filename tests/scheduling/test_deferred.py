@@ -1,0 +1,256 @@
+"""What the wrapper around a policy plans, shown plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.classes import Exclusive, NoneWaiting, Priority
+from scheduling.contract import check_plan
+from scheduling.deferred import BLIND_TOKENS, BLIND_TOKENS_ALONE, FLOOR_ITERATIONS, Budget
+from scheduling.orca import Orca
+from scheduling.predictor import Work
+from seams import Plan, Policy, Request, View
+from tests.batching.virtual import POLICIES
+from tests.hash_model import virtual_duration_s
+from tests.scheduling.shown import Shown, batches, queues, view
+
+FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
+every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
+
+
+@dataclass(slots=True)
+class Law:
+    """A step-time that is known: the hash model's in virtual time."""
+
+    ttft_s: float | None = None
+    reach_tokens: int = 1 << 30
+    margin: float = 0.0
+    known: bool = True
+
+    def seconds(self, work: Work) -> float | None:
+        return virtual_duration_s(work.rows, work.tokens) if self.known else None
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> View:
+    """Both classes, waiting and resident; residents hold all that they may come to need."""
+    resident = [
+        replace(
+            r,
+            room=r.prompt_tokens + r.max_tokens,
+            computed=draw(st.integers(0, r.known - 1)),
+            done=False,
+        )
+        for r in draw(batches(0, 6))
+    ]
+    waiting = draw(queues(8))
+    everybody = [
+        replace(
+            r,
+            service_class=draw(st.sampled_from(["immediate", "deferred"])),
+            deadline_s=draw(st.sampled_from([None, 1.0, 500.0])),
+        )
+        for r in (*waiting, *resident)
+    ]
+    used = sum(r.room for r in everybody)
+    return view(
+        everybody[: len(waiting)],
+        everybody[len(waiting) :],
+        limit=draw(st.integers(max(1, len(resident)), 10)),
+        budget=max(used, 60) + draw(st.integers(0, 100)),
+        used=used,
+    )
+
+
+def of_class(requests: Sequence[Request], service_class: str) -> list[Request]:
+    return [request for request in requests if request.service_class == service_class]
+
+
+def without_deferred(shown: View) -> View:
+    """As though there had never been any."""
+    held = sum(r.room for r in of_class(shown.resident, "deferred"))
+    return view(
+        of_class(shown.waiting, "immediate"),
+        of_class(shown.resident, "immediate"),
+        limit=shown.max_batch_size,
+        budget=shown.memory.budget,
+        used=shown.memory.used - held,
+    )
+
+
+@every_policy
+@settings(max_examples=150)
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+def test_immediate_requests_get_the_plan_that_they_would_get_alone(
+    make: Callable[[], Policy], shown: View, factor: float
+) -> None:
+    alone = without_deferred(shown)
+    expected = make().plan(alone) if alone.waiting or alone.resident else Plan()
+    for wrapped in (Budget(make(), Law(), factor), Exclusive(make())):
+        plan = wrapped.plan(shown)
+        check_plan(plan, shown)
+        mine = [step for step in plan.advance if step.request.service_class == "immediate"]
+        assert mine == list(expected.advance)
+        assert of_class(plan.preempt, "immediate") == list(expected.preempt)
+
+
+@every_policy
+@settings(max_examples=150)
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+def test_those_who_are_dropped_suffice_and_are_the_ones_with_the_fewest_computed_tokens(
+    make: Callable[[], Policy], shown: View, factor: float
+) -> None:
+    plan = Budget(make(), Law(), factor).plan(shown)
+    new = [step.request for step in plan.advance if not step.request.room]
+    cost = shown.memory.cost([request.need for request in new])
+    freed = sum(request.room for request in plan.preempt)
+    assert shown.memory.used - freed + cost <= shown.memory.budget
+    assert len(shown.resident) - len(plan.preempt) + len(new) <= shown.max_batch_size
+    kept = [r for r in of_class(shown.resident, "deferred") if r not in plan.preempt]
+    assert all(
+        gone.computed <= stays.computed
+        for gone in of_class(plan.preempt, "deferred")
+        for stays in kept
+    )
+    if not of_class(new, "immediate"):
+        assert not of_class(plan.preempt, "deferred")
+
+
+@settings(max_examples=300)
+@given(
+    shown=mixtures().filter(lambda shown: shown.waiting or shown.resident),
+    factor=FACTORS,
+    max_step_ms=st.integers(1, 4),
+)
+def test_no_iteration_takes_longer_than_the_budget(
+    shown: View, factor: float, max_step_ms: int
+) -> None:
+    law = Law()
+    policy = Budget(Orca(), law, factor, max_step_ms / 1000)
+    plan = policy.plan(shown)
+    taken_s = law.seconds(Work.of(plan.advance))
+    immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
+    assert taken_s is not None
+    if immediate:
+        alone_s = law.seconds(Work.of(immediate))
+        assert alone_s is not None
+        assert taken_s <= max(factor * alone_s, alone_s) * (1 + 1e-9)
+    elif len(plan.advance) > 1 or any(step.tokens > 16 for step in plan.advance):
+        assert taken_s <= max(max_step_ms / 1000, factor * virtual_duration_s(1, 1)) * (1 + 1e-9)
+
+
+@settings(max_examples=200)
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+def test_what_still_fits_is_taken(shown: View, factor: float) -> None:
+    """A resident deferred row that decodes is left out only if it would not have fitted."""
+    policy = Budget(Orca(), Law(), factor)
+    plan = policy.plan(shown)
+    work = Work.of(plan.advance)
+    immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
+    seconds, _ = policy.budget(Work.of(immediate))
+    advanced = [step.request for step in plan.advance]
+    for request in of_class(shown.resident, "deferred"):
+        if request not in (*advanced, *plan.preempt):
+            assert virtual_duration_s(work.rows + 1, work.tokens + 1) > seconds
+
+
+def deferred(id: int, computed: int = 4, **more: object) -> Shown:
+    """A resident that decodes."""
+    return Shown(id, computed=computed, generated=1, room=12, service_class="deferred", **more)  # type: ignore[arg-type]
+
+
+def decoding(id: int) -> Shown:
+    return Shown(id, computed=4, generated=1, room=12)
+
+
+def test_the_least_laxity_is_first() -> None:
+    relaxed, urgent, hopeless = (
+        deferred(1, deadline_s=500.0),
+        deferred(2, deadline_s=110.0),
+        deferred(3, deadline_s=50.0),
+    )
+    shown = view([], [decoding(0), relaxed, urgent, hopeless], used=48)
+    alone_s = virtual_duration_s(1, 1)
+    for rows in (1, 2):  # so many fit
+        target_s = virtual_duration_s(1 + rows, 1 + rows)
+        plan = Budget(Orca(), Law(), target_s=target_s).plan(shown)
+        assert [s.request.id for s in plan.advance] == [0, 3, 2][: 1 + rows]
+        assert target_s > alone_s
+
+
+def test_where_nothing_fits_the_floor_grants_one_row_once_in_a_while() -> None:
+    shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
+    policy = Budget(Orca(), Law(), factor=1.0)
+    rows = [len(policy.plan(shown).advance) for _ in range(3 * FLOOR_ITERATIONS)]
+    assert set(rows) == {1, 2}
+    assert rows.count(2) == 3
+
+
+def test_without_predictions_a_few_tokens_join_and_more_where_nobody_is_there() -> None:
+    resident = [deferred(n) for n in range(1, 10)]
+    blind = Budget(Orca(), Law(known=False))
+    shown = view([], [decoding(0), *resident], limit=20, used=120)
+    assert len(blind.plan(shown).advance) == 1 + BLIND_TOKENS
+    long = Shown(30, prompt_tokens=200, service_class="deferred")
+    (step,) = blind.plan(view([long])).advance
+    assert step.tokens == BLIND_TOKENS_ALONE
+
+
+def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> None:
+    waiting = [Shown(n, service_class="deferred") for n in range(20)]
+    shown = view(waiting, limit=30)
+
+    def taken_s(ttft_s: float | None, max_step_s: float) -> float:
+        policy = Budget(Orca(), Law(ttft_s), factor=1.25, max_step_s=max_step_s)
+        work = Work.of(policy.plan(shown).advance)
+        return virtual_duration_s(work.rows, work.tokens)
+
+    whole_s = virtual_duration_s(20, 80)
+    assert taken_s(None, 1.0) == taken_s(1.0, 1.0) == whole_s
+    assert taken_s(0.01, 1.0) <= 0.01 * 0.25 / 1.25 < whole_s
+    assert taken_s(None, 0.002) <= 0.002 < whole_s
+    assert taken_s(None, 1e-6) <= 1.25 * virtual_duration_s(1, 1)
+
+
+@every_policy
+@settings(max_examples=50)
+@given(waiting=queues(), resident=batches())
+def test_without_deferred_requests_every_wrapper_plans_what_the_policy_does(
+    make: Callable[[], Policy], waiting: list[Shown], resident: list[Shown]
+) -> None:
+    resident = [replace(request, done=False) for request in resident]
+    shown = view(waiting, resident, limit=12)
+    for wrapped in (Budget(make(), Law()), Exclusive(make()), Priority(make())):
+        assert wrapped.plan(shown) == make().plan(shown)
+
+
+def test_places_that_immediate_requests_took_of_late_stay_free_for_a_while() -> None:
+    crowd = [decoding(n) for n in range(3)]
+    queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
+    policy = Budget(Orca(), Law())
+    first = policy.plan(view(queue, crowd, limit=6, used=36))
+    assert len(first.advance) <= 6
+    again = policy.plan(view(queue, [], limit=6))
+    assert len(again.advance) == 3
+    for _ in range(1000):
+        policy.plan(view(queue, [], limit=6))
+    assert len(policy.plan(view(queue, [], limit=6)).advance) == 5
+
+
+def test_the_simple_policies_do_what_they_are_called() -> None:
+    queue = [Shown(1, service_class="deferred"), Shown(2), Shown(3, service_class="deferred")]
+    both = view(queue, [decoding(0), deferred(9)], used=24, limit=9)
+
+    def advanced(policy: Policy, shown: View) -> list[int]:
+        return [step.request.id for step in policy.plan(shown).advance]
+
+    assert advanced(Priority(Orca()), both) == [0, 9, 2, 1, 3]
+    assert advanced(Exclusive(Orca()), both) == [0, 2]
+    assert advanced(NoneWaiting(Orca()), both) == [0, 9, 2]
+    idle = view([queue[0], queue[2]], [deferred(9)], used=12, limit=9)
+    assert advanced(Exclusive(Orca()), idle) == [9, 1, 3] == advanced(NoneWaiting(Orca()), idle)
