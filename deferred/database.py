@@ -134,6 +134,9 @@ def _sqlite(url: URL) -> Engine:
         # freed pages can be given back to the disk piecemeal; has an effect in a new database only
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("PRAGMA journal_mode=WAL")
+        # a checkpoint syncs twice, which on a busy disk takes a second: at SQLite's own 4 MiB a
+        # file of 200 MB took 1.4 to 33 s to store, at 32 MiB 1.8 to 2.5 s
+        connection.execute("PRAGMA wal_autocheckpoint=8192")
         connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}")
 
     @event.listens_for(engine, "begin")
