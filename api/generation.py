@@ -23,44 +23,83 @@ class Step:
     finish: Finish | None  # set in the last one
 
 
+class _Follower:
+    """Reads what is new of one generation."""
+
+    def __init__(self, service: Service, inference: Inference, stops: Sequence[str]) -> None:
+        self.steps: list[Step] = []
+        self.ended = False
+        self._service = service
+        self._inference = inference
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._detokenizer = Detokenizer(service.tokenizer)
+        self._tail = ""
+        self._last: Step | None = None  # held back until the request has ended
+
+    def read(self) -> list[Step]:
+        """Up to the token that completes a stop string, which ends the request."""
+        inference, known = self._inference, len(self.steps)
+        self.ended = inference.record is not None  # read before the ids: none follow an end
+        for token in inference.ids[inference.prompt_tokens + known :]:
+            if self._last is not None:
+                break
+            step = self._step(token)
+            if step.finish is None:
+                self.steps.append(step)
+            else:
+                self._last = step
+        if self.ended and self._last is not None:
+            self.steps.append(self._last)
+        return self.steps[known:]
+
+    def require_whole(self) -> None:
+        """Of a request that has ended. Raises ApiError where its answer stays incomplete."""
+        if self._last is None:
+            self._service.outcome(self._inference)
+
+    def _step(self, token: int) -> Step:
+        index, special = len(self.steps), token in self._inference.end_ids
+        text = "" if special else self._detokenizer.push([token])
+        tail = self._tail + text
+        finish: Finish | None = None
+        if index + 1 == self._inference.max_tokens:
+            finish = "length"
+        elif special:
+            finish = "eos_token"
+        elif any(stop in tail for stop in self._stops):
+            finish = "stop_sequence"
+            self._service.manager.cancel(self._inference, "stop")
+        self._tail = tail[-(self._longest - 1) :] if self._longest > 1 else ""
+        if finish is not None:
+            text += self._detokenizer.finish()
+        return Step(index, token, text, special, finish)
+
+
 def follow(service: Service, inference: Inference, stops: Sequence[str]) -> Iterator[Step]:
-    """The generated tokens as they arrive, up to the one that completes a stop string; that one
-    ends the request. The last is given when the request has ended. Raises ApiError where an
-    answer stays incomplete."""
-    detokenizer, tail = Detokenizer(service.tokenizer), ""
-    longest = max(map(len, stops), default=0)
-    index = 0
-    while True:
+    """The generated tokens as they arrive; the last is given when the request has ended. Raises
+    ApiError where an answer stays incomplete."""
+    follower = _Follower(service, inference, stops)
+    while not follower.ended:
         inference.news.wait()
         inference.news.clear()
-        ended = inference.record is not None  # read before the ids: none follow an end
-        for token in inference.ids[inference.prompt_tokens + index :]:
-            special = token in inference.end_ids
-            text = "" if special else detokenizer.push([token])
-            tail += text
-            finish: Finish | None = None
-            if index + 1 == inference.max_tokens:
-                finish = "length"
-            elif special:
-                finish = "eos_token"
-            elif any(stop in tail for stop in stops):
-                finish = "stop_sequence"
-                service.manager.cancel(inference, "stop")
-            tail = tail[-(longest - 1) :] if longest > 1 else ""
-            if finish is not None:
-                text += detokenizer.finish()
-                inference.event.wait()
-            yield Step(index, token, text, special, finish)
-            if finish is not None:
-                return
-            index += 1
-        if ended:
-            service.outcome(inference)
-            return
+        yield from follower.read()
+    follower.require_whole()
 
 
-def to_the_end(service: Service, inference: Inference, stops: Sequence[str]) -> list[Step]:
-    """All of it at once. Raises as `follow` does."""
-    if not stops:  # nothing has to be seen before the end: one wake instead of one a token
-        inference.event.wait()
-    return list(follow(service, inference, stops))
+def to_the_end(
+    service: Service, inferences: Sequence[Inference], stops: Sequence[str]
+) -> list[list[Step]]:
+    """All tokens of requests that have their `news` in common. Raises as `follow` does, as soon
+    as one of them fails."""
+    followers = [_Follower(service, inference, stops) for inference in inferences]
+    unfinished = followers
+    while unfinished:
+        inferences[0].news.wait()
+        inferences[0].news.clear()
+        for follower in unfinished:
+            follower.read()
+            if follower.ended:
+                follower.require_whole()
+        unfinished = [follower for follower in unfinished if not follower.ended]
+    return [follower.steps for follower in followers]

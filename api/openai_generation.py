@@ -163,13 +163,8 @@ class Generations:
         arrival_s: float,
     ) -> Generation:
         service = self._service
-        if len(prompts) * wanted.choices > service.config.max_waiting:
-            raise ApiError(
-                400,
-                f"{len(prompts)} prompts with {wanted.choices} choices are more requests than may "
-                f"wait here; allowed: {service.config.max_waiting} (--max-waiting)",
-                param="n",
-            )
+        prompt_tokens = sum(map(len, prompts))
+        service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
         end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
@@ -193,4 +188,4 @@ class Generations:
                         len(choices), inference, service, wanted.stops, echo=echo, most_tokens=most
                     )
                 )
-        return Generation(wanted, choices, form, sum(map(len, prompts)))
+        return Generation(wanted, choices, form, prompt_tokens)

@@ -43,6 +43,25 @@ class Service:
             reason = "is being loaded" if self.manager.model is None else "is shutting down"
             raise ApiError(503, f"the server {reason}", {"Retry-After": str(RETRY_AFTER_S)})
 
+    def require_possible(self, requests: int, prompt_tokens: int, field: str) -> None:
+        """Raises ApiError for so many requests at once, of prompts with so many tokens in all, as
+        not even an empty queue takes; a single one it takes however long."""
+        most, most_tokens = self.config.max_waiting, self.config.max_waiting_prompt_tokens
+        if requests > most:
+            raise ApiError(
+                400,
+                f"{requests} requests at once are more than may wait here; allowed: {most} "
+                "(--max-waiting)",
+                param=field,
+            )
+        if requests > 1 and prompt_tokens > most_tokens:
+            raise ApiError(
+                400,
+                f"{requests} requests at once with prompts of {prompt_tokens} tokens in all are "
+                f"more than may wait here; allowed: {most_tokens} (--max-waiting-prompt-tokens)",
+                param=field,
+            )
+
     def submit(self, *inferences: Inference) -> None:
         """All of them, or none: raises ApiError when one is not taken in."""
         self._submit(self.manager.submit, inferences)

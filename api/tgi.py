@@ -8,6 +8,7 @@ has a true status, and 429 says when to come back. `tgi_schemas.py` knows the fi
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import HTTPException
 
 from api.body import read_object
-from api.errors import RETRY_AFTER_S, ApiError, http_error, internal_error
+from api.errors import ApiError, http_error, internal_error
 from api.generation import follow, to_the_end
 from api.openai_generation import model_id
 from api.service import Service
@@ -114,7 +115,7 @@ def make_door(service: Service) -> Blueprint:
             raise ApiError(
                 429,
                 f"{most_at_once} requests are being served (--max-concurrent-requests)",
-                {"Retry-After": str(RETRY_AFTER_S)},
+                {"Retry-After": str(math.ceil(service.manager.retry_after_s))},
             )
 
     def whole(
@@ -124,21 +125,22 @@ def make_door(service: Service) -> Blueprint:
         service.require_ready()
         groups = [prepare(text, asked, arrival_s, streaming=False) for text in texts]
         everyone = [inference for group in groups for inference in group]
+        service.require_possible(len(everyone), sum(i.prompt_tokens for i in everyone), "inputs")
+        for inference in everyone:
+            inference.news = everyone[0].news
         take_place()
         try:
             submitted_s = service.clock()
             service.submit(*everyone)
             unwatch = service.watch(request.environ.get("gunicorn.socket"), *everyone)
             try:
-                answers = [
-                    [Answer(i, to_the_end(service, i, asked.stop or ())) for i in group]
-                    for group in groups
-                ]
+                steps = iter(to_the_end(service, everyone, asked.stop or ()))
             finally:
                 unwatch()
                 service.cancel(*everyone)
         finally:
             places.release()
+        answers = [[Answer(inference, next(steps)) for inference in group] for group in groups]
         for group in answers:
             if len(group) > 1:
                 group.sort(key=lambda answer: answer.mean_logprob, reverse=True)

@@ -1,0 +1,135 @@
+"""Several generations that one request asks for: taken in together, followed together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from app import create_app
+from batching import BatchingManager
+from config import Config
+from inference import Inference
+from seams import End
+from tests.hash_model import HashModel, reference
+from tests.server.hash_app import END_ID, byte_tokenizer
+from tests.server.process import PATIENCE_S, eventually
+
+FEW, MANY = 20, 400  # iterations
+
+
+@contextmanager
+def serving(model: HashModel, **options: Any) -> Iterator[tuple[FlaskClient, BatchingManager]]:
+    app = create_app(Config(mode="dynamic", **options), lambda _: model, byte_tokenizer())
+    engine = app.extensions["engine"]
+    engine.start()
+    client = app.test_client()
+    while client.get("/health").status_code != 200:
+        pass
+    yield client, engine.manager
+    engine.drain()
+    engine.jobs.close()
+
+
+def greedy(prompt: str, n: int) -> list[int]:
+    return reference(list(prompt.encode()), n, None)
+
+
+def test_a_stop_string_ends_its_answer_while_another_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model waits in its 20th iteration until the short answer was ended: one after the other
+    it would only be read when the long one is complete."""
+    long = next(p for p in map(str, range(999)) if END_ID not in greedy(p, MANY))
+    stop = next(c for c in map(chr, range(33, 127)) if ord(c) not in greedy(long, MANY))
+    short = next(p for p in map(str, range(99999)) if ord(stop) in greedy(p, 3))
+    model, ended = HashModel(), threading.Event()
+    in_time = []
+
+    def wait(number: int) -> None:
+        if number == FEW:
+            in_time.append(ended.wait(PATIENCE_S))
+
+    model.before_iteration = wait
+    with serving(model) as (client, manager):
+        cancel = manager.cancel
+
+        def watched(inference: Inference, end: End = "cancelled") -> None:
+            cancel(inference, end)
+            ended.set()
+
+        monkeypatch.setattr(manager, "cancel", watched)
+        told = client.post(
+            "/",
+            json={
+                "inputs": [long, short],
+                "parameters": {"max_new_tokens": MANY, "stop": [stop], "details": True},
+            },
+        ).get_json()
+    assert in_time == [True]
+    reasons = [answer["details"]["finish_reason"] for answer in told]
+    assert reasons == ["length", "stop_sequence"]
+    assert told[0]["details"]["generated_tokens"] == MANY
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["x" * 60, "y" * 60], "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "x" * 60, "n": 2, "max_tokens": 1}),
+        ("/", {"inputs": ["x" * 60, "y" * 60], "parameters": {"max_new_tokens": 1}}),
+        (
+            "/generate",
+            {
+                "inputs": "x" * 60,
+                "parameters": {"best_of": 2, "do_sample": True, "max_new_tokens": 1},
+            },
+        ),
+    ],
+)
+def test_prompts_that_could_never_wait_together_are_the_clients_mistake(
+    path: str, body: dict[str, object]
+) -> None:
+    """Not 429: coming back later would not help."""
+    with serving(HashModel(), max_waiting_prompt_tokens=100) as (client, _):
+        answer = client.post(path, json=body)
+        assert answer.status_code == (400 if path.startswith("/v1") else 422)
+        assert "--max-waiting-prompt-tokens" in str(answer.get_json()["error"])
+        alone = {"prompt": "x" * 200, "max_tokens": 1}
+        assert client.post("/v1/completions", json=alone).status_code == 200
+
+
+def test_more_texts_than_may_wait_are_the_clients_mistake() -> None:
+    with serving(HashModel(), max_waiting=2) as (client, _):
+        answer = client.post("/", json={"inputs": ["x", "y", "z"], "parameters": {}})
+        assert answer.status_code == 422
+        assert "--max-waiting" in answer.get_json()["error"]
+
+
+def test_one_beyond_the_concurrent_requests_is_told_the_estimate_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BatchingManager, "retry_after_s", 7.2)
+    model, gate = HashModel(), threading.Event()
+
+    def wait(_: int) -> None:
+        gate.wait(PATIENCE_S)
+
+    model.before_iteration = wait
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
+    with (
+        serving(model, max_concurrent_requests=1) as (client, manager),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other = client.application.test_client()
+        first = pool.submit(lambda: other.post("/generate", json=body).status_code)
+        eventually(lambda: manager.counts["running"] == 1, "the first runs")
+        answer = client.post("/generate", json=body)
+        gate.set()
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "8")
+        assert first.result() == 200
