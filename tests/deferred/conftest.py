@@ -1,0 +1,50 @@
+"""Stores for the tests: each on SQLite and, where its binaries are installed, on PostgreSQL."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deferred.store import JobStore, open_store
+from tests.deferred.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    try:
+        server = Postgres()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgresql_url(postgres: Postgres) -> str:
+    return postgres.new_database()
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """An empty folder, in memory where it can be: a busy disk takes long for each sync."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request) -> str:
+    """Names an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('data_dir')}/jobs.db"
+    return request.getfixturevalue("postgresql_url")
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[JobStore]:
+    opened = open_store(store_url, 0.0)
+    yield opened
+    opened.close()

@@ -1,0 +1,83 @@
+"""What the tests of the store have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from deferred.records import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
+from deferred.store import JobStore
+
+OWNER = "an owner"
+MODEL = "a model"
+WORKER = "a worker"
+NOW_S = 1000.0
+EXPIRES_S = 5000.0
+
+
+def new_items(count: int, first: int = 1) -> list[NewItem]:
+    return [
+        NewItem(line, f"id-{line}", b'{"prompt":"%d"}' % line)
+        for line in range(first, first + count)
+    ]
+
+
+def upload(store: JobStore, content: Iterable[bytes] = (b"a\n",)) -> str:
+    return store.files.create(OWNER, "batch", "in.jsonl", content, NOW_S).id
+
+
+def create(
+    store: JobStore, model: str = MODEL, expires_at: float = EXPIRES_S, owner: str = OWNER
+) -> Batch:
+    file = store.files.create(owner, "batch", "in.jsonl", [b"a\n"], NOW_S)
+    spec = NewBatch(file.id, "/v1/completions", model, "24h")
+    return store.batches.create(owner, spec, NOW_S, expires_at=expires_at)
+
+
+def started(store: JobStore, lines: int, **options) -> Batch:
+    """A batch in progress."""
+    batch = create(store, **options)
+    claimed = store.batches.claim_validation(WORKER, batch.spec.model, NOW_S)
+    assert claimed is not None
+    assert claimed.id == batch.id
+    store.items.add(batch.id, WORKER, new_items(lines))
+    store.batches.start(batch.id, WORKER, NOW_S)
+    return store.batches.get(batch.owner, batch.id)
+
+
+def claim(store: JobStore, n: int, worker: str = WORKER, now_s: float = NOW_S) -> list[Item]:
+    return store.items.claim(worker, MODEL, n, now_s)
+
+
+def result(item: Item, succeeded: bool = True) -> Result:
+    text = json.dumps({"custom_id": item.custom_id, "attempt": item.ticket.attempt}).encode()
+    return Result(item.ticket, succeeded, text, Usage(3, 1, 5))
+
+
+def record(store: JobStore, items: Sequence[Item], succeeded: bool = True) -> int:
+    return store.items.record(WORKER, [result(item, succeeded) for item in items])
+
+
+def unrun(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
+    return json.dumps({"custom_id": custom_id, "why": why, "of": [batch_id, line]}).encode()
+
+
+def finalise(store: JobStore, now_s: float = NOW_S) -> Batch:
+    batch = store.batches.claim_finalisation(WORKER, now_s)
+    assert batch is not None
+    return store.batches.finalise(batch.id, WORKER, now_s, unrun)
+
+
+def lines_of(store: JobStore, owner: str, file_id: str | None, now_s: float = NOW_S) -> list[dict]:
+    return [json.loads(line) for line in _raw_lines(store, owner, file_id, now_s)]
+
+
+def _raw_lines(store: JobStore, owner: str, file_id: str | None, now_s: float) -> Iterator[bytes]:
+    if file_id is not None:
+        content = b"".join(store.files.content(owner, file_id, now_s))
+        assert content.endswith(b"\n")
+        yield from content.splitlines()
+
+
+def ids(lines: Sequence[dict]) -> list[str]:
+    return [line["custom_id"] for line in lines]
