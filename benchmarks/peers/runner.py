@@ -1,0 +1,73 @@
+"""Does the work with one peer, in the peer's own environment; knows nothing of our engine.
+
+    python -P runner.py TASK.json RESULT.json
+
+Of ours only this folder can be imported then: our other modules have names that peers use too.
+Each neighbour `with_PEER.py` has a `load(task)`, which gives the engine, ready, and what is worth
+saying of its settings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    runner: str  # the neighbour's name
+    folder: str  # the weights, as a Hugging Face checkpoint in float32
+    dtype: str  # float32 or bfloat16
+    limit: int  # requests that may run at once
+    prompts: list[list[int]]
+    output_tokens: list[int]
+
+
+# prompts and output lengths in; the output tokens of each request out
+Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    generate: Generate
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    seconds: float
+    outputs: list[list[int]]
+    settings: str
+
+
+def main() -> None:
+    task = Task(**json.loads(Path(sys.argv[1]).read_text()))
+    _only_this_folder()
+    engine: Engine = importlib.import_module(f"benchmarks.peers.{task.runner}").load(task)
+    few = [min(tokens, WARM_UP_TOKENS) for tokens in task.output_tokens]
+    engine.generate(task.prompts, few)  # as many at once as later: shapes are met here first
+    start_s = time.perf_counter()
+    outputs = engine.generate(task.prompts, task.output_tokens)
+    seconds = time.perf_counter() - start_s
+    Path(sys.argv[2]).write_text(json.dumps(asdict(Done(seconds, outputs, engine.settings))))
+    os._exit(0)  # some engines' threads never end
+
+
+def _only_this_folder() -> None:
+    """Lets `benchmarks.peers` be imported without the folder that holds `benchmarks`."""
+    package = types.ModuleType("benchmarks")
+    package.__path__ = [str(Path(__file__).resolve().parent.parent)]
+    sys.modules["benchmarks"] = package
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""vLLM for CPUs: its offline engine, compiled, in this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from benchmarks.peers.runner import Engine, Task
+
+
+def load(task: Task) -> Engine:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    import torch
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    engine = LLM(
+        model=task.folder,
+        dtype=task.dtype,
+        max_num_seqs=task.limit,
+        max_model_len=1024,
+        enforce_eager="PEER_EAGER" in os.environ,
+        enable_prefix_caching=False,  # the warm-up must not do the work's prefill
+    )
+
+    def generate(prompts: list[list[int]], output_tokens: list[int]) -> list[list[int]]:
+        sampling = [
+            SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
+            for n in output_tokens
+        ]
+        inputs = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        answers = engine.generate(inputs, sampling, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in answers]
+
+    how = "eager" if "PEER_EAGER" in os.environ else "compiled"
+    loaded = [Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
+    return Engine(
+        generate,
+        f"{how}, preloaded: {', '.join(loaded) or 'nothing'}, {torch.get_num_threads()} threads "
+        f"bound to cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']}, no prefix cache",
+    )
