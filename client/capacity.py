@@ -13,23 +13,26 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import requests
 
-from client.experiment import MODES, Calibration, Contestant, adapted, calibrate, server_command
-from client.gates import FAILED, INVALID_CLIENT, judge
+from client.experiment import MODES, Calibration, Contestant, calibrate, ready, server_command
+from client.gates import FAILED, INVALID_CLIENT, VALID, judge
+from client.html import Row, Table
 from client.live import live_view, say
 from client.machine import commit, machine, versions
 from client.metrics import Objectives, measure, parse_objectives
 from client.play import play
-from client.recipe import Recipe, add_shape_options, make, recipe_from
-from client.servers import ServerError
-from client.spec import SpecError
+from client.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
+from client.servers import Server, ServerError, described, stats
+from client.spec import SpecError, refuse_given
 from client.statistics import Interval, mean_interval
-from client.target import Target, parse_target
+from client.target import parse_target
+
+_DEFAULTS = Recipe(exact_duration=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,12 @@ class Bracket:
     failed: float
 
 
-class ClientLimitError(RuntimeError):
-    """The client itself could not keep up, so that nothing can be said of the server."""
+class SearchError(RuntimeError):
+    """Why a search ended without an answer; ``verdict`` in the words of the gates."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
 
 
 def bracket(seed: int, start: float, precision: float, probe: Callable[[float], bool]) -> Bracket:
@@ -67,8 +74,9 @@ def bracket(seed: int, start: float, precision: float, probe: Callable[[float], 
         while not probe(rate / 2):
             rate /= 2
             if rate < start / 2**12:
-                raise SpecError(
-                    f"the objectives are not met at {rate:.3g} requests/s either; loosen them"
+                raise SearchError(
+                    VALID,
+                    f"the objectives are not met at {rate:.3g} requests/s either; loosen them",
                 )
         passed, failed = rate / 2, rate
     while failed / passed > 1 + precision:
@@ -88,10 +96,75 @@ def over_seeds(brackets: Sequence[Bracket]) -> Interval:
 
 
 @dataclass(slots=True)
-class _Search:
+class Findings:
+    """What a search has found so far. ``reason`` says why it ended early, where it did."""
+
+    contestant: Contestant
+    recipe: Recipe
+    objectives: Objectives | None
+    share: float
+    alone: Calibration | None = None
+    server: dict[str, Any] | None = None
+    probes: list[Probe] = field(default_factory=list)
+    brackets: list[Bracket] = field(default_factory=list)
+    verdict: str = VALID
+    reason: str | None = None
+
+    def as_text(self) -> str:
+        """The report for people: what was tried, the brackets, and the capacity where it is."""
+        lines = [f"server: {described(self.server) or 'it did not say what it is'}"]
+        if self.objectives is not None:
+            wanted = objectives_text(self.objectives)
+            lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")
+        if self.probes:
+            head = ("seed", "requests/s", "good", "", "verdict")
+            rows = [
+                Row((str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}",
+                     "passed" if p.passed else "failed", p.verdict))
+                for p in self.probes
+            ]  # fmt: skip
+            lines += ["", Table(head, rows, left=0).as_text(), ""]
+        lines += [
+            f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
+            for b in self.brackets
+        ]
+        name = self.contestant.name
+        if self.brackets:
+            found = over_seeds(self.brackets)
+            interval = "one seed"
+            if found.low is not None and found.high is not None:
+                interval = f"[{found.low:.4g}, {found.high:.4g}], 95 % over seeds"
+            lines.append(f"capacity of {name}: {found.value:.4g} requests/s ({interval})")
+        else:
+            lines.append(f"capacity of {name}: not found")
+        if self.reason is not None:
+            lines.append(f"{self.verdict}, ended early: {self.reason}")
+        return "\n".join(lines)
+
+    def figures(self) -> dict[str, Any]:
+        """The same for machines."""
+        return {
+            "capacity": asdict(over_seeds(self.brackets)) if self.brackets else None,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "brackets": [asdict(b) for b in self.brackets],
+            "probes": [asdict(x) for x in self.probes],
+            "objectives": None if self.objectives is None else asdict(self.objectives),
+            "share": self.share,
+            "alone": None if self.alone is None else asdict(self.alone),
+            "recipe": asdict(self.recipe),
+            "server": self.server,
+            "machine": machine(),
+            "versions": versions(),
+            "commit": commit(),
+        }
+
+
+@dataclass(slots=True)
+class Search:
     """Plays probes and remembers them."""
 
-    target: Target
+    server: Server
     recipe: Recipe
     objectives: Objectives
     share: float
@@ -106,7 +179,7 @@ class _Search:
         for _ in range(3):
             title = f"seed {seed}, {rate:.3g} requests/s"
             with live_view(title, len(workload.requests), leave=False) as watch:
-                run = play(workload, self.target, drain_s=self.drain_s, watch=watch)
+                run = play(workload, self.server.target, drain_s=self.drain_s, watch=watch)
             if run.interrupted:
                 raise KeyboardInterrupt
             measured = measure(run, self.objectives)
@@ -117,12 +190,13 @@ class _Search:
             # passes in spite of it passes.
             if passed or verdict.word != INVALID_CLIENT:
                 break
-        if verdict.word == FAILED:
-            raise ServerError(verdict.reason)
-        if not passed and verdict.word == INVALID_CLIENT:
-            raise ClientLimitError(f"at {rate:.3g} requests/s: {verdict.reason}")
         self.probes.append(Probe(seed, rate, good, passed, verdict.word))
         say(f"{title}: {good:.1%} good, {'passed' if passed else 'failed'} ({verdict.word})")
+        # A server that refuses what is too much for it is alive, and its rate too high.
+        if verdict.word == FAILED and (why := self.server.why_dead()) is not None:
+            raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
+        if not passed and verdict.word == INVALID_CLIENT:
+            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
         return passed
 
 
@@ -143,29 +217,25 @@ def parser() -> argparse.ArgumentParser:
     where = p.add_mutually_exclusive_group(required=True)
     where.add_argument("--mode", choices=MODES, help="start ./server.sh MODE")
     where.add_argument("--target", help="a server that runs: as for client.py")
-    p.add_argument("--model", default="embedded", help="of --mode (embedded)")
+    p.add_argument("--model", help="of --mode (embedded)")
     p.add_argument("--slo", metavar="ttft:S,tpot:S,e2e:S", help="objectives in seconds")
     p.add_argument(
-        "--slo-multiple", type=float, default=5.0,
-        help="without --slo: TTFT and TPOT at most so many times those of a request alone (5)",
+        "--slo-multiple", type=float,
+        help="instead of --slo: TTFT and TPOT at most so many times those of a request alone (5)",
     )  # fmt: skip
     p.add_argument("--share", type=float, default=0.9, help="share that must be good (0.9)")
     p.add_argument(
-        "--requests",
-        type=int,
-        default=100,
+        "--requests", type=int, default=100,
         help="requests of a probe, more where they would be over too soon to tell (100)",
-    )
+    )  # fmt: skip
     p.add_argument("--seeds", type=int, default=3, help="sample paths (3)")
     p.add_argument("--seed", type=int, default=0, help="first seed (0)")
     p.add_argument("--precision", type=float, default=0.05, help="width of the bracket (0.05)")
     p.add_argument("--calibrate-s", type=float, default=10.0, help="measure a request alone (10)")
-    p.add_argument(
-        "--start-s", type=float, default=600.0, help="how long a server may take to start (600)"
-    )
+    p.add_argument("--start-s", type=float, help="how long --mode may take to start (600)")
     p.add_argument("--json", action="store_true", help="print all figures as JSON")
     p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
-    add_shape_options(p, Recipe())
+    add_shape_options(p, _DEFAULTS)
     return p
 
 
@@ -173,78 +243,76 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     args = p.parse_args(argv)
     try:
-        recipe = recipe_from(args, requests=args.requests, rate=1.0)
-        recipe = replace(recipe, exact_duration=True)
+        recipe = recipe_from(args, _DEFAULTS, requests=args.requests, rate=1.0)
         objectives = parse_objectives(args.slo) if args.slo else None
-        if recipe.arrivals.startswith(("closed", "burst")):
-            raise SpecError("capacity needs arrivals that have a rate")
-        if not 0 < args.share <= 1 or not args.precision > 0 or args.seeds < 1:
-            raise SpecError("--share must be in (0, 1], --precision > 0, --seeds at least 1")
-        if not args.slo_multiple > 0:
-            raise SpecError("--slo-multiple must be > 0")
+        _check(args, recipe)
         make(recipe)
         target = parse_target(args.target) if args.target else None
     except SpecError as error:
         p.error(str(error))
     name = args.mode or (target.name if target else "")
-    command = server_command(args.mode, args.model, args.server_options) if args.mode else None
-    contestant = Contestant(name, command, target)
+    model = args.model or "embedded"
+    command = server_command(args.mode, model, args.server_options) if args.mode else None
+    found = Findings(Contestant(name, command, target), recipe, objectives, args.share)
     try:
-        return _search(args, contestant, recipe, objectives)
-    except (ServerError, SpecError, ClientLimitError, requests.RequestException) as error:
-        say(f"error: {error}")
-        return 1
+        _search(args, found)
+    except (ServerError, SearchError) as error:
+        found.verdict = error.verdict if isinstance(error, SearchError) else FAILED
+        found.reason = str(error)
     except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+        found.reason = "interrupted"
+    if found.reason is not None:
+        say(f"error: {found.reason}")
+    print(json.dumps(found.figures()) if args.json else found.as_text())
+    return 0 if found.reason is None else 130 if found.reason == "interrupted" else 1
 
 
-def _search(
-    args: argparse.Namespace, contestant: Contestant, recipe: Recipe, objectives: Objectives | None
-) -> int:
-    probes: list[Probe] = []
+def _check(args: argparse.Namespace, recipe: Recipe) -> None:
+    if not has_rate(recipe.arrivals):
+        raise SpecError("capacity needs arrivals that have a rate")
+    if not 0 < args.share <= 1 or not args.precision > 0 or args.seeds < 1:
+        raise SpecError("--share must be in (0, 1], --precision > 0, --seeds at least 1")
+    if args.slo:
+        refuse_given(args, ["--slo-multiple"], "with --slo")
+    if args.slo_multiple is not None and not args.slo_multiple > 0:
+        raise SpecError("--slo-multiple must be > 0")
+    if args.target:
+        refuse_given(args, ("--model", "--start-s"), "with --target, which runs already")
+        if args.server_options:
+            raise SpecError("options for a server have no effect on --target, which runs already")
+    for option, seconds in (("--calibrate-s", args.calibrate_s), ("--start-s", args.start_s)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise SpecError(f"{option} must be seconds > 0, not {seconds}")
+
+
+def _search(args: argparse.Namespace, found: Findings) -> None:
+    """Fill ``found``, so that what ends the search early leaves what it had."""
+    contestant, recipe = found.contestant, found.recipe
     with tempfile.TemporaryDirectory() as folder:
+        start_s = args.start_s or 600.0
         say(f"measuring a request alone on {contestant.name}")
-        alone = calibrate(contestant, recipe, Path(folder), args.start_s, args.calibrate_s)
-        objectives = objectives or relative_objectives(alone, args.slo_multiple)
-        say(f"objectives: {_objectives_text(objectives)}; {args.share:.0%} must meet them")
+        alone = calibrate(contestant, recipe, Path(folder), start_s, args.calibrate_s)
+        found.alone = alone
+        objectives = found.objectives or relative_objectives(alone, args.slo_multiple or 5.0)
+        found.objectives = objectives
+        say(f"objectives: {objectives_text(objectives)}; {args.share:.0%} must meet them")
         longest = float(np.max([r.output_tokens for r in make(recipe).requests]))
-        with contestant.open(Path(folder), args.start_s) as target:
-            search = _Search(
-                adapted(target), recipe, objectives, args.share,
+        with contestant.open(Path(folder), start_s) as server:
+            server = ready(server, recipe)
+            found.server = stats(server.target)
+            search = Search(
+                server, recipe, objectives, args.share,
                 _latest_good_end(objectives, longest),
                 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0),
-                probes,
+                found.probes,
             )  # fmt: skip
-            brackets = [
-                bracket(seed, alone.capacity, args.precision, lambda r, s=seed: search.probe(s, r))  # type: ignore[misc]
-                for seed in range(args.seed, args.seed + args.seeds)
-            ]
-    found = over_seeds(brackets)
-    if args.json:
-        figures = {
-            "capacity": asdict(found),
-            "brackets": [asdict(b) for b in brackets],
-            "probes": [asdict(x) for x in probes],
-            "objectives": asdict(objectives),
-            "share": args.share,
-            "alone": asdict(alone),
-            "recipe": asdict(recipe),
-            "machine": machine(),
-            "versions": versions(),
-            "commit": commit(),
-        }
-        print(json.dumps(figures))
-        return 0
-    for b in brackets:
-        print(f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s")
-    interval = ""
-    if found.low is not None and found.high is not None:
-        interval = f" [{found.low:.4g}, {found.high:.4g}]"
-    print(
-        f"capacity of {contestant.name}: {found.value:.4g}{interval} requests/s (95 % over seeds)"
-    )
-    return 0
+            for seed in range(args.seed, args.seed + args.seeds):
+                found.brackets.append(
+                    bracket(
+                        seed, alone.capacity, args.precision,
+                        lambda rate, seed=seed: search.probe(seed, rate),  # type: ignore[misc]
+                    )
+                )  # fmt: skip
 
 
 def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | None:
@@ -256,7 +324,7 @@ def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | N
     return None
 
 
-def _objectives_text(objectives: Objectives) -> str:
+def objectives_text(objectives: Objectives) -> str:
     parts = (
         ("TTFT", objectives.ttft_s), ("TPOT", objectives.tpot_s), ("E2E", objectives.e2e_s)
     )  # fmt: skip

@@ -218,10 +218,10 @@ def vocabulary_words(path: Path) -> tuple[list[str], list[str]]:
 def _read_sharegpt(path: Path) -> list[str]:
     """First human turns of the published format: [{"conversations": [{"from", "value"}]}]."""
     try:
-        entries = json.loads(path.read_text())
+        entries = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: expected JSON, {error}") from None
     expected = '{"conversations": [{"from": "human", "value": text}, ...]}'
     if not isinstance(entries, list):
@@ -241,9 +241,9 @@ def _read_sharegpt(path: Path) -> list[str]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from None
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text: {error}") from None
     if not lines:
         raise SpecError(f"{path} holds no prompts")
     return lines

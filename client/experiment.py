@@ -1,7 +1,8 @@
 """One comparison as it is carried out: which runs, in which order, against which servers.
 
 Every mode plays the same workload files; modes and loads come in shuffled order inside each
-seed's block. Yields results as they come and keeps no report.
+seed's block. A server that fails is left out and the others go on. Yields results and losses as
+they come and keeps no report.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import requests
 
 from client import servers
 from client.gates import FAILED, INVALID_CLIENT, Verdict, judge
@@ -39,10 +39,11 @@ class Contestant:
     command: tuple[str, ...] | None
     target: Target | None
 
-    def open(self, logs: Path, start_s: float) -> AbstractContextManager[Target]:
+    def open(self, logs: Path, start_s: float) -> AbstractContextManager[servers.Server]:
+        """Raises servers.ServerError when entered, where it does not come up."""
         if self.command is None:
             assert self.target is not None  # one of the two is always there
-            return nullcontext(self.target)
+            return nullcontext(servers.Server(self.target))
         return servers.started(self.command, self.name, logs / f"server-{self.name}.log", start_s)
 
 
@@ -107,6 +108,19 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """A contestant that failed and was left out from then on; ``reason`` may hold its log's end."""
+
+    contestant: str
+    when: str
+    reason: str
+
+    @property
+    def headline(self) -> str:
+        return f"{self.contestant} failed {self.when}: {self.reason.splitlines()[0]}"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be run. ``window_s`` is how long each run sends.
 
@@ -140,23 +154,33 @@ def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, 
 def calibrate(
     contestant: Contestant, recipe: Recipe, logs: Path, start_s: float, seconds: float
 ) -> Calibration:
-    """Play a closed loop of one user against the baseline, for about ``seconds``."""
+    """Play a closed loop of one user against the baseline, for about ``seconds``.
+
+    Raises servers.ServerError where it does not answer.
+    """
     before = time.monotonic()
-    with contestant.open(logs, start_s) as target:
+    with contestant.open(logs, start_s) as server:
         took_s = time.monotonic() - before
-        target = adapted(target)
-        _warm(target, recipe)
+        server = ready(server, recipe)
+        target = server.target
         alone = replace(
             recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0
         )
-        probe = play(make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)), target)
-        _must_answer(probe)
+        probe = play(
+            make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)),
+            target,
+            silence_s=servers.FIRST_ANSWER_S,
+        )
+        _must_answer(probe, server)
         count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
         with live_view(f"capacity of {contestant.name}", count, leave=False) as watch:
-            run = play(make(replace(alone, requests=count)), target, watch=watch)
-    _must_answer(run)
-    if run.interrupted:
-        raise KeyboardInterrupt
+            run = play(
+                make(replace(alone, requests=count)),
+                target,
+                silence_s=servers.FIRST_ANSWER_S,
+                watch=watch,
+            )
+        _must_answer(run, server)
     return Calibration(
         baseline=contestant.name,
         capacity=count / run.wall_s,
@@ -169,9 +193,14 @@ def calibrate(
     )
 
 
-def adapted(target: Target) -> Target:
-    """The target with streaming where the server can."""
-    return replace(target, stream=servers.streams(target)) if target.native else target
+def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target:
+    """The target with streaming where the server can. Raises servers.ServerError when silent."""
+    if target.native:
+        return replace(target, stream=servers.streams(target, timeout_s))
+    silence = servers.unreachable(target)
+    if silence is not None:
+        raise servers.ServerError(silence)
+    return target
 
 
 @dataclass(slots=True)
@@ -182,6 +211,15 @@ class _Course:
     total: int
     spare: int
     done: int = 0
+    lost: set[str] = field(default_factory=set)
+
+    def lose(self, contestant: str, reason: str) -> Loss:
+        """Leave it out from now on."""
+        self.lost.add(contestant)
+        when = f"after {self.done} of {self.total} runs" if self.done else "before the first run"
+        loss = Loss(contestant, when, reason)
+        say(f"{loss.headline}; it is left out from here on")
+        return loss
 
 
 Block = tuple[int, tuple[float, ...], bool]  # a seed, its loads, whether it is the repeat
@@ -193,52 +231,61 @@ def blocks_of(plan: Plan) -> list[Block]:
     return [*blocks, (plan.seeds[0], plan.loads[-1:], True)] if plan.repeat else blocks
 
 
-def carry_out(plan: Plan, capacity: float) -> Iterator[Result]:
-    """All runs, in random order within each block; a server that dies is not asked again."""
-    rng = random.Random(plan.order_seed)
+def carry_out(plan: Plan, capacity: float) -> Iterator[Result | Loss]:
+    """All runs, in random order within each block; a server that fails is not asked again."""
     blocks = blocks_of(plan)
     total = len(plan.contestants) * sum(len(loads) for _, loads, _ in blocks)
-    course = _Course(rng, total, spare=max(2, total // 8))
+    course = _Course(random.Random(plan.order_seed), total, spare=max(2, total // 8))
     if plan.together:
-        with _opened(plan, plan.contestants) as targets:
-            for block in blocks:
-                yield from _play_block(plan, block, targets, capacity, course)
+        yield from _session(plan, blocks, plan.contestants, capacity, course)
         return
     for block in blocks:
-        for contestant in rng.sample(plan.contestants, len(plan.contestants)):
-            with _opened(plan, (contestant,)) as targets:
-                yield from _play_block(plan, block, targets, capacity, course)
+        for contestant in course.rng.sample(plan.contestants, len(plan.contestants)):
+            if contestant.name not in course.lost:
+                yield from _session(plan, [block], [contestant], capacity, course)
 
 
-@contextmanager
-def _opened(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[dict[str, Target]]:
+def _session(
+    plan: Plan,
+    blocks: Sequence[Block],
+    contestants: Sequence[Contestant],
+    capacity: float,
+    course: _Course,
+) -> Iterator[Result | Loss]:
+    """Blocks against servers that live through all of them."""
     with ExitStack() as stack:
-        targets = {}
+        alive: dict[str, servers.Server] = {}
         for contestant in contestants:
-            target = adapted(stack.enter_context(contestant.open(plan.logs, plan.start_s)))
-            _warm(target, plan.recipe)
-            targets[contestant.name] = target
-        yield targets
+            try:
+                server = stack.enter_context(contestant.open(plan.logs, plan.start_s))
+                alive[contestant.name] = ready(server, plan.recipe)
+            except servers.ServerError as error:
+                yield course.lose(contestant.name, str(error))
+        for block in blocks:
+            yield from _play_block(plan, block, alive, capacity, course)
 
 
 def _play_block(
     plan: Plan,
     block: Block,
-    targets: dict[str, Target],
+    alive: dict[str, servers.Server],
     capacity: float,
     course: _Course,
-) -> Iterator[Result]:
+) -> Iterator[Result | Loss]:
     seed, loads, repeat = block
-    jobs = [Job(name, load, seed, repeat) for name in targets for load in loads]
+    jobs = [Job(name, load, seed, repeat) for name in alive for load in loads]
     for job in course.rng.sample(jobs, len(jobs)):
-        course.done += 1
-        target = targets.get(job.contestant)
-        if target is None:
+        server = alive.get(job.contestant)
+        if server is None:
             continue
-        yield from _attempts(plan, job, target, capacity, course)
-        if not _alive(target):
-            say(f"{job.contestant} does not answer any more and is left out from here on")
-            del targets[job.contestant]
+        why = server.why_dead()  # it may have gone while others were measured
+        if why is None:
+            course.done += 1
+            yield from _attempts(plan, job, server, capacity, course)
+            why = server.why_dead()
+        if why is not None:
+            del alive[job.contestant]
+            yield course.lose(job.contestant, why)
 
 
 def workload_of(plan: Plan, load: float, seed: int, capacity: float) -> Workload:
@@ -255,12 +302,13 @@ def workload_of(plan: Plan, load: float, seed: int, capacity: float) -> Workload
 
 
 def _attempts(
-    plan: Plan, job: Job, target: Target, capacity: float, course: _Course
+    plan: Plan, job: Job, server: servers.Server, capacity: float, course: _Course
 ) -> Iterator[Result]:
     """Play once, and once more where the client itself was late; both stay in the raw data.
 
     An eighth of the runs may be repeated so: on a machine that is too busy it would help none.
     """
+    target = server.target
     workload = workload_of(plan, job.load, job.seed, capacity)
     title = f"[{course.done}/{course.total}] {job.contestant} at load {job.load:g}, seed {job.seed}"
     for attempt in (0, 1):
@@ -268,9 +316,10 @@ def _attempts(
         servers.reset_stats(target)
         with live_view(title, len(workload.requests), leave=False) as watch:
             run = play(workload, target, drain_s=plan.drain_s, watch=watch)
-        stats = servers.settled_stats(target)
+        dead = server.why_dead() is not None
+        stats = None if dead else servers.settled_stats(target)
         measured = measure(run, plan.objectives)
-        verdict = judge(run, measured, (stats or {}).get("total-tokens-handled"))
+        verdict = judge(run, measured, servers.handled(stats))
         say(
             f"{title}: {measured.throughput:.0f} tok/s, {measured.ok} ok, "
             f"{measured.unfinished} unfinished, {verdict.word}"
@@ -283,7 +332,7 @@ def _attempts(
             measured=measured,
             verdict=verdict,
             server=stats,
-            iterations=servers.iterations(target),
+            iterations=None if dead else servers.iterations(target),
         )
         if run.interrupted:
             raise KeyboardInterrupt
@@ -292,22 +341,24 @@ def _attempts(
         course.spare -= attempt == 0
 
 
-def _warm(target: Target, recipe: Recipe) -> None:
-    """A few requests together, so that the first measured one does not pay for first times."""
+def ready(server: servers.Server, recipe: Recipe) -> servers.Server:
+    """Streaming where it can, and warm: the first measured request must not pay for first times.
+
+    Raises servers.ServerError where it does not answer.
+    """
+    server = replace(server, target=adapted(server.target))
     warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)
-    _must_answer(play(make(warm), target, drain_s=None))
+    _must_answer(play(make(warm), server.target, silence_s=servers.FIRST_ANSWER_S), server)
+    return server
 
 
-def _must_answer(run: Run) -> None:
+def _must_answer(run: Run, server: servers.Server) -> None:
+    if run.interrupted:
+        raise KeyboardInterrupt
     failures = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failures:
-        raise servers.ServerError(f"{run.target} did not answer a first request: {failures[0]}")
-
-
-def _alive(target: Target) -> bool:
-    if not target.native:
-        return True
-    try:
-        return requests.get(f"{target.url}/health", timeout=10).status_code == 200
-    except requests.RequestException:
-        return False
+        why = server.why_dead()
+        raise servers.ServerError(
+            f"{run.target} did not answer a first request: {failures[0]}"
+            + ("" if why is None else f"; {why}")
+        )

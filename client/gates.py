@@ -53,6 +53,8 @@ def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Ver
 
 
 def _answered(run: Run, m: Measured) -> Gate:
+    if run.not_begun:
+        return Gate("answers", f"none of {m.planned} was sent: {run.not_begun}", FAILED)
     found = f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned}"
     failures = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failures:
@@ -60,6 +62,8 @@ def _answered(run: Run, m: Measured) -> Gate:
     if run.interrupted:
         found += f"; {run.interrupted}"
     lost = m.ok + m.failed + m.unfinished != m.planned and not run.interrupted
+    if m.unfinished and not m.ok and not any(o.deliveries for o in run.outcomes):
+        return Gate("answers", found + "; nothing came back", VALID if run.interrupted else FAILED)
     if m.failed and (m.ok == 0 or m.failed > 0.05 * m.planned):
         return Gate("answers", found, FAILED)
     return Gate("answers", found, INVALID_CLIENT if lost else VALID)

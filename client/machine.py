@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine() -> dict[str, Any]:
+    """This machine, on which the client runs; a server says itself what it runs on."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": _gpus(),
         "system": platform.platform(),
         "loadavg": [round(x, 2) for x in os.getloadavg()],
     }
@@ -44,6 +47,20 @@ def _git(*args: str) -> str:
     return subprocess.run(
         ["git", *args], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+def _gpus() -> list[str] | None:
+    """Names of the NVIDIA GPUs; empty without a driver, None where the driver does not say."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            check=True, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return listed.stdout.splitlines()
 
 
 def _cpu() -> str:

@@ -86,10 +86,6 @@ class Measured:
         """p50 p90 p95 p99; None where n is too small."""
         return {f"p{p}": percentile(self.latencies[name], p) for p in PERCENTILES}
 
-    def mean(self, name: str) -> float | None:
-        values = self.latencies[name]
-        return float(values.mean()) if values.size and np.isfinite(values).all() else None
-
 
 def measure(run: Run, objectives: Objectives | None = None) -> Measured:
     """Reduce a run to its figures."""

@@ -23,7 +23,7 @@ from client.workload_file import Request, Workload
 
 _SAMPLE_S = 0.02
 _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast streams
-_LINE_BYTES = 2**24  # a stream without an end of line is no stream of events
+_LINE_BYTES = 2**22  # a stream without an end of line is no stream of events
 SILENCE_S = 600.0
 
 

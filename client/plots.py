@@ -68,7 +68,10 @@ def throughput(points: Sequence[Point], path: Path) -> Path:
             axes.errorbar(x, y, yerr=[low, high], color=c, capsize=3, lw=1.6, label=name)
             _marks(axes, mine, y, c)
         _load_axis(axes, points)
-        axes.set_ylim(bottom=0)
+        # Two seeds can give an interval that would flatten everything else: it leaves the axis.
+        top = max((p.throughput.value for p in points), default=0.0)
+        wide = any(_or(p.throughput.high, 0.0) > 2 * top for p in points)
+        axes.set_ylim(bottom=0, top=2 * top if wide and top else None)
         axes.set_ylabel("output tokens / s in the window")
         axes.set_title("Throughput against offered load", loc="left")
         axes.legend(loc="upper left")
@@ -93,6 +96,9 @@ def latency(points: Sequence[Point], path: Path) -> Path:
                     label = f"{name}, {shown}"
                     axes.plot([q.load for q in mine], ys, style, color=c, lw=1.6, label=label)
                     _marks(axes, mine, ys, c)
+                means = [_finite(point.mean(key)) for point in mine]
+                label = f"{name}, mean"
+                axes.plot([q.load for q in mine], means, "+", color=c, ms=10, mew=1.6, label=label)
             log_scale(axes)
             axes.set_ylabel("seconds, from the intended time")
             axes.set_title(f"{title} against offered load", loc="left")
@@ -121,10 +127,10 @@ def by_tokens(points: Sequence[Point], results: Sequence[Result], path: Path) ->
             y = np.array([(o.end_s or 0.0) - o.origin_s for o in outcomes])
             if not x.size:
                 continue
+            point = next(p for p in points if p.contestant == name and p.load == load)
             left.plot(x, y, ".", color=c, alpha=0.35, ms=4)
             centres, medians = _binned(x, y)
-            left.plot(centres, medians, "-", color=c, lw=1.8, label=name)
-            point = next(p for p in points if p.contestant == name and p.load == load)
+            left.plot(centres, medians, "-", color=c, lw=1.8, label=_labelled(name, point.verdict))
             if point.fairness is not None:
                 b = point.fairness.buckets
                 right.plot(
@@ -142,6 +148,9 @@ def by_tokens(points: Sequence[Point], results: Sequence[Result], path: Path) ->
         right.set_title(f"Slowdown by size, load {load:g}: flat is fair", loc="left")
         if right.has_data():
             right.legend()
+        else:
+            text = "too few answers of each size"
+            right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", color="#555555")
     return save(figure, path)
 
 
@@ -169,11 +178,12 @@ def over_time(results: Sequence[Result], path: Path) -> Path | None:
             c = colour(r.contestant, names)
             t, rows = batch_sizes(r)
             if t.size:
-                middle.plot(t, rows, drawstyle="steps-post", color=c, lw=1.1, label=r.contestant)
+                label = _labelled(r.contestant, r.verdict.word)
+                middle.plot(t, rows, drawstyle="steps-post", color=c, lw=1.1, label=label)
             done = [o for o in r.run.outcomes if o.ok and o.end_s is not None]
             bottom.plot(
                 [o.origin_s for o in done], [(o.end_s or 0.0) - o.origin_s for o in done], ".",
-                color=c, ms=5, alpha=0.8, label=r.contestant,
+                color=c, ms=5, alpha=0.8, label=_labelled(r.contestant, r.verdict.word),
             )  # fmt: skip
         middle.set_ylabel("rows in the iteration")
         bottom.set_ylabel("E2E latency in s")
@@ -228,6 +238,10 @@ def _telling_load(points: Sequence[Point]) -> float:
     return calm[-1] if calm else enough[0] if enough else loads[-1]
 
 
+def _labelled(name: str, verdict: str) -> str:
+    return name if verdict in (VALID, SATURATED) else f"{name} ({verdict})"
+
+
 def _binned(x: Floats, y: Floats) -> tuple[list[float], list[float]]:
     parts = np.array_split(np.argsort(x, kind="stable"), max(1, min(10, x.size // 5)))
     return [float(x[p].mean()) for p in parts], [float(np.median(y[p])) for p in parts]
@@ -253,7 +267,7 @@ def _legend_of_marks(axes: Axes, points: Sequence[Point]) -> None:
     if SATURATED in words:
         notes.append("hollow: SATURATED")
     if words - {VALID, SATURATED}:
-        notes.append("red cross: INVALID")
+        notes.append("red cross: not to be used")
     axes.text(
         1.0, 1.02, "\n".join(notes), transform=axes.transAxes, ha="right", va="bottom", fontsize=8,
         color="#555555",

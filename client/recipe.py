@@ -11,13 +11,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from client.arrivals import Closed, horizon, parse_arrivals
 from client.data import VOCABULARY, Sizes, make_prompts, parse_sizes
-from client.spec import SpecError
+from client.spec import SpecError, refuse_given
 from client.traces import Trace, read_trace
 from client.workload_file import Request, Workload, seal
 
@@ -157,51 +156,69 @@ ARRIVALS_HELP = (
     "weibull:cv=2 | mmpp:peak=4,share=0.1,cycle=200 | ramp:start=0.2 | burst (all at once) | "
     "closed:users=8,think=0.5 | plan:low | plan:medium | plan:high | "
     "plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:azure,path=FILE "
-    "(also burstgpt, mooncake, servegen) (default %(default)s)"
+    "(also burstgpt, mooncake, servegen)"
 )
 SIZES_HELP = (
     "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
-    "zipf:A,LOW,HIGH | choice:1/25/100 (default %(default)s)"
+    "zipf:A,LOW,HIGH | choice:1/25/100"
 )
+SHAPE_OPTIONS = (
+    "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
+    "--deadline-s",
+)  # fmt: skip
+
+
+_GIVEN = (*(option[2:].replace("-", "_") for option in SHAPE_OPTIONS), "seed")
 
 
 def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
-    """The options that say what is sent; how much and how fast differs from command to command."""
+    """The options that say what is sent; how much and how fast differs from command to command.
+
+    Those that are not given are None, so that `recipe_from` can tell what would have no effect.
+    """
     group = parser.add_argument_group("what is sent")
-    group.add_argument("--arrivals", default=defaults.arrivals, help=ARRIVALS_HELP)
-    group.add_argument("--output-tokens", default=defaults.output_tokens, help=SIZES_HELP)
-    group.add_argument("--prompt-tokens", default=defaults.prompt_tokens, help=SIZES_HELP)
+    group.add_argument("--arrivals", help=f"{ARRIVALS_HELP} ({defaults.arrivals})")
+    group.add_argument("--output-tokens", help=f"{SIZES_HELP} ({defaults.output_tokens})")
+    group.add_argument("--prompt-tokens", help=f"{SIZES_HELP} ({defaults.prompt_tokens})")
     group.add_argument(
         "--prompts",
-        default=defaults.prompts,
         help="words (of the embedded vocabulary, exact in length) | request ('Request i') | "
-        "sharegpt:FILE | lines:FILE (default %(default)s)",
+        f"sharegpt:FILE | lines:FILE ({defaults.prompts})",
     )
+    group.add_argument("--deferred-share", type=float, help="share of deferred requests, 0..1 (0)")
     group.add_argument(
-        "--deferred-share", type=float, default=0.0, help="share of deferred requests, 0..1 (0)"
-    )
-    group.add_argument(
-        "--deadline-s",
-        type=float,
-        default=None,
-        help="deadline of a deferred request in seconds (none)",
+        "--deadline-s", type=float, help="deadline of a deferred request in seconds (none)"
     )
 
 
-def recipe_from(args: argparse.Namespace, *, requests: int | None, rate: float | None) -> Recipe:
-    return Recipe(
+def recipe_from(
+    args: argparse.Namespace, defaults: Recipe, *, requests: int | None, rate: float | None
+) -> Recipe:
+    """SpecError for options that exclude each other, before what they say is looked at."""
+    recipe = replace(
+        defaults,
         requests=requests,
         rate=rate,
-        arrivals=args.arrivals,
-        output_tokens=args.output_tokens,
-        prompt_tokens=args.prompt_tokens,
-        prompts=args.prompts,
-        deferred_share=args.deferred_share,
-        deadline_s=args.deadline_s,
-        seed=args.seed,
+        **{name: value for name in _GIVEN if (value := getattr(args, name)) is not None},
     )
+    if recipe.arrivals.startswith("trace:"):
+        lengths = ("--output-tokens", "--prompt-tokens")
+        refuse_given(args, lengths, "with a trace, which brings its own lengths")
+    if recipe.prompts != "words":
+        why = f"with --prompts {recipe.prompts}, which have the lengths they have"
+        refuse_given(args, ["--prompt-tokens"], why)
+    if not recipe.deferred_share:
+        refuse_given(args, ["--deadline-s"], "without --deferred-share")
+    return recipe
 
 
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def completed(recipe: Recipe) -> Recipe:
+    """With 100 requests, one a second, where nothing was said; a trace keeps its own of both."""
+    if recipe.arrivals.startswith("trace:"):
+        return recipe
+    return replace(recipe, requests=recipe.requests or 100, rate=recipe.rate or 1.0)
+
+
+def has_rate(arrivals: str) -> bool:
+    """Whether a rate means anything: it does not for a closed loop and for all at once."""
+    return not arrivals.startswith(("closed", "burst"))

@@ -57,6 +57,7 @@ class Run:
 
     ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` says what a
     token count rests on. ``interrupted`` says why the run ended early; what was measured is kept.
+    ``not_begun`` says why nothing was sent at all.
     """
 
     target: str
@@ -67,6 +68,11 @@ class Run:
     counted: str
     streamed: bool
     interrupted: str | None = None
+    not_begun: str | None = None
+
+    @staticmethod
+    def never_begun(target: str, workload: Workload, why: str) -> Run:
+        return Run(target, workload, (), (), 0.0, "nothing", streamed=True, not_begun=why)
 
     @property
     def window_end_s(self) -> float:

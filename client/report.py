@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from client import plots
-from client.experiment import Calibration, Result
+from client.experiment import Calibration, Loss, Result
 from client.gates import FAILED, INVALID_CLIENT, SATURATED
-from client.html import Fold, Row, Section, Table, seconds, write_page
+from client.html import Fold, Section, write_page
 from client.records import write_requests
-from client.statistics import Interval
+from client.report_tables import comparison_table, fairness_table, ratio_table, ratio_text
+from client.servers import described
 from client.summary import (
     Noise,
     Point,
@@ -34,20 +35,27 @@ from client.summary import (
 def write_report(
     folder: Path,
     results: Sequence[Result],
-    calibration: Calibration,
+    losses: Sequence[Loss],
+    calibration: Calibration | None,
     manifest: dict[str, Any],
     warnings: Sequence[str],
 ) -> tuple[str, dict[str, Any]]:
-    """Write the folder's files; returns the table for the terminal and all figures for --json."""
-    table_points = points(results, calibration)
-    rows = [as_row(p) for p in table_points]
+    """Write the folder's files; returns the text for the terminal and all figures for --json.
+
+    Without ``calibration`` no contestant answered, and the page says why.
+    """
+    table_points = [] if calibration is None else points(results, calibration)
+    notes = manifest["notes"]
+    rows = [as_row(p, notes) for p in table_points]
     predicted = length_variance_gain(results, "static", "dynamic")
     noises = noise(results)
     figures: dict[str, Any] = {
-        "capacity": asdict(calibration),
+        "capacity": None if calibration is None else asdict(calibration),
         "points": rows,
+        "fairness": _fairness(table_points),
         "noise": [asdict(n) for n in noises],
         "length_variance": None if predicted is None else asdict(predicted),
+        "lost": [asdict(loss) for loss in losses],
         "manifest": manifest,
     }
     write_summary(rows, folder / "summary.csv")
@@ -55,74 +63,66 @@ def write_report(
     _write_iterations(results, folder / "iterations.csv")
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
-    pictures = [
-        plots.throughput(table_points, folder / "throughput.png"),
-        plots.latency(table_points, folder / "latency.png"),
-        plots.by_tokens(table_points, results, folder / "latency-by-tokens.png"),
-        plots.over_time(results, folder / "over-time.png"),
+    lines = [
+        *([] if calibration is None else [_capacity_line(calibration)]),
+        *_notes(table_points, predicted, noises),
+        *([] if table_points else ["Nothing was measured that could be compared."]),
     ]
-    table = comparison_table(table_points)
-    lines = [_capacity_line(calibration), *_notes(table_points, predicted, noises)]
     doubtful = [
         f"{p.contestant} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
         for p in table_points
         if p.verdict in (INVALID_CLIENT, FAILED)
     ]
-    sections = [
-        Section("Result", lines, table),
-        Section("Pictures", images=[p for p in pictures if p is not None]),
+    table = comparison_table(table_points, losses)
+    sections = [Section("Result", lines, table if table_points else None)]
+    if losses:
+        sections.append(
+            Section("Servers that failed", folds=[Fold(x.headline, x.reason) for x in losses])
+        )
+    if table_points:
+        sections += _figures_of(table_points, results, folder)
+    sections += [
         Section("How to read it", _READING),
         Section("Every run and its gates", folds=[_gates(r) for r in results]),
+        Section("Servers", _servers(manifest)),
         Section("Manifest", folds=[Fold("all of it", json.dumps(manifest, indent=1))]),
     ]
     write_page(
         folder / "report.html",
         f"Batching compared: {manifest['model']}",
         _subtitle(manifest),
-        [*warnings, *doubtful],
+        [*(loss.headline for loss in losses), *warnings, *doubtful],
         sections,
     )
-    text = table.as_text() + "\n\n" + "\n".join(lines)
-    return text, figures
+    return "\n\n".join([*([table.as_text()] if table_points else []), "\n".join(lines)]), figures
 
 
-def comparison_table(table_points: Sequence[Point]) -> Table:
-    """One row a contestant and load."""
-    tail = plots.tail_of([p.latency_n["e2e"] for p in table_points])
-    with_goal = any(p.goodput is not None for p in table_points)
-    head = (
-        "load", "contestant", "tok/s", "vs first (95 % CI)", "TTFT p50", f"TTFT p{tail:g}",
-        "TPOT p50", "E2E p50", f"E2E p{tail:g}", "batch", "Jain",
-        *(["good/s"] if with_goal else []),
-        "unfinished", "verdict",
-    )  # fmt: skip
-    rows = []
-    seen: set[float] = set()
-    for p in table_points:
-        cells = (
-            f"{p.load:g}",
-            p.contestant,
-            f"{p.throughput.value:.0f}" if p.usable else "-",
-            ratio_text(p.throughput_ratio),
-            *(seconds(p.latency(k, q)) if p.usable else "-" for k, q in (
-                ("ttft", 50), ("ttft", tail), ("tpot", 50), ("e2e", 50), ("e2e", tail))),
-            "-" if p.batch_mean is None else f"{p.batch_mean:.1f}",
-            "-" if p.fairness is None else f"{p.fairness.jain:.2f}",
-            *([f"{p.goodput or 0:.2f}"] if with_goal else []),
-            str(p.unfinished),
-            p.verdict,
-        )  # fmt: skip
-        rows.append(Row(cells, first=p.load not in seen))
-        seen.add(p.load)
-    return Table(head, rows, left=2)
+def _figures_of(
+    table_points: Sequence[Point], results: Sequence[Result], folder: Path
+) -> list[Section]:
+    pictures = [
+        plots.throughput(table_points, folder / "throughput.png"),
+        plots.latency(table_points, folder / "latency.png"),
+        plots.by_tokens(table_points, results, folder / "latency-by-tokens.png"),
+        plots.over_time(results, folder / "over-time.png"),
+    ]
+    sections = [Section("Pictures", images=[p for p in pictures if p is not None])]
+    ratios, fair = ratio_table(table_points), fairness_table(table_points)
+    if ratios.rows:
+        line = "Paired over seeds, with 95 % confidence intervals; above 1 is more, or later."
+        sections.insert(0, Section(f"Against {table_points[0].contestant}", [line], ratios))
+    if fair.rows:
+        line = "Mean slowdown (E2E / E2E alone) by output length; fair is the same for all."
+        sections.append(Section("Fairness by size", [line], fair))
+    return sections
 
 
-def ratio_text(interval: Interval | None) -> str:
-    if interval is None:
-        return "-"
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.2f} (one seed)"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+def _fairness(table_points: Sequence[Point]) -> list[dict[str, Any]]:
+    return [
+        {"contestant": p.contestant, "load": p.load, **asdict(p.fairness)}
+        for p in table_points
+        if p.fairness is not None
+    ]
 
 
 def _capacity_line(c: Calibration) -> str:
@@ -139,10 +139,11 @@ def _notes(
 ) -> list[str]:
     lines = []
     if predicted is not None:
+        found = ratio_text(predicted.measured) if predicted.measured else "nothing usable"
         lines.append(
             f"From length variance alone (E[max of B]/E[out], B = {predicted.batch:.1f} as static "
             f"batched at load {predicted.load:g}) dynamic should give {predicted.predicted:.2f} "
-            f"times static's throughput; measured {ratio_text(predicted.measured)}."
+            f"times static's throughput; measured {found}."
         )
     if noises:
         parts = [f"{n.contestant} {n.first:.0f} / {n.second:.0f}" for n in noises]
@@ -185,20 +186,38 @@ def _gates(result: Result) -> Fold:
 
 
 def _subtitle(manifest: dict[str, Any]) -> str:
-    machine = manifest["machine"]
-    gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
-    return (
-        f"{manifest['started']} on {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_gib']} GiB{gpu}; commit {manifest['commit']}; "
+    recipe = manifest["recipe"]
+    runs = (
         f"{len(manifest['seeds'])} seeds, {manifest['window_s']:.1f} s a run; "
-        f"arrivals {manifest['recipe']['arrivals']}, output tokens "
-        f"{manifest['recipe']['output_tokens']}"
+        if "window_s" in manifest
+        else ""
     )
+    return (
+        f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
+        f"commit {manifest['commit']}; {runs}"
+        f"arrivals {recipe['arrivals']}, output tokens {recipe['output_tokens']}"
+    )
+
+
+def _hardware(machine: dict[str, Any]) -> str:
+    gpus = machine.get("gpus")
+    text = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    return text + (f", {len(gpus)} x {gpus[0]}" if gpus else "")
+
+
+def _servers(manifest: dict[str, Any]) -> list[str]:
+    """What each contestant said it is; a client's machine need not be its server's."""
+    said = manifest["servers"]
+    return [
+        f"{name}: {described(said.get(name)) or 'did not say what it is'}"
+        for name in manifest["contestants"]
+    ]
 
 
 def _write_iterations(results: Sequence[Result], path: Path) -> None:
     """The iterations of the runs that are drawn: the whole would outgrow a repository."""
-    load, seed = max(r.load for r in final(results)), min(r.seed for r in final(results))
+    kept = final(results)
+    load, seed = max((r.load for r in kept), default=0.0), min((r.seed for r in kept), default=0)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         headed = False

@@ -13,6 +13,7 @@ from client.html import Fold, Row, Section, Table, seconds, write_page
 from client.machine import commit, machine, versions
 from client.metrics import LATENCIES, Measured
 from client.records import Run, write_deliveries, write_requests
+from client.servers import described, note_of
 from client.statistics import PERCENTILES
 from client.workload_file import write_workload
 
@@ -23,7 +24,9 @@ _NAMES = {
 }  # fmt: skip
 
 
-def run_table(run: Run, m: Measured, verdict: Verdict) -> tuple[str, dict[str, Any]]:
+def run_table(
+    run: Run, m: Measured, verdict: Verdict, stats: dict[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
     """Text for people and figures for machines."""
     gates = "\n".join(
         f"  {g.name.ljust(22)} {g.verdict.ljust(14)} {g.found}" for g in verdict.gates
@@ -32,7 +35,7 @@ def run_table(run: Run, m: Measured, verdict: Verdict) -> tuple[str, dict[str, A
         (
             _latency_table(m).as_text(),
             "",
-            *_lines(run, m),
+            *_lines(run, m, stats),
             "",
             f"{verdict.word}{': ' + verdict.reason if verdict.reason else ''}",
             gates,
@@ -103,9 +106,9 @@ def write_run_report(
         folder / "report.html",
         f"One run against {run.target}",
         f"{m.planned} requests, workload {run.workload.sha256[:12]}; {verdict.word}",
-        [verdict.reason] if verdict.reason else [],
+        [text for text in (note_of(stats), verdict.reason) if text],
         [
-            Section("Latency", _lines(run, m), _latency_table(m)),
+            Section("Latency", _lines(run, m, stats), _latency_table(m)),
             Section("The load, and the latency it caused", images=[picture]),
             Section("Gates", table=gates),
             Section("Details", folds=folds),
@@ -128,8 +131,9 @@ def _latency_table(m: Measured) -> Table:
     return Table(("from the intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
 
 
-def _lines(run: Run, m: Measured) -> list[str]:
+def _lines(run: Run, m: Measured, stats: dict[str, Any] | None) -> list[str]:
     lines = [
+        f"server: {described(stats) or 'it did not say what it is'}",
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
         f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "

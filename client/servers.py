@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _STOP_S = 20.0
 _DYING_S = 5.0
 _ANSWER_S = 30.0
+FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
 
 
 class ServerError(RuntimeError):
@@ -124,8 +125,14 @@ def unreachable(target: Target) -> str | None:
             return None
         status = requests.get(f"{target.url}/health", timeout=_ANSWER_S).status_code
     except (requests.RequestException, OSError) as error:
-        return f"{target.url} does not answer: {error}"
+        return f"{target.url} does not answer: {_cause(error)}"
     return None if status == 200 else f"{target.url}/health says {status}"
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong without the objects that met it: requests wraps it three times."""
+    inner = getattr(error.args[0] if error.args else None, "reason", None)
+    return str(inner or error).rpartition("): ")[2]
 
 
 def stats(target: Target) -> dict[str, Any] | None:
@@ -200,7 +207,7 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def streams(target: Target, timeout_s: float = 120.0) -> bool:
+def streams(target: Target, timeout_s: float) -> bool:
     """Whether a native target can stream: it refuses the field otherwise.
 
     Raises ServerError where it does not answer, or not as this project's servers do.
@@ -219,7 +226,7 @@ def streams(target: Target, timeout_s: float = 120.0) -> bool:
                 return False
             text = answer.raw.read(300, decode_content=True).decode(errors="replace")
     except (requests.RequestException, OSError) as error:
-        raise ServerError(f"{target.url} does not answer: {error}") from None
+        raise ServerError(f"{target.url} does not answer: {_cause(error)}") from None
     raise ServerError(
         f"{target.url}/inference answered a first request with HTTP {answer.status_code} and "
         f"{kind}, where a stream of events or JSON was expected: {' '.join(text.split())}"

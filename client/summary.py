@@ -62,6 +62,11 @@ class Point:
     def latency(self, name: str, p: float) -> float | None:
         return percentile(self.latencies[name], p)
 
+    def mean(self, name: str) -> float | None:
+        """None where there is nothing, or where an unfinished request makes it infinite."""
+        values = self.latencies[name]
+        return float(values.mean()) if values.size and np.isfinite(values).all() else None
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -135,7 +140,9 @@ def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -
         return None
     load = max(loads)
     mine, other = _by_seed(kept, static, load), _by_seed(kept, dynamic, load)
-    seeds = sorted(mine.keys() & other.keys())
+    both = sorted(mine.keys() & other.keys())
+    sound = [s for s in both if _sound(mine[s]) and _sound(other[s])]
+    seeds = sound or both
     sizes = [_batch_mean(mine[s]) for s in seeds]
     if not seeds or any(size is None for size in sizes):
         return None
@@ -144,7 +151,7 @@ def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -
         [r.output_tokens for s in seeds for r in mine[s].run.workload.requests], dtype=np.float64
     )
     ratio = paired_ratio(
-        [other[s].measured.throughput for s in seeds], [mine[s].measured.throughput for s in seeds]
+        [other[s].measured.throughput for s in sound], [mine[s].measured.throughput for s in sound]
     )
     return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), ratio, load)
 
@@ -164,7 +171,8 @@ def _point(
     verdict = max((r.verdict.word for r in runs), key=_WORST.index)
     paired = [s for s in sorted(mine) if s in base and _sound(mine[s]) and _sound(base[s])]
     sizes = [b for b in (_batch_mean(r) for r in runs) if b is not None]
-    paddings = [p for p in ((r.server or {}).get("padding-share") for r in runs) if p is not None]
+    shares = [(r.server or {}).get("padding-share") for r in runs]
+    paddings = [p for p in shares if isinstance(p, int | float)]
     goodputs = [r.measured.goodput for r in runs if r.measured.goodput is not None]
     names = runs[0].measured.latencies
     pooled = {key: np.concatenate([r.measured.latencies[key] for r in runs]) for key in names}
@@ -215,11 +223,16 @@ def _figure(result: Result, of: str) -> float:
 
 
 def _batch_mean(result: Result) -> float | None:
-    return ((result.server or {}).get("batch-size") or {}).get("mean")
+    sizes = (result.server or {}).get("batch-size")
+    mean = sizes.get("mean") if isinstance(sizes, dict) else None
+    return mean if isinstance(mean, int | float) else None
 
 
-def as_row(point: Point) -> dict[str, Any]:
-    """A point as one flat record, for CSV and JSON; empty where a figure is not supported."""
+def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """A point as one flat record, for CSV and JSON; empty where a figure is not supported.
+
+    ``notes`` are what the models say about themselves.
+    """
     row: dict[str, Any] = {
         "contestant": point.contestant,
         "load": point.load,
@@ -240,6 +253,7 @@ def as_row(point: Point) -> dict[str, Any]:
         row[f"{name}_low"] = _round(interval.low if interval else None)
         row[f"{name}_high"] = _round(interval.high if interval else None)
     for name in ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent"):
+        row[f"{name}_mean_s"] = _round(point.mean(name))
         for p in (50, 90, 95, 99):
             row[f"{name}_p{p}_s"] = _round(point.latency(name, p))
         row[f"{name}_n"] = point.latency_n[name]
@@ -248,6 +262,7 @@ def as_row(point: Point) -> dict[str, Any]:
     row["batch_size_mean"] = _round(point.batch_mean)
     row["padding_share"] = _round(point.padding)
     row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)
+    row["notes"] = "; ".join(notes)
     return row
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from client.burstiness import Burstiness, describe
-from client.recipe import Recipe, add_shape_options, make, recipe_from
-from client.spec import SpecError
+from client.recipe import Recipe, add_shape_options, completed, has_rate, make, recipe_from
+from client.spec import SpecError, refuse_given
 from client.workload_file import Workload, WorkloadError, read_workload, write_workload
 
 
@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    trace = args.arrivals.startswith("trace:")
-    requests = args.requests if args.requests is not None or trace else 100
-    rate = args.rate if args.rate is not None or trace else 1.0
-    workload = make(recipe_from(args, requests=requests, rate=rate))
+    recipe = recipe_from(args, Recipe(), requests=args.requests, rate=args.rate)
+    if not has_rate(recipe.arrivals):
+        refuse_given(args, ["--rate"], f"with --arrivals {recipe.arrivals}")
+    workload = make(completed(recipe))
     write_workload(workload, args.file)
     note = workload.generator.get("trace")
     print(

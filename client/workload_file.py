@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def write_workload(workload: Workload, path: Path) -> None:
 def read_workload(path: Path) -> Workload:
     """Read and check; WorkloadError names file, line and what was expected there."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path}: cannot be read as text: {error}") from None
     try:
@@ -108,10 +109,14 @@ def read_workload(path: Path) -> Workload:
             "users and sha256 (python -m client.workload make writes one)"
         ) from None
     generator, duration_s, steady, users, digest = declared
+    if not _is_number(duration_s) or (users is not None and users < 1):
+        raise WorkloadError(f"{path}:1: expected duration_s >= 0 and users >= 1 or null")
     requests = [
         _parse(path, number, line, closed=users is not None)
         for number, line in enumerate(lines[1:], start=2)
     ]
+    if not requests:
+        raise WorkloadError(f"{path}: holds no requests")
     times = [r.at_s for r in requests if r.at_s is not None]
     if times != sorted(times):
         raise WorkloadError(f"{path}: the requests are not in order of at_s")
@@ -172,7 +177,7 @@ def _parse(path: Path, number: int, line: str, *, closed: bool) -> Request:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _is_count(value: object) -> bool:

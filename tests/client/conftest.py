@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +41,16 @@ def server(tmp_path: Path) -> Iterator[StartServer]:
             return stack.enter_context(started(line, mode, log, 60.0)).target
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Addresses of servers that fail after so many answers; see `badserver`."""
+    log = tmp_path_factory.mktemp("bad") / "log"
+    line = (sys.executable, "-m", "tests.client.badserver")
+    tags = itertools.count()
+    with started(line, "bad", log, 60.0) as server:
+        yield lambda fault, after=0: f"{server.target.url}/{fault}/{after}/{next(tags)}"
 
 
 def contestant(mode: str, **options: object) -> Contestant:

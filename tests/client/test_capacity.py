@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.capacity import Bracket, bracket, over_seeds
+from client.capacity import Bracket, SearchError, bracket, main, over_seeds
 from client.servers import ROOT
-from client.spec import SpecError
 from tests.client.conftest import StartServer
 
 
@@ -34,7 +33,7 @@ def test_the_bracket_holds_the_truth_and_is_as_narrow_as_asked(
 
 
 def test_objectives_that_no_rate_meets_end_the_search() -> None:
-    with pytest.raises(SpecError, match="loosen them"):
+    with pytest.raises(SearchError, match="loosen them"):
         bracket(0, 1.0, 0.05, lambda rate: False)
 
 
@@ -44,6 +43,27 @@ def test_the_interval_over_seeds_is_around_the_brackets() -> None:
     assert found.high is not None
     assert found.low < 10.0 < found.high
     assert over_seeds([Bracket(0, 9.0, 10.0)]).low is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--mode static --slo ttft:1 --slo-multiple 2", "--slo-multiple has no effect with --slo"),
+        ("--target http://h --model gpt2", "--model has no effect with --target"),
+        ("--target http://h --start-s 2", "--start-s has no effect with --target"),
+        ("--target http://h -- --max-batch-size 2", "no effect on --target"),
+        ("--mode static --arrivals closed:users=2", "arrivals that have a rate"),
+        ("--mode static --share 0", "--share must be in"),
+        ("--mode static --calibrate-s 0", "--calibrate-s must be seconds > 0"),
+    ],
+)
+def test_bad_options_say_what_is_allowed(
+    options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(options.split())
+    assert ended.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.timeout(120)

@@ -123,6 +123,8 @@ def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
         (("--slo", "ttft"), "expected ttft:S"),
         (("--selection", "pareto"), "normal"),
         (("--arrivals", "trace:azure,path=/nowhere"), "cannot be read"),
+        (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
+        (("--timeout-s", "0"), "--timeout-s must be seconds > 0"),
     ],
 )
 def test_bad_options_say_what_is_allowed(
@@ -132,6 +134,77 @@ def test_bad_options_say_what_is_allowed(
         main(["--target", "http://127.0.0.1:1", *options])
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--numtokens 10", "--numtokens has no effect without --prompt; samples of N tokens each"),
+        ("--prompt a --numsamples 5", "--numsamples has no effect with --prompt"),
+        ("--prompt a --slo ttft:1", "--slo has no effect with --prompt"),
+        ("--prompt a --out x", "--out has no effect with --prompt"),
+        ("--wait 1 --rate 2", "--rate has no effect with --wait"),
+        ("--arrivals closed:users=2 --rate 2", "--rate has no effect with --arrivals closed"),
+        ("--arrivals burst --wait 2", "--wait has no effect with --arrivals burst"),
+        ("--arrivals closed:users=2 --drain-s 2", "--drain-s has no effect in a closed loop"),
+        ("--workload w --seed 1", "--seed has no effect with --workload"),
+        ("--workload w --arrivals poisson", "--arrivals has no effect with --workload"),
+        ("--selection buckets --numtokens_range 3", "--numtokens_range has no effect with"),
+        ("--numtokens_range 3 --output-tokens fixed:3", "--output-tokens has no effect with"),
+        ("--deadline-s 3", "--deadline-s has no effect without --deferred-share"),
+        ("--prompts request --prompt-tokens fixed:3", "--prompt-tokens has no effect with"),
+        ("--arrivals trace:azure,path=w --output-tokens fixed:3", "which brings its own lengths"),
+        ("--arrivals trace:azure,path=w --numtokens_range 3", "which brings its own lengths"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "http://127.0.0.1:1", *options.split()])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_an_unstreamed_foreign_server_cannot_tell_is_no_objective(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--target", "tgi+http://127.0.0.1:1", "--no-stream", "--slo"]
+    with pytest.raises(SystemExit):
+        main([*options, "ttft:1"])
+    assert "does not tell TTFT and TPOT with --no-stream" in capsys.readouterr().err
+    assert main([*options, "e2e:1"]) == 1
+
+
+def test_a_trace_keeps_its_own_rate_and_length(server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "azure.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.0000000,3,2\n2023-11-16 18:15:46.2500000,3,4\n"
+    )
+    spec = f"trace:azure,path={tmp_path / 'azure.csv'}"
+    assert main(["--target", server().url, "--arrivals", spec, "--out", str(tmp_path)]) == 0
+    requests = read_workload(tmp_path / "workload.jsonl").requests
+    assert [(r.at_s, r.output_tokens) for r in requests] == [(0.0, 2), (0.25, 4)]
+
+
+def test_one_prompt_may_have_a_seed_and_be_told_to_machines(
+    server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--target", server().url, "--prompt", "hi", "--seed", "7", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["seed"], answer["num_tokens"]) == (7, 10)
+
+
+def test_a_model_with_random_weights_is_told_in_every_report(
+    server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model of these tests has a note of its own, as one with random weights has."""
+    quick = ["--numsamples", "3", "--rate", "50", "--target", server().url]
+    assert main([*quick, "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out.split("The server's own")[0]
+    assert "server: mode dynamic, model sleep, unknown, This model only sleeps." in text
+    assert "This model only sleeps." in (tmp_path / "report.html").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["server"]["model"]["note"] == "This model only sleeps."
 
 
 def test_the_self_test_measures_the_client_on_a_null_server(

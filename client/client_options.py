@@ -1,0 +1,138 @@
+"""The command line of client.py: its options, and which of them go together.
+
+An option that would have no effect is refused. Sends nothing and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from client.play import SILENCE_S
+from client.recipe import (
+    SHAPE_OPTIONS,
+    Recipe,
+    add_shape_options,
+    completed,
+    has_rate,
+    make,
+    recipe_from,
+)
+from client.spec import SpecError, refuse_given
+from client.workload_file import Workload, read_workload
+
+SELECTIONS = ("normal", "range", "buckets")
+RANGE_TOKENS = (1, 25, 100)
+_SAMPLES = ("--numsamples", "--wait", "--rate", "--selection", "--numtokens_range", *SHAPE_OPTIONS)
+_RUN = ("--no-stream", "--drain-s", "--slo", "--out")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="client.py",
+        description="Load a batching server and report what it did. Without options: 100 requests, "
+        "about one a second, lengths normal(100, 50) clipped to 1..200, then the server's stats.",
+    )
+    simple = p.add_argument_group("simple use")
+    simple.add_argument("--prompt", help="send this one prompt and print the completion")
+    simple.add_argument("--numtokens", type=int, help="tokens to generate for --prompt (10)")
+    simple.add_argument(
+        "--numsamples", type=int, help="number of requests (100; of a trace: all of it)"
+    )
+    simple.add_argument(
+        "--wait", type=float, help="mean seconds between two requests (1.0; of a trace: its own)"
+    )
+    simple.add_argument(
+        "--selection", choices=SELECTIONS,
+        help="output lengths: normal (as above), range (values of --numtokens_range), buckets "
+        "(5, 10, ... 145)",
+    )  # fmt: skip
+    simple.add_argument(
+        "--numtokens_range", type=int, nargs="+", metavar="N",
+        help=f"values to draw lengths from ({' '.join(map(str, RANGE_TOKENS))})",
+    )  # fmt: skip
+    load = p.add_argument_group("load")
+    load.add_argument(
+        "--workload", type=Path, help="play this file (python -m client.workload make)"
+    )
+    load.add_argument("--rate", type=float, help="requests a second, instead of --wait")
+    load.add_argument(
+        "--seed", type=int,
+        help="of the workload (0); with --prompt, what the server samples with (a fresh one)",
+    )  # fmt: skip
+    load.add_argument(
+        "--target",
+        help="server, instead of IP and PORT: http://host:port, openai+http://...?model=m, "
+        "openai-chat+http://..., tgi+http://...",
+    )
+    load.add_argument("--no-stream", action="store_true", help="ask for whole answers")
+    load.add_argument(
+        "--drain-s", type=float, help="cut what still runs so long after the last send (never)"
+    )
+    load.add_argument(
+        "--timeout-s", type=float,
+        help=f"a request that hears nothing for so long has failed ({SILENCE_S:g})",
+    )  # fmt: skip
+    out = p.add_argument_group("results")
+    out.add_argument("--slo", metavar="ttft:S,tpot:S,e2e:S", help="objectives in s, for goodput")
+    out.add_argument("--out", type=Path, help="write report.html, pictures and raw data there")
+    out.add_argument("--json", action="store_true", help="print all figures as JSON")
+    out.add_argument(
+        "--self-test", action="store_true", help="measure this client alone on a null server"
+    )
+    add_shape_options(p, Recipe())
+    return p
+
+
+def check(args: argparse.Namespace) -> None:
+    """SpecError for an option that would have no effect, or has an impossible value."""
+    one = ("--prompt", "--numtokens")
+    if args.self_test:
+        others = ("--workload", "--seed", "--target", "--timeout-s")
+        refuse_given(args, (*one, *others, *_SAMPLES, *_RUN), "with --self-test")
+    elif args.prompt is not None:
+        refuse_given(args, ("--workload", *_SAMPLES, *_RUN), "with --prompt, which sends one")
+    else:
+        refuse_given(
+            args, ["--numtokens"],
+            "without --prompt; samples of N tokens each are --numtokens_range N",
+        )  # fmt: skip
+    if args.workload is not None:
+        refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which says what is sent when")
+    for name in ("wait", "drain_s", "timeout_s"):
+        value = getattr(args, name)
+        if value is not None and not (value > 0 or (name == "drain_s" and value == 0)):
+            raise SpecError(f"--{name.replace('_', '-')} must be seconds > 0, not {value}")
+
+
+def workload_of(args: argparse.Namespace) -> Workload:
+    """The file that is named, or samples as they are asked for. SpecError, WorkloadError."""
+    workload = _samples(args) if args.workload is None else read_workload(args.workload)
+    if workload.users is not None:
+        refuse_given(args, ["--drain-s"], "in a closed loop, which waits for every answer")
+    return workload
+
+
+def _samples(args: argparse.Namespace) -> Workload:
+    if args.wait is not None:
+        refuse_given(args, ["--rate"], "with --wait, which says the same")
+    rate = args.rate if args.wait is None else 1 / args.wait
+    recipe = recipe_from(args, Recipe(), requests=args.numsamples, rate=rate)
+    if not has_rate(recipe.arrivals):
+        refuse_given(args, ("--rate", "--wait"), f"with --arrivals {recipe.arrivals}")
+    values = args.numtokens_range
+    if values or args.selection:
+        refuse_given(args, ["--output-tokens"], "with --selection or --numtokens_range")
+        if recipe.arrivals.startswith("trace:"):
+            why = "with a trace, which brings its own lengths"
+            refuse_given(args, ("--selection", "--numtokens_range"), why)
+    if args.selection in ("normal", "buckets"):
+        refuse_given(args, ["--numtokens_range"], f"with --selection {args.selection}")
+    if args.selection == "buckets":
+        values = range(5, 150, 5)
+    elif args.selection == "range" or values:
+        values = values or RANGE_TOKENS
+    if values:
+        recipe = replace(recipe, output_tokens="choice:" + "/".join(map(str, values)))
+    return make(completed(recipe))

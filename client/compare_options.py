@@ -1,0 +1,184 @@
+"""The command line of compare.sh: its options, and what they ask for.
+
+An option that would have no effect is refused. Starts and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from client.experiment import MODES, Contestant, server_command
+from client.machine import ROOT
+from client.metrics import Objectives, parse_objectives
+from client.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
+from client.spec import SpecError, refuse_given
+from client.target import parse_target
+
+BUDGET_S = 250.0
+_DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="compare.sh",
+        description="Compare batching modes on this machine; writes a table, pictures and raw data "
+        "to results/<time>/. The default run ends within five minutes.",
+        epilog="Options after -- go to each server.sh, e.g. -- --max-batch-size 32",
+    )
+    p.add_argument("--model", help="as for server.sh (default embedded)")
+    p.add_argument(
+        "--modes", default=",".join(MODES),
+        help="modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); the "
+        "first is what ratios refer to, and its speed with one request at a time is load 1 "
+        "(default %(default)s)",
+    )  # fmt: skip
+    p.add_argument(
+        "--target", action="append", default=[], metavar="NAME=URL",
+        help="also load a server that already runs: name=openai+http://host:port?model=m, "
+        "openai-chat+http, tgi+http, or http for this project's API; repeatable",
+    )  # fmt: skip
+    p.add_argument(
+        "--loads", default="0.5,1,2.5,6",
+        help="offered loads as multiples of the measured capacity (default %(default)s)",
+    )  # fmt: skip
+    p.add_argument("--seeds", type=int, default=3, help="workloads per load (default %(default)s)")
+    p.add_argument(
+        "--numsamples", type=int, default=None,
+        help="requests of a run at load 1; other loads send in proportion, so that every run lasts "
+        "as long (default: what fits --budget-s)",
+    )  # fmt: skip
+    p.add_argument(
+        "--budget-s", type=float,
+        help=f"aim to end after so many seconds, instead of --numsamples (default {BUDGET_S:g})",
+    )  # fmt: skip
+    p.add_argument(
+        "--drain-s", type=float, default=None,
+        help="how long after the last send to wait for answers; what then runs is cut and counts "
+        "as unfinished (default: 5 times the longest answer of a request alone)",
+    )  # fmt: skip
+    p.add_argument(
+        "--servers", choices=("together", "restart"), default=None,
+        help="together: all modes' servers live side by side, idle but for one; restart: one at a "
+        "time, started anew for each seed (default: together for the embedded model, restart for "
+        "others, whose memory may not fit several times)",
+    )  # fmt: skip
+    p.add_argument(
+        "--calibrate-s", type=float, default=10.0,
+        help="how long to measure the capacity (default %(default)s)",
+    )  # fmt: skip
+    p.add_argument("--no-repeat", action="store_true", help="do not play one seed twice")
+    p.add_argument("--seed", type=int, default=0, help="first workload seed (default %(default)s)")
+    p.add_argument(
+        "--slo", default=None, metavar="ttft:S,tpot:S,e2e:S",
+        help="objectives in seconds, for goodput",
+    )  # fmt: skip
+    p.add_argument(
+        "--start-s", type=float, help="how long a server may take to start (default 600)"
+    )
+    p.add_argument(
+        "--out", type=Path, default=None, help="folder to write (default results/<time>)"
+    )
+    p.add_argument("--json", action="store_true", help="print all figures as JSON, for machines")
+    p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
+    add_shape_options(p, _DEFAULTS)
+    return p
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The command line, understood."""
+
+    args: argparse.Namespace
+    contestants: tuple[Contestant, ...]
+    loads: tuple[float, ...]
+    recipe: Recipe
+    objectives: Objectives | None
+    folder: Path
+
+    @property
+    def model(self) -> str:
+        """What our modes run; of servers that already run, only they know."""
+        if all(c.command is None for c in self.contestants):
+            return "servers that already run"
+        return self.args.model or "embedded"
+
+    @property
+    def start_s(self) -> float:
+        """How long a server may take to start."""
+        return self.args.start_s or 600.0
+
+    @property
+    def together(self) -> bool:
+        """Whether all servers live side by side: where the memory surely holds them."""
+        if self.args.servers is None:
+            return (self.args.model or "embedded") == "embedded"
+        return bool(self.args.servers == "together")
+
+
+def understood(args: argparse.Namespace) -> Asked:
+    loads = _loads(args.loads)
+    contestants = _contestants(args)
+    recipe = recipe_from(args, _DEFAULTS, requests=1, rate=1.0)
+    if args.numsamples is not None:
+        refuse_given(args, ["--budget-s"], "with --numsamples, which says how long runs are")
+    if all(c.command is None for c in contestants):
+        ours = ("--model", "--servers", "--start-s")
+        refuse_given(args, ours, "on servers that already run")
+        if args.server_options:
+            raise SpecError(
+                f"{' '.join(args.server_options)}: options for servers have no effect on those "
+                "that already run"
+            )
+    if args.seeds < 1 or (args.numsamples is not None and args.numsamples < 1):
+        raise SpecError("--seeds and --numsamples must be at least 1")
+    for option, seconds in (
+        ("--budget-s", args.budget_s), ("--calibrate-s", args.calibrate_s),
+        ("--start-s", args.start_s),
+    ):  # fmt: skip
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise SpecError(f"{option} must be seconds > 0, not {seconds}")
+    if args.drain_s is not None and not 0 <= args.drain_s < math.inf:
+        raise SpecError(f"--drain-s must be seconds >= 0, not {args.drain_s}")
+    if not has_rate(recipe.arrivals):
+        raise SpecError("compare needs open arrivals that have a rate")
+    make(replace(recipe, requests=1000))  # a recipe that cannot be made is refused now
+    objectives = parse_objectives(args.slo) if args.slo else None
+    folder = args.out or ROOT / "results" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return Asked(args, contestants, loads, recipe, objectives, folder)
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    try:
+        loads = tuple(sorted({float(x) for x in text.split(",")}))
+    except ValueError:
+        loads = ()
+    if not loads or not all(0 < x < 1e6 for x in loads):
+        raise SpecError(f"--loads {text!r}: expected numbers > 0 like 0.5,1,2,4")
+    return loads
+
+
+def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
+    modes = [m for m in args.modes.split(",") if m]
+    unknown = [m for m in modes if m not in MODES and not m.startswith("dynamic:")]
+    if unknown or len(set(modes)) != len(modes):
+        raise SpecError(
+            f"--modes {args.modes!r}: expected some of {', '.join(MODES)} and dynamic:POLICY "
+            "(dynamic:tgi), each once"
+        )
+    made = [
+        Contestant(m, server_command(m, args.model or "embedded", args.server_options), None)
+        for m in modes
+    ]
+    for text in args.target:
+        target = parse_target(text)
+        made.append(Contestant(target.name, None, target))
+    names = [c.name for c in made]
+    if len(set(names)) != len(names):
+        raise SpecError(f"two contestants share a name: {', '.join(names)}")
+    if not made:
+        raise SpecError("nothing to compare: give --modes or --target")
+    return tuple(made)

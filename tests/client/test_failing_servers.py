@@ -1,0 +1,278 @@
+"""A server that is down, silent, answers garbage or dies ends in a report that says so.
+
+What was measured until then is kept: by the client, by the comparison and by the search for
+capacity. Real servers over real sockets.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import capacity, client, compare
+from client.experiment import Contestant, Plan, Result, carry_out
+from client.metrics import Objectives
+from client.recipe import Recipe
+from client.servers import Server, started
+from client.target import parse_target
+from tests.client.conftest import StartServer, command, contestant
+from tests.client.test_compare import apart
+
+DOWN = "http://127.0.0.1:1"
+RECIPE = Recipe(requests=20, prompts="request", output_tokens="uniform:1,9", exact_duration=True)
+Faulty = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _sigterm_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def played(out: Path, url: str, *options: str) -> tuple[int, dict[str, Any]]:
+    """What client.py makes of a server: its exit status and the figures it wrote."""
+    status = client.main(
+        [
+            "--target", url, "--numsamples", "12", "--rate", "100", "--prompts", "request",
+            "--numtokens_range", "3", "--timeout-s", "2", "--out", str(out), *options,
+        ]
+    )  # fmt: skip
+    assert (out / "report.html").exists()
+    assert len((out / "workload.jsonl").read_text().splitlines()) == 13
+    return status, json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("html", "a stream of events was expected, not text/html: <html> <b>Welcome</b>"),
+        ("not-json", "not an answer of this API: JSONDecodeError"),
+        ("wrong-shape", "not an answer of this API"),
+        ("wrong-types", "ttft_s should be seconds, not 'soon'"),
+        ("endless-line", "a line of the stream is longer than"),
+        ("broken", "ClientPayloadError"),
+        ("silent", "timed out: nothing came for 2 s"),
+        ("falls-silent", "timed out: nothing came for 2 s"),
+        ("loading", "HTTP 503"),
+    ],
+)
+def test_what_was_answered_before_a_server_failed_is_kept(
+    faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, words: str
+) -> None:
+    status, figures = played(tmp_path, faulty(fault, after=6))  # one of them to see if it streams
+    assert status == 1
+    assert figures["verdict"] == "FAILED"
+    assert words in figures["reason"]
+    assert figures["ok"] == 5
+    assert figures["failed"] == 7
+    assert figures["output_tokens"] == 15
+    rows = list(csv.DictReader((tmp_path / "requests.csv").read_text().splitlines()))
+    assert sum(row["failure"] == "" for row in rows) == 5
+    assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("html", "HTTP 200 and text/html"),
+        ("silent", "does not answer"),
+        ("loading", "HTTP 503 and application/json"),
+    ],
+)
+def test_a_server_that_fails_from_the_start_is_reported_without_playing_the_load(
+    faulty: Faulty, tmp_path: Path, fault: str, words: str
+) -> None:
+    status, figures = played(tmp_path, faulty(fault))
+    assert status == 1
+    assert figures["verdict"] == "FAILED"
+    assert "none of 12 was sent" in figures["reason"]
+    assert words in figures["reason"]
+    assert figures["ok"] == figures["failed"] == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--no-stream",)])
+@pytest.mark.parametrize("kind", ["", "openai+", "tgi+"])
+def test_a_server_that_is_down_is_reported(
+    tmp_path: Path, kind: str, options: tuple[str, ...]
+) -> None:
+    status, figures = played(tmp_path, f"{kind}{DOWN}", *options)
+    assert status == 1
+    assert figures["verdict"] == "FAILED"
+    assert "http://127.0.0.1:1 does not answer" in figures["reason"]
+
+
+def test_wrong_stats_harm_no_measurement(faulty: Faulty, tmp_path: Path) -> None:
+    status, figures = played(tmp_path, faulty("wrong-stats", after=100))
+    assert status == 0
+    assert figures["ok"] == 12
+    assert "books" not in figures["gates"]["token conservation"]["found"]
+
+
+def test_a_prompt_that_is_answered_with_garbage_is_an_error(
+    faulty: Faulty, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for fault in ("html", "not-json", "silent", "loading"):
+        assert client.main(["--target", faulty(fault), "--prompt", "a", "--timeout-s", "1"]) == 1
+        assert "error: " in capsys.readouterr().err
+
+
+def plan(tmp_path: Path, *contestants: Contestant, together: bool) -> Plan:
+    return Plan(
+        contestants=contestants, loads=(1.0, 2.0), seeds=(0, 1), repeat=False, recipe=RECIPE,
+        window_s=0.2, drain_s=5.0, objectives=None, folder=tmp_path, logs=tmp_path, start_s=60.0,
+        order_seed=0, together=together,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_mode_that_does_not_start_is_left_out_with_the_end_of_its_log(
+    tmp_path: Path, *, together: bool
+) -> None:
+    asked = plan(
+        tmp_path, contestant("static", base_s="never"), contestant("dynamic"), together=together
+    )
+    results, losses = apart(carry_out(asked, capacity=20.0))
+    assert [loss.contestant for loss in losses] == ["static"], "it is not started again"
+    assert "ended with status 2 before it was ready" in losses[0].headline
+    assert "invalid float value: 'never'" in losses[0].reason
+    first = [r for r in results if r.attempt == 0]
+    assert [r.contestant for r in first] == ["dynamic"] * 4
+    assert all(o.ok for r in results for o in r.run.outcomes)
+
+
+def test_a_mode_that_dies_in_a_run_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    asked = plan(
+        tmp_path, contestant("static", fault="die", fault_after=12), contestant("dynamic"),
+        together=True,
+    )  # fmt: skip
+    results, losses = apart(carry_out(asked, capacity=30.0))
+    assert [loss.contestant for loss in losses] == ["static"]
+    assert "its process ended with status -9" in losses[0].reason
+    died = [r for r in results if r.contestant == "static"]
+    assert died[-1].verdict.word == "FAILED"
+    answered = sum(o.ok for r in died for o in r.run.outcomes)
+    assert 0 < answered <= 12
+    assert sum(r.contestant == "dynamic" and r.attempt == 0 for r in results) == 4
+
+
+def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path) -> None:
+    with (
+        started(command("dynamic"), "a", tmp_path / "a.log", 60.0) as a,
+        started(command("dynamic"), "b", tmp_path / "b.log", 60.0) as b,
+    ):
+        running = {"a": a, "b": b}
+        both = (Contestant(name, None, server.target) for name, server in running.items())
+        asked = plan(tmp_path, *both, together=True)
+        found = carry_out(asked, capacity=20.0)
+        first = next(found)
+        assert isinstance(first, Result)
+        other = running["b" if first.contestant == "a" else "a"]
+        assert other.process is not None
+        os.kill(other.process.pid, signal.SIGKILL)
+        other.process.wait(30)
+        results, losses = apart(found)
+    assert [loss.contestant for loss in losses] == [other.target.name]
+    assert "does not answer" in losses[0].reason
+    measured = {(r.contestant, r.load, r.seed) for r in (first, *results)}
+    assert measured == {(first.contestant, x, s) for x in (1.0, 2.0) for s in (0, 1)}
+
+
+def compared(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    status = compare.main(
+        [
+            "--modes", "", "--prompts", "request", "--output-tokens", "fixed:3", "--calibrate-s",
+            "0.2", "--loads", "1,2", "--seeds", "2", "--numsamples", "4", "--no-repeat",
+            "--out", str(out), *options,
+        ]
+    )  # fmt: skip
+    figures = json.loads((out / "summary.json").read_text())
+    return status, figures, (out / "report.html").read_text()
+
+
+def test_a_comparison_names_who_failed_and_compares_the_rest(
+    faulty: Faulty, server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first contestant, to which all refers, among those that fail."""
+    good = server("dynamic").url
+    status, figures, page = compared(
+        tmp_path, "--target", f"down={DOWN}", "--target", f"good={good}",
+        "--target", f"page={faulty('html')}", "--target", f"later={faulty('html', after=8)}",
+    )  # fmt: skip
+    assert status == 1
+    assert [loss["contestant"] for loss in figures["lost"]] == ["down", "page"]
+    assert figures["capacity"]["baseline"] == "good"
+    points = {(p["contestant"], p["load"]): p for p in figures["points"]}
+    assert points["good", 1.0]["failed"] == points["good", 2.0]["failed"] == 0
+    later = [p for (name, _), p in points.items() if name == "later"]
+    assert {p["verdict"] for p in later} == {"FAILED"}
+    assert "down failed while its capacity was measured: http://127.0.0.1:1 does not" in page
+    assert "page failed before the first run" in page
+    assert "Ratios and loads refer to good, as down failed." in page
+    table = capsys.readouterr().out
+    assert sum("page " in line and line.endswith("FAILED") for line in table.splitlines()) == 2
+
+
+def test_a_comparison_of_which_nobody_answers_still_ends_in_a_report(
+    faulty: Faulty, tmp_path: Path
+) -> None:
+    status, figures, page = compared(
+        tmp_path, "--target", f"down={DOWN}", "--target", f"shut=openai+{DOWN}"
+    )
+    assert status == 1
+    assert figures["points"] == []
+    assert figures["capacity"] is None
+    assert "Nothing was measured that could be compared." in page
+    assert "down failed while its capacity was measured" in page
+
+
+def searched(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[str, Any]]:
+    status = capacity.main(
+        [
+            "--target", url, "--prompts", "request", "--output-tokens", "fixed:3", "--requests",
+            "12", "--seeds", "1", "--calibrate-s", "0.2", "--slo", "ttft:0.05", "--json",
+        ]
+    )  # fmt: skip
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("fault", ["down", "html", "loading"])
+def test_a_search_on_a_server_that_never_answers_says_so(
+    faulty: Faulty, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    status, figures = searched(capsys, DOWN if fault == "down" else faulty(fault))
+    assert status == 1
+    assert figures["verdict"] == "FAILED"
+    assert figures["capacity"] is None
+    assert figures["reason"]
+
+
+def test_a_search_whose_server_dies_keeps_what_was_tried(
+    server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 17 requests to calibrate, 5 to begin again and 12 of the first probe are answered, 3 more.
+    target = server("dynamic", base_s=0.02, fault="die", fault_after=37)
+    status, figures = searched(capsys, target.url)
+    assert status == 1
+    assert figures["verdict"] == "FAILED"
+    assert "does not answer" in figures["reason"]
+    assert figures["alone"]["requests"] == 8
+    assert figures["probes"][-1]["verdict"] == "FAILED"
+    assert figures["recipe"]["output_tokens"] == "fixed:3"
+
+
+def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Faulty) -> None:
+    probes: list[capacity.Probe] = []
+    search = capacity.Search(
+        Server(parse_target(faulty("busy", after=0))), RECIPE, Objectives(ttft_s=60.0), 0.9, None,
+        0.0, probes,
+    )  # fmt: skip
+    assert not search.probe(0, 50.0)
+    assert [(p.good, p.passed, p.verdict) for p in probes] == [(0.0, False, "FAILED")]
