@@ -57,9 +57,11 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent
 STORED_IN_HAND = 2  # times the batch: requests of stored jobs among which the policy chooses
+LEAST_STORED_IN_HAND = 16  # more than the worker's turns can end
 LOOP_FAILED = 1
 LOAD_FAILED = 3  # gunicorn's status for a worker that must not be started again
 JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
+POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
 ABORT_S = 5.0  # what an iteration may still take after its requests were given up
 
 
@@ -199,6 +201,9 @@ def make_policy(config: Config) -> Policy:
             by_batch = config.static_release == "batch"
             return Static(config.max_wait_ms / 1000, "batch" if by_batch else "own")
         case "dynamic":
+            folder = os.environ.get(POLICY_FOLDER)
+            if folder is not None and ":" in config.policy and folder not in sys.path:
+                sys.path.append(folder)  # last: what else lies there must not shadow any module
             return make_dynamic_policy(config.policy, config)
 
 
@@ -250,7 +255,7 @@ def create_app(
         config.database_url or Path(config.data_dir),
         Endpoints(service, generations),
         model=generations.model,
-        window=STORED_IN_HAND * config.max_batch_size,
+        window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
         busy=lambda: manager.busy_since_s is not None,
     )
@@ -276,12 +281,8 @@ def main() -> None:
     )  # gunicorn runs in ours
     if (folder := folder_of(config.model)) is not None:
         environment[env_name("model")] = str(folder.resolve())
-    if ":" in config.policy:  # a policy of one's own lies where the command was typed
-        here = os.getcwd()
-        sys.path.append(here)
-        environment["PYTHONPATH"] = os.pathsep.join(
-            path for path in (os.environ.get("PYTHONPATH"), here) if path
-        )
+    # a policy of one's own lies where the command was typed
+    os.environ.setdefault(POLICY_FOLDER, os.getcwd())
     try:
         make_policy(config)
         load_chat_template(config.model, load_tokenizer(config.model))

@@ -20,10 +20,12 @@ Json = dict[str, Any]
 
 
 def official(server: Server, **options: Any) -> OpenAI:
+    """Keeps no connection, as its server may be killed."""
     return OpenAI(
         base_url=f"{server.url}/v1",
         max_retries=0,
         timeout=PATIENCE_S,
+        default_headers={"Connection": "close"},
         **{"api_key": "none", **options},
     )
 

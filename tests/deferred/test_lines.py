@@ -1,0 +1,112 @@
+"""The lines of a batch's files: how bytes become lines, and which lines are a job."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deferred import lines
+from deferred.lines import ENDPOINTS, MOST_CUSTOM_ID, Envelopes, split
+from deferred.records import LineError, NewItem
+
+MOST = 40
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=10))
+def test_lines_are_the_same_however_the_bytes_come(data: bytes, cuts: list[int]) -> None:
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
+    expected = [
+        (number, line[: MOST + 1])
+        for number, line in enumerate(data.split(b"\n"), start=1)
+        if line[: MOST + 1].strip()
+    ]
+    assert list(split(pieces, MOST)) == expected
+
+
+def test_a_line_without_end_stays_bounded() -> None:
+    endless = (b"x" * 1000 for _ in range(1000))
+    ((number, line),) = split(endless, MOST)
+    assert number == 1
+    assert len(line) == MOST + 1
+
+
+def judged(**changes: object) -> NewItem | LineError:
+    envelope = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": ENDPOINTS[0],
+        "body": {"model": "m", "prompt": "x"},
+        **changes,
+    }
+    return Envelopes(ENDPOINTS[0], "m", 10_000).judge(7, json.dumps(envelope).encode())
+
+
+def test_a_good_line_keeps_its_body_as_it_is() -> None:
+    body = {"model": "m", "prompt": "é\ud800", "n": 10**30, "f": 0.1, "unknown": [None, True]}
+    item = judged(custom_id="é", body=body)
+    assert isinstance(item, NewItem)
+    assert (item.line, item.custom_id) == (7, "é")
+    assert json.loads(item.body) == body
+
+
+@pytest.mark.parametrize("id", ["", "x" * (MOST_CUSTOM_ID + 1), "a\0b", "\ud800", 1, ["a"]])
+def test_a_custom_id_is_a_text_that_every_store_can_hold(id: object) -> None:
+    fault = judged(custom_id=id)
+    assert isinstance(fault, LineError)
+    assert (fault.code, fault.param, fault.line) == ("invalid_custom_id", "custom_id", 7)
+
+
+def test_a_line_that_names_no_model_means_the_one_that_is_served() -> None:
+    assert isinstance(judged(body={"prompt": "x"}), NewItem)
+
+
+def test_a_mark_before_the_first_character_is_no_part_of_it() -> None:
+    text = json.dumps({"custom_id": "a", "method": "POST", "url": ENDPOINTS[0], "body": {}})
+    envelopes = Envelopes(ENDPOINTS[0], "m", 10_000)
+    assert isinstance(envelopes.judge(1, b"\xef\xbb\xbf" + text.encode()), NewItem)
+
+
+@given(st.binary(max_size=60) | st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "model"]), inner),
+    max_leaves=8,
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_any_line_is_judged_and_never_an_exception(line: bytes) -> None:
+    verdict = Envelopes(ENDPOINTS[0], "m", 10_000).judge(1, line)
+    assert isinstance(verdict, NewItem | LineError)
+    if isinstance(verdict, LineError):
+        assert verdict.message
+        assert len(verdict.message) < 500
+
+
+def test_what_is_nested_without_end_is_no_json() -> None:
+    fault = Envelopes(ENDPOINTS[0], "m", 10**6).judge(1, b"[" * 10**5)
+    assert isinstance(fault, LineError)
+    assert fault.code == "invalid_json_line"
+
+
+def test_a_line_has_the_same_id_whenever_it_is_executed() -> None:
+    told = [
+        json.loads(line)
+        for line in (
+            lines.answered("batch_1", 3, "a", "r1", 200, {"x": 1}),
+            lines.answered("batch_1", 3, "a", "r2", 500, {"error": {}}),
+            lines.unrun("batch_1", 3, "a", "expired"),
+            lines.unrun("batch_1", 3, "a", "cancelled"),
+        )
+    ]
+    assert len({one["id"] for one in told}) == 1
+    assert [one["custom_id"] for one in told] == ["a"] * 4
+    assert [bool(one["response"]) for one in told] == [True, True, False, False]
+    assert [one["error"] and one["error"]["code"] for one in told] == [
+        None,
+        None,
+        "batch_expired",
+        "batch_cancelled",
+    ]

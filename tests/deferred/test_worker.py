@@ -1,0 +1,279 @@
+"""The worker on a real store, with endpoints that answer when they are told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from deferred.errors import StoreUnavailableError
+from deferred.records import Batch, Usage
+from deferred.store import JobStore
+from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
+from inference import Inference
+from seams import Sampling
+from tests.deferred.jobs import MODEL, OWNER, create, new_items, unrun
+
+PATIENCE_S = 60.0
+WINDOW = 8
+GOOD = Answer(200, {"good": True}, Usage(3, 0, 5))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+class Endpoints:
+    """Every line is answered at once, unless `held`; the test may say otherwise of each."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.begun: list[bytes] = []
+        self.open: list[HeldCall] = []
+        self.most_open = 0
+        self.held = False
+        self.answers: dict[bytes, list[Answer]] = {}
+        self.closed = False
+
+    def begin(
+        self, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
+    ) -> HeldCall | Answer:
+        assert endpoint == "/v1/completions"
+        assert deadline_s > 0
+        if self.closed:
+            raise NotNowError
+        self.begun.append(body)
+        call = HeldCall(self, body, news)
+        with self.lock:
+            self.open.append(call)
+            self.most_open = max(self.most_open, len(self.open))
+        if not self.held:
+            call.end()
+        return call
+
+
+class HeldCall:
+    def __init__(self, endpoints: Endpoints, body: bytes, news: threading.Event) -> None:
+        self.endpoints, self.body, self.news = endpoints, body, news
+        self.inferences: Sequence[Inference] = [Inference([1], 1, Sampling(), 0.0)]
+        self.ended = self.cancelled = False
+
+    def end(self) -> None:
+        self.ended = True
+        self.news.set()
+
+    def read(self) -> Answer | None:
+        if not self.ended:
+            return None
+        self._close()
+        answers = self.endpoints.answers.get(self.body)
+        return answers.pop(0) if answers else GOOD
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._close()
+
+    def _close(self) -> None:
+        with self.endpoints.lock:
+            if self in self.endpoints.open:
+                self.endpoints.open.remove(self)
+
+
+@pytest.fixture
+def endpoints() -> Endpoints:
+    return Endpoints()
+
+
+@contextmanager
+def working(store: JobStore, endpoints: Endpoints, name: str = "w1") -> Iterator[Worker]:
+    worker = Worker(store, endpoints, name=name, model=MODEL, window=WINDOW)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def begun(store: JobStore, lines: int, lasts_s: float = 3600) -> Batch:
+    now_s = time.time()
+    batch = create(store, expires_at=now_s + lasts_s)
+    store.batches.claim_validation("v", MODEL, now_s)
+    store.items.add(batch.id, "v", new_items(lines))
+    store.batches.start(batch.id, "v", now_s)
+    return batch
+
+
+def done(store: JobStore, batch: Batch) -> int:
+    counts = store.batches.get(OWNER, batch.id).counts
+    return counts.completed + counts.failed
+
+
+def written(store: JobStore, file_id: str | None) -> dict[str, Any]:
+    if file_id is None:
+        return {}
+    content = b"".join(store.files.content(OWNER, file_id, time.time()))
+    lines = [json.loads(line) for line in content.splitlines()]
+    assert len({line["custom_id"] for line in lines}) == len(lines)
+    return {line["custom_id"]: line for line in lines}
+
+
+def finalised(store: JobStore, batch: Batch) -> Batch:
+    store.batches.expire_due(time.time())
+    claimed = store.batches.claim_finalisation("f", time.time())
+    assert claimed is not None
+    return store.batches.finalise(batch.id, "f", time.time(), unrun)
+
+
+def test_every_line_is_executed_and_recorded_once(store: JobStore, endpoints: Endpoints) -> None:
+    batch = begun(store, 1000)
+    with working(store, endpoints):
+        eventually(lambda: done(store, batch) == 1000)
+    ended = finalised(store, batch)
+    assert len(written(store, ended.output_file_id)) == 1000
+    assert len(endpoints.begun) == 1000
+    assert ended.usage == Usage(3000, 0, 5000)
+
+
+def test_no_more_requests_are_in_hand_than_the_window_holds(
+    store: JobStore, endpoints: Endpoints
+) -> None:
+    endpoints.held = True
+    batch = begun(store, 30)
+    with working(store, endpoints):
+        while done(store, batch) < 30:
+            eventually(lambda: bool(endpoints.open) or done(store, batch) == 30)
+            for call in list(endpoints.open)[:3]:
+                call.end()
+    assert endpoints.most_open == WINDOW
+
+
+def test_a_refusal_is_the_lines_error(store: JobStore, endpoints: Endpoints) -> None:
+    batch = begun(store, 2)
+    endpoints.answers[b'{"prompt":"1"}'] = [Answer(400, {"error": "no"}, Usage())]
+    with working(store, endpoints):
+        eventually(lambda: done(store, batch) == 2)
+    ended = finalised(store, batch)
+    assert set(written(store, ended.output_file_id)) == {"id-2"}
+    response = written(store, ended.error_file_id)["id-1"]["response"]
+    assert response["status_code"] == 400
+    assert response["body"] == {"error": "no"}
+
+
+def test_a_failure_is_tried_again_so_often_and_no_more(
+    store: JobStore, endpoints: Endpoints
+) -> None:
+    batch = begun(store, 2)
+    failure = Answer(500, {"error": "failed"}, Usage())
+    endpoints.answers[b'{"prompt":"1"}'] = [failure] * (MOST_TRIES - 1)
+    endpoints.answers[b'{"prompt":"2"}'] = [failure] * 10
+    with working(store, endpoints):
+        eventually(lambda: done(store, batch) == 2)
+    ended = finalised(store, batch)
+    assert set(written(store, ended.output_file_id)) == {"id-1"}
+    assert set(written(store, ended.error_file_id)) == {"id-2"}
+    assert endpoints.begun.count(b'{"prompt":"2"}') == MOST_TRIES
+
+
+def test_a_line_that_ended_every_process_is_given_up(store: JobStore, endpoints: Endpoints) -> None:
+    batch = begun(store, 1)
+    for number in range(MOST_LOST):
+        assert store.items.claim(f"dead {number}", MODEL, 1, 0.0)
+        store.items.recover(time.time())
+    with working(store, endpoints):
+        eventually(lambda: done(store, batch) == 1)
+    assert not endpoints.begun
+    response = written(store, finalised(store, batch).error_file_id)["id-1"]["response"]
+    assert response["status_code"] == 500
+    assert response["body"]["error"]["code"] == "server_lost"
+
+
+def test_a_worker_that_stops_gives_back_what_it_has_not_done(
+    store: JobStore, endpoints: Endpoints
+) -> None:
+    endpoints.held = True
+    batch = begun(store, 20)
+    with working(store, endpoints, "w1"):
+        eventually(lambda: len(endpoints.open) == WINDOW)
+        calls = list(endpoints.open)
+        calls[0].end()
+        eventually(lambda: len(endpoints.begun) == WINDOW + 1)
+    assert all(call.cancelled for call in calls[1:])
+    assert done(store, batch) == 1
+    endpoints.held = False
+    with working(store, endpoints, "w2"):  # needs no lease to run out
+        eventually(lambda: done(store, batch) == 20)
+    assert len(written(store, finalised(store, batch).output_file_id)) == 20
+
+
+def test_lines_whose_window_ends_leave_the_engine(store: JobStore, endpoints: Endpoints) -> None:
+    endpoints.held = True
+    batch = begun(store, 20, lasts_s=3)
+    with working(store, endpoints):
+        eventually(lambda: len(endpoints.begun) > 0 and not endpoints.open)
+    ended = finalised(store, batch)
+    assert ended.status == "expired"
+    assert len(written(store, ended.error_file_id)) == 20
+
+
+def test_what_the_server_does_not_take_in_now_is_kept_for_later(
+    store: JobStore, endpoints: Endpoints
+) -> None:
+    endpoints.closed = True
+    batch = begun(store, 3)
+    with working(store, endpoints):
+        eventually(lambda: store.progress().items["running"] == 3)
+        endpoints.closed = False
+        eventually(lambda: done(store, batch) == 3)
+
+
+class Absent:
+    """A store's items, of which every call fails while it is `away`."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+        self.away = False
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if self.away:
+                self.refused += 1
+                raise StoreUnavailableError("away")
+            return getattr(self._items, name)(*arguments)
+
+        return call
+
+
+def test_results_outlast_a_store_that_is_away(store: JobStore, endpoints: Endpoints) -> None:
+    batch = begun(store, 40)
+    endpoints.held = True
+    items = store.items
+    absent: Any = Absent(items)
+    store.items = absent
+    try:
+        with working(store, endpoints):
+            eventually(lambda: len(endpoints.open) == WINDOW)
+            absent.away = True
+            for call in list(endpoints.open):
+                call.end()
+            eventually(lambda: absent.refused > 1)
+            assert len(endpoints.begun) <= 2 * WINDOW  # nothing new is claimed
+            endpoints.held = absent.away = False
+            for call in list(endpoints.open):
+                call.end()
+            eventually(lambda: done(store, batch) == 40)
+    finally:
+        store.items = items
+    assert len(written(store, finalised(store, batch).output_file_id)) == 40
+    assert len(endpoints.begun) == 40  # no result was lost, no line executed twice
