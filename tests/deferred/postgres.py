@@ -25,7 +25,8 @@ class Postgres:
         self._user = _user()
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
-        self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        memory = Path("/dev/shm")  # spares a busy disk
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir=memory if memory.is_dir() else None))
         if self._user is not None:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
         made = subprocess.run(
