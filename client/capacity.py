@@ -64,7 +64,10 @@ class SearchError(RuntimeError):
 
 
 def bracket(seed: int, start: float, precision: float, probe: Callable[[float], bool]) -> Bracket:
-    """Doubling (or halving) from ``start``, then bisection until failed/passed <= 1 + precision."""
+    """Doubling (or halving) from ``start``, then bisection until failed/passed <= 1 + precision.
+
+    Where the client is too late to tell, the bracket stays as wide as it is by then.
+    """
     rate = start
     if probe(rate):
         while probe(2 * rate):
@@ -81,7 +84,10 @@ def bracket(seed: int, start: float, precision: float, probe: Callable[[float], 
         passed, failed = rate / 2, rate
     while failed / passed > 1 + precision:
         middle = math.sqrt(passed * failed)
-        passed, failed = (middle, failed) if probe(middle) else (passed, middle)
+        try:
+            passed, failed = (middle, failed) if probe(middle) else (passed, middle)
+        except SearchError:
+            break
     return Bracket(seed, passed, failed)
 
 
@@ -103,6 +109,7 @@ class Findings:
     recipe: Recipe
     objectives: Objectives | None
     share: float
+    precision: float
     alone: Calibration | None = None
     server: dict[str, Any] | None = None
     probes: list[Probe] = field(default_factory=list)
@@ -126,6 +133,7 @@ class Findings:
             lines += ["", Table(head, rows, left=0).as_text(), ""]
         lines += [
             f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
+            + (", as far as the client could tell" if self._wide(b) else "")
             for b in self.brackets
         ]
         name = self.contestant.name
@@ -140,6 +148,9 @@ class Findings:
         if self.reason is not None:
             lines.append(f"{self.verdict}, ended early: {self.reason}")
         return "\n".join(lines)
+
+    def _wide(self, b: Bracket) -> bool:
+        return b.failed / b.passed > (1 + self.precision) * (1 + 1e-9)
 
     def figures(self) -> dict[str, Any]:
         """The same for machines."""
@@ -253,7 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.mode or (target.name if target else "")
     model = args.model or "embedded"
     command = server_command(args.mode, model, args.server_options) if args.mode else None
-    found = Findings(Contestant(name, command, target), recipe, objectives, args.share)
+    contestant = Contestant(name, command, target)
+    found = Findings(contestant, recipe, objectives, args.share, args.precision)
     try:
         _search(args, found)
     except (ServerError, SearchError) as error:

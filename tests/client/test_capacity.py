@@ -37,6 +37,18 @@ def test_objectives_that_no_rate_meets_end_the_search() -> None:
         bracket(0, 1.0, 0.05, lambda rate: False)
 
 
+def test_a_bracket_stays_as_wide_as_a_late_client_leaves_it() -> None:
+    def probe(rate: float) -> bool:
+        if 10 < rate < 11:
+            raise SearchError("INVALID-CLIENT", "late")
+        return rate < 10
+
+    assert bracket(0, 4.0, 0.001, probe).passed < 10
+    assert bracket(0, 4.0, 0.001, probe).failed >= 11
+    with pytest.raises(SearchError, match="late"):
+        bracket(0, 10.5, 0.001, probe)
+
+
 def test_the_interval_over_seeds_is_around_the_brackets() -> None:
     found = over_seeds([Bracket(0, 9.0, 10.0), Bracket(1, 10.0, 11.0), Bracket(2, 9.5, 10.5)])
     assert found.low is not None
