@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from router.jobs import ANY
 from router.policies import POLICIES
 from router.upstream import Spec
 
@@ -50,6 +51,10 @@ def _policy(text: str) -> str:
     if text not in POLICIES:
         raise ValueError(f"{text!r} is no policy, there are {', '.join(POLICIES)}")
     return text
+
+
+def _batch_upstream(text: str) -> str:
+    return text if text in {"", ANY} else parse_upstream(text, limit=1).url
 
 
 _COUNT, _FROM_ZERO, _SECONDS = _number(int, 1), _number(int, 0), _number(float, 0.001)
@@ -116,6 +121,13 @@ class Config:
     )
     max_body_bytes: int = _option(
         32 * 2**20, _COUNT, "MAX_BODY_BYTES", "largest request body; beyond it 413"
+    )
+    batch_upstream: str = _option(
+        "",
+        _batch_upstream,
+        "BATCH_UPSTREAM",
+        "upstream that has the files and batches: its URL, or any where the upstreams share a "
+        "database (DATABASE_URL); without it they are refused",
     )
     default_model: str = _option(
         "",

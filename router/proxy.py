@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 import random
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -12,6 +13,7 @@ from router.config import Config
 from router.desk import Desk
 from router.errors import Problem
 from router.exchange import ClientGoneError, Exchange, Failed
+from router.jobs import JobRelay
 from router.metrics import Metrics
 from router.relay import Relay
 from router.ticket import Refusal, Ticket
@@ -30,10 +32,13 @@ def holds_key(request: web.Request, keys: tuple[str, ...]) -> bool:
 class Proxy:
     """Handles every request that goes to an upstream."""
 
-    def __init__(self, config: Config, desk: Desk, relay: Relay, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, desk: Desk, relay: Relay, jobs: JobRelay, metrics: Metrics
+    ) -> None:
         self._config = config
         self._desk = desk
         self._relay = relay
+        self._jobs = jobs
         self._metrics = metrics
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -59,6 +64,17 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one request, whatever happens; a client that leaves frees what it held."""
+        return await self._handle(request, self._infer)
+
+    async def handle_jobs(self, request: web.Request) -> web.StreamResponse:
+        """The same of a request for files or batches."""
+        return await self._handle(request, self._forward)
+
+    async def _handle(
+        self,
+        request: web.Request,
+        answer: Callable[[Exchange], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
         request_id = headers.request_id(request.headers)
         x = Exchange(request, self._desk.now(), request_id)
         task = asyncio.current_task()
@@ -66,7 +82,8 @@ class Proxy:
         self._tasks.add(task)
         status = 499  # nginx's word in logs for a client that left
         try:
-            response = await self._answer(x)
+            problem = self._not_let_in(x)
+            response = await answer(x) if problem is None else self._refuse(x, problem)
             status = response.status
             return response
         except ClientGoneError:
@@ -92,13 +109,20 @@ class Proxy:
                 self._desk.leave(x.ticket)
             self._record(x, status)
 
-    async def _answer(self, x: Exchange) -> web.StreamResponse:
+    def _not_let_in(self, x: Exchange) -> Problem | None:
         if self.draining:
             problem = errors.unavailable("The router is shutting down.", "shutting_down")
             problem.headers["Connection"] = "close"
-            return self._refuse(x, problem)
+            return problem
         if self._config.api_keys and not holds_key(x.request, self._config.api_keys):
-            return self._refuse(x, errors.invalid("A valid API key is required.", 401, "api_key"))
+            return errors.invalid("A valid API key is required.", 401, "api_key")
+        return None
+
+    async def _forward(self, x: Exchange) -> web.StreamResponse:
+        answer = await self._jobs.forward(x)
+        return self._refuse(x, answer) if isinstance(answer, Problem) else answer
+
+    async def _infer(self, x: Exchange) -> web.StreamResponse:
         try:
             wanted = await self._read(x)
         except ValueError as error:

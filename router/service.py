@@ -14,6 +14,7 @@ from router.admin import Admin
 from router.config import Config
 from router.desk import Desk
 from router.fleet import Fleet
+from router.jobs import PATHS, JobRelay
 from router.metrics import Metrics
 from router.policies import POLICIES
 from router.probes import Prober
@@ -52,7 +53,14 @@ async def serve(config: Config) -> None:
             idle_s=config.stream_idle,
             drop_authorization=bool(config.api_keys),
         )
-        proxy = Proxy(config, desk, relay, metrics)
+        jobs = JobRelay(
+            session,
+            desk,
+            upstream=config.batch_upstream,
+            idle_s=config.stream_idle,
+            drop_authorization=bool(config.api_keys),
+        )
+        proxy = Proxy(config, desk, relay, jobs, metrics)
         prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
         app = application(config, proxy, Admin(config, desk, prober, proxy, metrics))
@@ -92,6 +100,10 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
     """The routes."""
     app = web.Application(client_max_size=config.max_body_bytes)
     app.add_routes(admin.routes())
+    for method in ("GET", "POST", "DELETE"):
+        for path in PATHS:
+            app.router.add_route(method, path, proxy.handle_jobs)
+            app.router.add_route(method, path + "/{rest:.+}", proxy.handle_jobs)
     app.router.add_post("/v1/engines/{engine:.+}/completions", proxy.handle)
     app.router.add_post("/v1/{path:.+}", proxy.handle)
     for path in ("/", "/inference", "/generate", "/generate_stream"):
