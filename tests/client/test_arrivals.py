@@ -62,7 +62,7 @@ def test_the_index_of_dispersion_of_a_renewal_process_tends_to_cv_squared(spec: 
 
 
 @pytest.mark.parametrize("window", [5.0, 50.0, 500.0])
-def test_mmpp_has_the_closed_forms_rate_and_dispersion(window: float) -> None:
+def test_an_mmpp_has_the_closed_forms_rate_and_dispersion(window: float) -> None:
     process = Mmpp(peak=4, share=0.15, cycle=60)
     path = process.unit_times(200_000, np.random.SeedSequence(5))
     assert path.size / path[-1] == pytest.approx(1, abs=0.05)
@@ -83,6 +83,20 @@ def test_a_ramp_has_the_stated_rate_at_its_ends_and_fills_its_horizon() -> None:
     assert last / (n / 100) == pytest.approx(1.6, rel=0.06)
     assert path[-1] < n
     assert np.sum(path < n / 2) / n == pytest.approx(0.35, abs=0.01)
+
+
+@settings(deadline=None, max_examples=10)
+@given(start=st.floats(0.1, 1.9), seed=st.integers(0, 2**32 - 1))
+def test_a_ramp_has_the_dispersion_and_the_peak_of_its_rate(start: float, seed: int) -> None:
+    """A Poisson process of rate r(t): IDC = 1 + w Var r, and a straight line has (1 - start)^2/3.
+
+    Windows of w mean gaps know a rate to within 1/sqrt(w).
+    """
+    n, window = 100_000, 1000.0
+    path = parse_arrivals(f"ramp:start={start}").unit_times(n, np.random.SeedSequence(seed))
+    found = dispersion(path, float(n), window)
+    assert found.idc == pytest.approx(1 + window * (1 - start) ** 2 / 3, rel=0.3, abs=3)
+    assert found.peak_to_mean == pytest.approx(max(start, 2 - start), abs=8 / math.sqrt(window))
 
 
 @pytest.mark.parametrize("spec", ["poisson", "gamma:cv=2", "weibull:cv=2", "mmpp", "constant"])

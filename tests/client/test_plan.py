@@ -64,6 +64,24 @@ def test_the_index_of_dispersion_asked_for_comes_out(idc: float, seed: int) -> N
     assert found == pytest.approx(idc, rel=0.1, abs=0.2)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    outer=st.sampled_from(OUTER), b1=st.floats(0, 1), seed=st.integers(0, 2**32 - 1),
+    inner=st.sampled_from(INNER),
+)  # fmt: skip
+def test_every_outer_family_has_the_closed_forms_rate_dispersion_and_peak(
+    outer: str, b1: float, seed: int, inner: str
+) -> None:
+    """Counts are rounded to whole requests: a bin is off by at most one of 200 on average."""
+    n, source = 20_000, np.random.SeedSequence(seed)
+    plan = Plan(outer=outer, inner=inner, bins=100, a1=1.5 if "zipf" in outer else 0.2, b1=b1)
+    path, shares = plan.unit_times(n, source), plan.shares(n, source)
+    found = dispersion(path, float(n), n / plan.bins)
+    assert path.size / n == 1
+    assert found.idc == pytest.approx(plan.expected_idc(n, source), rel=0.05, abs=0.1)
+    assert found.peak_to_mean == pytest.approx(plan.bins * shares.max(), rel=0.02, abs=0.01)
+
+
 def test_drawn_counts_have_the_closed_forms_dispersion_on_average() -> None:
     n = 5000
     plan = Plan(outer="zipf", a1=1.2, idc=20.0, counts="multinomial")
