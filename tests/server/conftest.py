@@ -29,10 +29,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With the embedded model's weights."""
-    config = Config(mode="dynamic", port=free_port())
+    folder = tmp_path_factory.mktemp("embedded")
+    config = Config(mode="dynamic", port=free_port(), data_dir=str(folder / "data"))
     gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py")]
     env = environment(**config.as_environment())
-    folder = tmp_path_factory.mktemp("embedded")
     with spawned(folder, config, [*gunicorn, "app:create_app()"], env) as server:
         wait_ready(server)
         yield server
