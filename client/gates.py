@@ -16,6 +16,7 @@ from client.records import Run
 from client.statistics import slope
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
+LAG = "dispatch lag"
 _SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
@@ -72,13 +73,13 @@ def _answered(run: Run, m: Measured) -> Gate:
 def _lag(run: Run, m: Measured) -> Gate:
     """p99 lag against max(10 ms, 2 % of the median TTFT), the largest lag where n is small."""
     if not m.lag.size:
-        return Gate("dispatch lag", "no intended times (closed loop)")
+        return Gate(LAG, "no intended times (closed loop)")
     lag = float(np.quantile(m.lag, 0.99, method="higher"))
     ttft = m.latencies["ttft"]
     median = float(np.median(ttft)) if ttft.size else 0.0
     limit = max(0.010, 0.02 * median if math.isfinite(median) else 0.0)
     found = f"p99 {lag * 1e3:.1f} ms, limit {limit * 1e3:.1f} ms"
-    return Gate("dispatch lag", found, VALID if lag <= limit else INVALID_CLIENT)
+    return Gate(LAG, found, VALID if lag <= limit else INVALID_CLIENT)
 
 
 def _little(run: Run) -> Gate:
