@@ -10,13 +10,14 @@ WORKDIR /app
 COPY requirements.txt .
 RUN pip install --no-cache-dir $PIP_OPTIONS -r requirements.txt \
  && useradd --uid 10001 --no-create-home app \
- && mkdir /models && chown 10001:10001 /models
+ && mkdir /models /data && chown 10001:10001 /models /data
 COPY . .
 # EB_PYTHON: server.sh uses this interpreter and makes no environment of its own.
 # HF_HOME, XDG_CACHE_HOME: where downloaded weights and the compiled kernel are kept; mount a volume
 # there to keep them, which must allow execution (a tmpfs does not by default).
+# DATA_DIR: where the Batch API keeps its jobs; mount a volume there, or set DATABASE_URL instead.
 ENV EB_PYTHON=/usr/local/bin/python EB_HOST=0.0.0.0 EB_PORT=8500 \
-    HF_HOME=/models XDG_CACHE_HOME=/models/cache \
+    HF_HOME=/models XDG_CACHE_HOME=/models/cache DATA_DIR=/data \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 10001:10001
 EXPOSE 8500
