@@ -11,14 +11,18 @@ is the lesson of the open engine Tidal; filling every iteration up to a latency 
 The budget, where immediate requests are in the iteration: `factor` x the time it would take with
 1/`factor` of their work. Requests that take `factor` times as long are together for as much longer,
 so that as many more of them share an iteration (Little's law); what they would be without deferred
-ones is the smaller iteration. Where none is: `(factor - 1) / factor` of the TTFT of late, so that
-the wait for the iteration under way stays within the same factor; at least `factor` x a single row,
-since less is nothing; at most `max_step_s`.
+ones is the smaller iteration. What an iteration leaves of its budget, since rows are whole, the
+next may add, up to `factor` x the time of its own immediate work. Where places or memory would not
+hold `factor` times as many, the factor is what they hold. Where no immediate request is in the
+iteration: `(factor - 1) / factor` of the TTFT of late, so that the wait for the iteration under way
+stays within the same factor; at least `factor` x a single row, since less is nothing; at most
+`max_step_s`.
 
-Order: least laxity first, which is the deadline less what is left at the present pace; who names no
-deadline has one after a day. A floor against starvation: if no deferred row found room for
-`FLOOR_ITERATIONS` iterations, the first of them does, once, whatever it takes. Places and memory
-have no floor: a queue that always holds immediate requests leaves none.
+Order: who has less than twice the time that is needed at the present pace, least laxity first; then
+by deadline, residents before those who wait: what was begun is finished, and nobody is admitted to
+be paused. Who names no deadline has one after a day. A floor against starvation: if no deferred row
+found room for `FLOOR_ITERATIONS` iterations, the first of them does, once, whatever it takes.
+Places and memory have no floor: a queue that always holds immediate requests leaves none.
 """
 
 from __future__ import annotations
@@ -27,10 +31,12 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from scheduling.classes import Wrapper
 from scheduling.gap import Gap
-from scheduling.predictor import StepTime, Work
+from scheduling.predictor import StepTime
+from scheduling.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 
 DAY_S = 86_400.0  # the deadline of a request that names none
@@ -39,6 +45,15 @@ FLOOR_TOKENS = 16  # of a prompt that the floor computes
 BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
 CROWD_DECAY = 0.995  # of an iteration: places of immediate requests stay free for their like
 MISSES = 3  # rows that find no room, after which the iteration counts as full
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What an iteration may take: on average, at most, and in tokens."""
+
+    budget_s: float
+    most_s: float
+    tokens: float
 
 
 class Budget(Wrapper):
@@ -61,6 +76,7 @@ class Budget(Wrapper):
         self.target_s = target_s
         self._pace_s = 0.0  # of the newest iteration: in which a row gets a token
         self._crowd = self._crowd_tokens = 0.0  # places and memory of immediates, at most, lately
+        self._saved_s = 0.0  # of earlier budgets
         self._starved = 0  # iterations since a deferred row took part
 
     def mixed(self, view: View) -> Plan:
@@ -68,53 +84,80 @@ class Budget(Wrapper):
         self._crowd = max(gap.crowd, self._crowd * CROWD_DECAY)
         self._crowd_tokens = max(gap.crowd_tokens, self._crowd_tokens * CROWD_DECAY)
         work = Work.of(gap.plan.advance)
+        allowance = self.allowance(work, self._stretch(gap))
         candidates = self._in_order(gap)
-        steps = list(self._joining(gap, candidates, work))
+        steps = list(self._joining(gap, candidates, work, allowance))
         self._starved = 0 if steps else self._starved + 1
         if not steps and (self._starved >= FLOOR_ITERATIONS or not gap.plan.advance):
             steps = self._floor(gap, candidates)
         advance = [*gap.plan.advance, *steps]
         self._pace_s = self.predictor.seconds(Work.of(advance)) or 0.0
+        self._save(allowance)
         return Plan(advance, [*gap.plan.preempt, *gap.dropped], gap.plan.wake_s)
 
-    def budget(self, work: Work) -> tuple[float, int]:
-        """What an iteration with this immediate work may take: seconds, and tokens."""
+    def _stretch(self, gap: Gap) -> float:
+        """The factor, as far as there are places and memory for so many more immediate requests."""
+        places = gap.view.max_batch_size / max(1, gap.crowd)
+        return max(1.0, min(self.factor, places, gap.memory.budget / max(1, gap.crowd_tokens)))
+
+    def allowance(self, work: Work, factor: float) -> Allowance:
+        """Of an iteration with this immediate work, that may take `factor` times as long."""
         predictor, reach = self.predictor, self.predictor.reach_tokens
         blind = work.tokens + (BLIND_TOKENS if work.tokens else BLIND_TOKENS_ALONE)
-        alone_s = predictor.seconds(work.scaled(1 / self.factor))
+        alone_s = predictor.seconds(work.scaled(1 / factor))
         if alone_s is None:
-            return math.inf, blind
+            return Allowance(math.inf, math.inf, blind)
         trusted = 1.0 + predictor.margin
         if work.tokens:
-            budget_s = self.factor * alone_s if self.target_s is None else self.target_s
-            return budget_s / trusted, max(reach, blind)
+            if self.target_s is not None:
+                return Allowance(
+                    self.target_s / trusted, self.target_s / trusted, max(reach, blind)
+                )
+            budget_s = factor * alone_s / trusted
+            most_s = factor * (predictor.seconds(work) or 0.0) / trusted
+            return Allowance(budget_s, most_s, max(reach, blind))
         wait_s = self.max_step_s
         if (ttft_s := predictor.ttft_s) is not None:
-            wait_s = min(wait_s, ttft_s * (self.factor - 1) / self.factor)
+            wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
         single_s = predictor.seconds(Work(1, 1, 1, 1, 1)) or 0.0
-        return max(wait_s / trusted, self.factor * single_s), max(reach, blind)
+        wait_s = max(wait_s / trusted, factor * single_s)
+        return Allowance(wait_s, wait_s, max(reach, blind))
+
+    def _save(self, allowance: Allowance) -> None:
+        """What this iteration left of its budget, for want of a row so small, is for the next."""
+        left_s = self._saved_s + allowance.budget_s - self._pace_s
+        most_s = (self.factor - 1) * allowance.budget_s
+        self._saved_s = min(max(0.0, left_s), most_s) if most_s < math.inf else 0.0
 
     def _in_order(self, gap: Gap) -> Sequence[Request]:
-        def latest_start_s(request: Request) -> tuple[float, int]:
-            left = request.max_tokens - request.generated
-            due_s = request.arrival_s + (request.deadline_s or DAY_S)
-            return due_s - left * self._pace_s, request.id
+        now_s, pace_s = gap.view.now_s, self._pace_s
 
-        newest = heapq.nsmallest(gap.places, gap.queue, latest_start_s) if gap.places > 0 else []
-        return sorted([*gap.paused, *newest], key=latest_start_s)
+        def rank(request: Request) -> tuple[bool, bool, float, int]:
+            """Who has less than twice the time it needs, by laxity; then residents, then those who
+            wait, by deadline."""
+            needs_s = (request.max_tokens - request.generated) * pace_s
+            left_s = request.arrival_s + (request.deadline_s or DAY_S) - now_s
+            if left_s < 2 * needs_s:
+                return False, False, left_s - needs_s, request.id
+            return True, not request.room, left_s, request.id
 
-    def _joining(self, gap: Gap, candidates: Sequence[Request], work: Work) -> Iterator[Advance]:
-        seconds, most_tokens = self.budget(work)
-        misses, closed = 0, False
+        first = heapq.nsmallest(gap.places, gap.queue, rank) if gap.places > 0 else []
+        return sorted([*gap.paused, *first], key=rank)
+
+    def _joining(
+        self, gap: Gap, candidates: Sequence[Request], work: Work, allowance: Allowance
+    ) -> Iterator[Advance]:
+        most_s = min(allowance.budget_s + self._saved_s, allowance.most_s)
+        misses = 0
 
         def fits(tokens: int) -> bool:
             more = work.plus(Advance(request, tokens))
-            return more.tokens <= most_tokens and (self.predictor.seconds(more) or 0.0) <= seconds
+            taken_s = self.predictor.seconds(more) or 0.0
+            return more.tokens <= allowance.tokens and taken_s <= most_s
 
         for request in candidates:
-            if not request.room and (closed or not self._may_come(request, gap)):
-                closed = True  # whoever is smaller does not overtake it
-                continue
+            if not request.room and (misses or not self._may_come(request, gap)):
+                return  # whoever is smaller does not overtake it
             most = request.known - request.computed
             if gap.growth(Advance(request, most)) > gap.free:
                 most = request.room - request.computed

@@ -1,80 +1,28 @@
-"""How long an iteration will take, learnt online from those that were.
+"""The step time, learnt online from the newest iterations of each size.
 
-Non-negative least squares over the newest iterations. Features: a constant (an iteration reads all
-weights, however little it computes); the tokens computed, in segments, since the cost of linear
-layers is a curve that is flat while reading the weights bounds it and then bends with the widths
-of the kernels; rows; tokens drawn (each passes through the whole vocabulary); query-key pairs; and
-the sum of contexts (keys and values read). No coefficient is negative, so more work is never
-predicted to take less time. Errors count relative to the duration, and the fit is repeated without
-the twentieth that it fits worst, which are the machine's doing and not the work's.
+Of each size, since a policy that fills every iteration to a budget would soon have seen no other,
+and has to know what smaller ones take.
 
-As HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal predict theirs, but online. The
-solver is Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, on the normal
-equations (Bro and de Jong, J. Chemometrics 11, 1997).
+As HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal predict theirs, but without any
+profiling beforehand. Deterministic in the records that it was given; it reads no clock.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from seams import Advance, IterationRecord, RequestRecord
+from scheduling.step_time import FEATURES, KNOTS, Curve, Work, features, fit
+from seams import IterationRecord, RequestRecord
 
-KEPT = 512  # iterations
+KEPT = 64  # iterations of each segment of KNOTS
 REFIT_EVERY = 64  # iterations
 LEAST_R2 = 0.8
-TRIMMED = 0.05  # of the iterations, those that fit worst
-TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
-SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
-KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What an iteration computes."""
-
-    tokens: float = 0
-    rows: float = 0
-    drawn: float = 0  # rows of which a token is drawn
-    attended: float = 0  # query-key pairs
-    context: float = 0  # keys read: of each row, those before its tokens and theirs
-
-    @classmethod
-    def of(cls, steps: Iterable[Advance]) -> Work:
-        work = cls()
-        for step in steps:
-            work = work.plus(step)
-        return work
-
-    def scaled(self, by: float) -> Work:
-        return Work(
-            self.tokens * by,
-            self.rows * by,
-            self.drawn * by,
-            self.attended * by,
-            self.context * by,
-        )
-
-    def plus(self, step: Advance) -> Work:
-        request, n = step.request, step.tokens
-        start = request.computed
-        return Work(
-            self.tokens + n,
-            self.rows + 1,
-            self.drawn + (start + n == request.known),
-            self.attended + n * start + n * (n + 1) // 2,
-            self.context + start + n,
-        )
+TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
 
 
 class StepTime(Protocol):
@@ -104,29 +52,30 @@ class Predictor:
     """A seams.Recorder and a StepTime."""
 
     def __init__(self) -> None:
-        self._features: Floats = np.zeros((KEPT, len(KNOTS) + 5))
-        self._durations_s: Floats = np.ones(KEPT)
-        self._tokens: npt.NDArray[np.int64] = np.zeros(KEPT, np.int64)
-        self._seen = 0
-        self.r2 = 0.0  # of the newest fit
+        self._features = np.zeros((len(KNOTS), KEPT, FEATURES))
+        self._durations_s = np.zeros((len(KNOTS), KEPT))  # 0: none yet
+        self._seen = [0] * len(KNOTS)
+        self._newest: list[IterationRecord] = []  # since the last fit
+        self._curve: Curve | None = None
+        self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
         self.reach_tokens = 0
         self.margin = 0.0
         self.ttft_s: float | None = None
-        self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
-        self._slopes: list[float] = []  # of the segments of tokens; empty: no fit yet
-        self._offsets: list[float] = []  # what the segments before cost
-        self._others: list[float] = []  # of rows, drawn, attended, context
 
-    # --- taking in --------------------------------------------------------------------------
+    @property
+    def curve(self) -> Curve | None:
+        """The newest that fitted."""
+        return self._curve
 
     def iteration(self, record: IterationRecord) -> None:
-        at = self._seen % KEPT
-        self._features[at] = _features(record)
+        segment = bisect_right(KNOTS, record.tokens) - 1
+        at = segment, self._seen[segment] % KEPT
+        self._features[at] = features(record)
         self._durations_s[at] = record.duration_s
-        self._tokens[at] = record.tokens
-        self._seen += 1
-        if self._seen % REFIT_EVERY == 0:
-            self._fit()
+        self._seen[segment] += 1
+        self._newest.append(record)
+        if len(self._newest) == REFIT_EVERY:
+            self._refit()
 
     def request(self, record: RequestRecord) -> None:
         if record.service_class == "immediate" and record.first_token_s is not None:
@@ -136,99 +85,17 @@ class Predictor:
     def busy(self, start_s: float, end_s: float) -> None:
         """Of no interest here."""
 
-    # --- telling ----------------------------------------------------------------------------
-
     def seconds(self, work: Work) -> float | None:
-        if not self._slopes:
-            return None
-        rows, drawn, attended, context = self._others
-        segment = bisect_right(KNOTS, work.tokens) - 1
-        return (
-            self._offsets[segment]
-            + self._slopes[segment] * (work.tokens - KNOTS[segment])
-            + rows * work.rows
-            + drawn * work.drawn
-            + attended * work.attended
-            + context * work.context
-        )
+        return None if self._curve is None else self._curve.seconds(work)
 
-    def _fit(self) -> None:
-        n = min(self._seen, KEPT)
-        features, durations_s = self._features[:n], self._durations_s[:n]
-        newest = [at % KEPT for at in range(self._seen - REFIT_EVERY, self._seen)]
-        if self._slopes:  # how the fit did on what it had not seen
-            errors = durations_s[newest] / (features[newest] @ self._coefficients()) - 1
+    def _refit(self) -> None:
+        if self._curve is not None:  # how it did on what it had not seen
+            foretold_s = self._curve.all_seconds(np.array([features(r) for r in self._newest]))
+            errors = np.array([r.duration_s for r in self._newest]) / foretold_s - 1
             self.margin = max(0.0, float(errors.mean()))
-        scaled = features / durations_s[:, None]  # relative errors
-        scale = np.maximum(scaled.max(axis=0), 1e-300)
-        scaled = scaled / scale
-        worst = np.abs(scaled @ nnls(scaled, np.ones(n)) - 1)
-        good = worst <= np.quantile(worst, 1 - TRIMMED)
-        x = nnls(scaled[good], np.ones(int(good.sum())))
-        residuals_s = (1 - scaled[good] @ x) * durations_s[good]
-        spread = float(((durations_s[good] - durations_s[good].mean()) ** 2).sum())
-        self.r2 = 1 - float((residuals_s**2).sum()) / spread if spread else 0.0
-        if self.r2 < LEAST_R2:
-            self._slopes = []
-            return
-        tokens = self._tokens[:n]
-        rare = [int((tokens[good] > start).sum()) < SEEN_OFTEN for start in KNOTS]
-        constant, *slopes = (x[: len(KNOTS) + 1] / scale[: len(KNOTS) + 1]).tolist()
-        self._offsets = [constant]
-        for i, (start, end) in enumerate(pairwise((*KNOTS, 2 * KNOTS[-1]))):
-            if rare[i]:  # as on average up to there
-                slopes[i:] = [(self._offsets[-1] - constant) / max(start, 1)] * len(slopes[i:])
-            self._offsets.append(self._offsets[-1] + slopes[i] * (end - start))
-        self._slopes = slopes
-        self._others = (x[len(KNOTS) + 1 :] / scale[len(KNOTS) + 1 :]).tolist()
-        self.reach_tokens = TRUSTED_BEYOND * int(tokens.max())
-
-    def _coefficients(self) -> Floats:
-        return np.array([self._offsets[0], *self._slopes, *self._others])
-
-
-def _features(record: IterationRecord) -> list[float]:
-    tokens = record.tokens
-    segments = [
-        max(0, min(tokens, end) - start)
-        for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
-    ]
-    return [1.0, *segments, record.rows, record.generated, record.attended, record.context]
-
-
-def nnls(a: Floats, b: Floats) -> Floats:
-    """The x >= 0 for which |a x - b| is least. `a` [n, k]."""
-    gram, target = a.T @ a, a.T @ b
-    k = len(target)
-    x = np.zeros(k)
-    free: list[int] = []  # coefficients that may be above zero
-    tolerance = 1e-10 * max(1.0, float(np.abs(target).max()))
-    for _ in range(3 * k):
-        gradient = target - gram @ x
-        gradient[free] = -np.inf
-        best = int(gradient.argmax())
-        if gradient[best] <= tolerance:
-            break
-        free.append(best)
-        while True:
-            solved = _solve(gram, target, free)
-            if not free or solved.min() > 0:
-                break
-            # as far towards the solution as nobody goes below zero; who meets it leaves
-            now = x[free]
-            shrinking = solved <= 0
-            step = float((now[shrinking] / (now[shrinking] - solved[shrinking])).min())
-            now = now + step * (solved - now)
-            now[shrinking & (now <= tolerance)] = 0.0
-            x[:] = 0.0
-            x[free] = now
-            free = [i for i in free if x[i] > 0.0]
-        x[:] = 0.0
-        x[free] = solved
-    return x
-
-
-def _solve(gram: Floats, target: Floats, free: Sequence[int]) -> Floats:
-    part = gram[np.ix_(free, free)] + 1e-12 * np.eye(len(free))  # features may be equal
-    solution: Floats = np.linalg.solve(part, target[list(free)])
-    return solution
+        known = self._durations_s > 0
+        curve = fit(self._features[known], self._durations_s[known])
+        self._curve = curve if curve.r2 >= LEAST_R2 else None
+        largest = max(record.tokens for record in self._newest)
+        self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
+        self._newest = []

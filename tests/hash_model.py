@@ -44,7 +44,7 @@ def reference_logprob(prefix: Sequence[int], token: int, vocab_size: int = VOCAB
     return _logprob(_absorb(0, prefix), token, vocab_size)
 
 
-def virtual_duration_s(rows: int, positions: int) -> float:
+def virtual_duration_s(rows: float, positions: float) -> float:
     """Sums of binary fractions are exact, so tests may compare times for equality."""
     return 2**-10 + rows * 2**-13 + positions * 2**-17
 

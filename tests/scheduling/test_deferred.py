@@ -13,7 +13,7 @@ from scheduling.classes import Exclusive, NoneWaiting, Priority
 from scheduling.contract import check_plan
 from scheduling.deferred import BLIND_TOKENS, BLIND_TOKENS_ALONE, FLOOR_ITERATIONS, Budget
 from scheduling.orca import Orca
-from scheduling.predictor import Work
+from scheduling.step_time import Work
 from seams import Plan, Policy, Request, View
 from tests.batching.virtual import POLICIES
 from tests.hash_model import virtual_duration_s
@@ -152,7 +152,7 @@ def test_what_still_fits_is_taken(shown: View, factor: float) -> None:
     plan = policy.plan(shown)
     work = Work.of(plan.advance)
     immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
-    seconds, _ = policy.budget(Work.of(immediate))
+    seconds = policy.allowance(Work.of(immediate), 1.0).budget_s
     advanced = [step.request for step in plan.advance]
     for request in of_class(shown.resident, "deferred"):
         if request not in (*advanced, *plan.preempt):

@@ -1,0 +1,165 @@
+"""How long an iteration takes, as a curve over what it computes, fitted to iterations that were.
+
+Non-negative least squares. Features: a constant (an iteration reads all weights, however little it
+computes); the tokens computed, in segments, since the cost of linear layers is a curve that is flat
+while reading the weights bounds it and then bends with the widths of the kernels; rows; tokens
+drawn (each passes through the whole vocabulary); query-key pairs; and the sum of contexts (keys and
+values read). No coefficient is negative, so more work is never predicted to take less time. Errors
+count relative to the duration, and the fit is repeated without the twentieth that it fits worst,
+which is the machine's doing and not the work's.
+
+The solver is Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, on the normal
+equations (Bro and de Jong, J. Chemometrics 11, 1997).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from seams import Advance, IterationRecord
+
+TRIMMED = 0.05  # of the iterations, those that fit worst
+SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
+KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
+FEATURES = len(KNOTS) + 5
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an iteration computes."""
+
+    tokens: float = 0
+    rows: float = 0
+    drawn: float = 0  # rows of which a token is drawn
+    attended: float = 0  # query-key pairs
+    context: float = 0  # keys read: of each row, those before its tokens and theirs
+
+    @classmethod
+    def of(cls, steps: Iterable[Advance]) -> Work:
+        work = cls()
+        for step in steps:
+            work = work.plus(step)
+        return work
+
+    def scaled(self, by: float) -> Work:
+        return Work(
+            self.tokens * by,
+            self.rows * by,
+            self.drawn * by,
+            self.attended * by,
+            self.context * by,
+        )
+
+    def plus(self, step: Advance) -> Work:
+        request, n = step.request, step.tokens
+        start = request.computed
+        return Work(
+            self.tokens + n,
+            self.rows + 1,
+            self.drawn + (start + n == request.known),
+            self.attended + n * start + n * (n + 1) // 2,
+            self.context + start + n,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds, in parts that add up."""
+
+    offsets: Sequence[float]  # of the segments of tokens: what those before cost, and the constant
+    slopes: Sequence[float]  # of the segments, a token
+    others: Sequence[float]  # a row, a token drawn, a pair, a token of context
+    r2: float
+
+    def seconds(self, work: Work) -> float:
+        rows, drawn, attended, context = self.others
+        segment = bisect_right(KNOTS, work.tokens) - 1
+        return (
+            self.offsets[segment]
+            + self.slopes[segment] * (work.tokens - KNOTS[segment])
+            + rows * work.rows
+            + drawn * work.drawn
+            + attended * work.attended
+            + context * work.context
+        )
+
+    def all_seconds(self, features: Floats) -> Floats:
+        """Of iterations by their features [n, FEATURES]."""
+        result: Floats = features @ np.array([self.offsets[0], *self.slopes, *self.others])
+        return result
+
+
+def features(record: IterationRecord) -> list[float]:
+    tokens = record.tokens
+    segments = [
+        max(0, min(tokens, end) - start)
+        for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
+    ]
+    return [1.0, *segments, record.rows, record.generated, record.attended, record.context]
+
+
+def fit(features: Floats, durations_s: Floats) -> Curve:
+    """`features` [n, FEATURES], `durations_s` [n]."""
+    scaled = features / durations_s[:, None]  # relative errors
+    scale = np.maximum(scaled.max(axis=0), 1e-300)
+    scaled = scaled / scale
+    worst = np.abs(scaled @ nnls(scaled, np.ones(len(scaled))) - 1)
+    good = worst <= np.quantile(worst, 1 - TRIMMED)
+    x = nnls(scaled[good], np.ones(int(good.sum())))
+    residuals_s = (1 - scaled[good] @ x) * durations_s[good]
+    spread = float(((durations_s[good] - durations_s[good].mean()) ** 2).sum())
+    x = x / scale
+    constant, slopes = float(x[0]), x[1 : len(KNOTS) + 1].tolist()
+    seen = (features[good, 1 : len(KNOTS) + 1] > 0).sum(axis=0)
+    offsets = [constant]
+    for i, (start, end) in enumerate(pairwise((*KNOTS, 2 * KNOTS[-1]))):
+        if seen[i] < SEEN_OFTEN:  # as on average up to there
+            slopes[i] = (offsets[-1] - constant) / max(start, 1)
+        offsets.append(offsets[-1] + slopes[i] * (end - start))
+    r2 = 1 - float((residuals_s**2).sum()) / spread if spread else 0.0
+    return Curve(offsets[:-1], slopes, x[len(KNOTS) + 1 :].tolist(), r2)
+
+
+def nnls(a: Floats, b: Floats) -> Floats:
+    """The x >= 0 for which |a x - b| is least. `a` [n, k]."""
+    gram, target = a.T @ a, a.T @ b
+    k = len(target)
+    x = np.zeros(k)
+    free: list[int] = []  # coefficients that may be above zero
+    tolerance = 1e-10 * max(1.0, float(np.abs(target).max()))
+    for _ in range(3 * k):
+        gradient = target - gram @ x
+        gradient[free] = -np.inf
+        best = int(gradient.argmax())
+        if gradient[best] <= tolerance:
+            break
+        free.append(best)
+        while True:
+            solved = _solve(gram, target, free)
+            if not free or solved.min() > 0:
+                break
+            # as far towards the solution as nobody goes below zero; who meets it leaves
+            now = x[free]
+            shrinking = solved <= 0
+            step = float((now[shrinking] / (now[shrinking] - solved[shrinking])).min())
+            now = now + step * (solved - now)
+            now[shrinking & (now <= tolerance)] = 0.0
+            x[:] = 0.0
+            x[free] = now
+            free = [i for i in free if x[i] > 0.0]
+        x[:] = 0.0
+        x[free] = solved
+    return x
+
+
+def _solve(gram: Floats, target: Floats, free: Sequence[int]) -> Floats:
+    part = gram[np.ix_(free, free)] + 1e-12 * np.eye(len(free))  # features may be equal
+    return np.asarray(np.linalg.solve(part, target[list(free)]), np.float64)
