@@ -23,6 +23,7 @@ if __package__ in (None, ""):  # run as a script: this folder is not the package
 
 from client import servers
 from client.client_options import check, parser, workload_of
+from client.deferred import JobRun, split
 from client.experiment import adapted
 from client.gates import FAILED, judge
 from client.live import live_view, say
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _one(target, args)
         objectives = parse_objectives(args.slo) if args.slo else None
         _check_knowable(target, objectives, args)
-        workload = workload_of(args)
+        workload, jobs = workload_of(args), None
+        if args.deferred_as_batch:
+            workload, deferred = split(workload)
+            jobs = JobRun(target, deferred)
         if args.out is not None:
             args.out.mkdir(parents=True, exist_ok=True)
     except (SpecError, WorkloadError) as error:
@@ -61,15 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except servers.ServerError as error:  # of the self-test's own server
         say(f"error: {error}")
         return 1
-    return _run(args, target, workload, objectives)
+    return _run(args, target, workload, jobs, objectives)
 
 
 def _run(
-    args: argparse.Namespace, target: Target, workload: Workload, objectives: Objectives | None
+    args: argparse.Namespace,
+    target: Target,
+    workload: Workload,
+    jobs: JobRun | None,
+    objectives: Objectives | None,
 ) -> int:
     """Play and report; a server that fails ends in a report as well."""
     silence_s = args.timeout_s or SILENCE_S
-    before = stats = None
+    before = stats = job = None
     try:
         target = _reached(target, silence_s, stream=not args.no_stream)
     except servers.ServerError as error:
@@ -77,25 +85,31 @@ def _run(
         run = Run.never_begun(target.name, workload, str(error))
     else:
         before = servers.handled(servers.settled_stats(target))
+        if jobs is not None:
+            jobs.start()
         with live_view(target.name, len(workload.requests)) as watch:
             run = play(workload, target, drain_s=args.drain_s, silence_s=silence_s, watch=watch)
+        if jobs is not None:
+            job = jobs.end(cancel=bool(run.interrupted))
         if servers.unreachable(target) is None:
             stats = servers.settled_stats(target)
     measured = measure(run, objectives)
     after = servers.handled(stats)
     # The books' window is not reset: others may be using it.
     known = before is not None and after is not None
-    verdict = judge(run, measured, (after or 0) - (before or 0) if known else None)
+    of_job = 0 if job is None else job.output_tokens
+    verdict = judge(run, measured, (after or 0) - (before or 0) - of_job if known else None)
     if args.out is not None:
-        write_run_report(args.out, run, measured, verdict, stats)
-    text, figures = run_table(run, measured, verdict, stats)
+        write_run_report(args.out, run, measured, verdict, stats, job)
+    text, figures = run_table(run, measured, verdict, stats, job)
     if args.json:
         print(json.dumps({**figures, "server": stats}))
     else:
         print(text)
         if stats is not None:
             print("\nThe server's own /stats:\n" + json.dumps(stats, indent=1))
-    return 130 if run.interrupted else 1 if verdict.word == FAILED else 0
+    failed = verdict.word == FAILED or (job is not None and job.error is not None)
+    return 130 if run.interrupted else 1 if failed else 0
 
 
 def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:

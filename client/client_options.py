@@ -25,7 +25,7 @@ from client.workload_file import Workload, read_workload
 SELECTIONS = ("normal", "range", "buckets")
 RANGE_TOKENS = (1, 25, 100)
 _SAMPLES = ("--numsamples", "--wait", "--rate", "--selection", "--numtokens_range", *SHAPE_OPTIONS)
-_RUN = ("--no-stream", "--drain-s", "--slo", "--out")
+_RUN = ("--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,6 +73,10 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--timeout-s", type=float,
         help=f"a request that hears nothing for so long has failed ({SILENCE_S:g})",
+    )  # fmt: skip
+    load.add_argument(
+        "--deferred-as-batch", action="store_true",
+        help="send the deferred requests as one job of /v1/batches, its window their last deadline",
     )  # fmt: skip
     out = p.add_argument_group("results")
     out.add_argument("--slo", metavar="ttft:S,tpot:S,e2e:S", help="objectives in s, for goodput")

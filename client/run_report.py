@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from client.deferred import Job
 from client.gates import Verdict
 from client.html import Fold, Row, Section, Table, seconds, write_page
 from client.machine import commit, machine, versions
@@ -25,7 +26,7 @@ _NAMES = {
 
 
 def run_table(
-    run: Run, m: Measured, verdict: Verdict, stats: dict[str, Any] | None
+    run: Run, m: Measured, verdict: Verdict, stats: dict[str, Any] | None, job: Job | None
 ) -> tuple[str, dict[str, Any]]:
     """Text for people and figures for machines."""
     gates = "\n".join(
@@ -35,16 +36,16 @@ def run_table(
         (
             _latency_table(m).as_text(),
             "",
-            *_lines(run, m, stats),
+            *_lines(run, m, stats, job),
             "",
             f"{verdict.word}{': ' + verdict.reason if verdict.reason else ''}",
             gates,
         )
     )
-    return text, run_figures(run, m, verdict)
+    return text, run_figures(run, m, verdict, job)
 
 
-def run_figures(run: Run, m: Measured, verdict: Verdict) -> dict[str, Any]:
+def run_figures(run: Run, m: Measured, verdict: Verdict, job: Job | None) -> dict[str, Any]:
     """All figures of a run under plain names, in seconds, requests and tokens."""
     return {
         "verdict": verdict.word,
@@ -63,6 +64,7 @@ def run_figures(run: Run, m: Measured, verdict: Verdict) -> dict[str, Any]:
         "objectives_attained": m.attained,
         "deferred": m.deferred,
         "deadlines_met": m.deadlines_met,
+        "deferred_job": None if job is None else job.figures(),
         "output_tokens": m.output_tokens,
         "counted": run.counted,
         "streamed": run.streamed,
@@ -78,11 +80,16 @@ def run_figures(run: Run, m: Measured, verdict: Verdict) -> dict[str, Any]:
 
 
 def write_run_report(
-    folder: Path, run: Run, m: Measured, verdict: Verdict, stats: dict[str, Any] | None
+    folder: Path,
+    run: Run,
+    m: Measured,
+    verdict: Verdict,
+    stats: dict[str, Any] | None,
+    job: Job | None,
 ) -> None:
     """report.html, over-time.png, summary.json, requests.csv, tokens.csv and workload.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
-    figures = run_figures(run, m, verdict)
+    figures = run_figures(run, m, verdict, job)
     environment = {"machine": machine(), "versions": versions(), "commit": commit()}
     (folder / "summary.json").write_text(
         json.dumps({**figures, **environment, "server": stats}, indent=1) + "\n"
@@ -108,7 +115,7 @@ def write_run_report(
         f"{m.planned} requests, workload {run.workload.sha256[:12]}; {verdict.word}",
         [text for text in (note_of(stats), verdict.reason) if text],
         [
-            Section("Latency", _lines(run, m, stats), _latency_table(m)),
+            Section("Latency", _lines(run, m, stats, job), _latency_table(m)),
             Section("The load, and the latency it caused", images=[picture]),
             Section("Gates", table=gates),
             Section("Details", folds=folds),
@@ -131,7 +138,7 @@ def _latency_table(m: Measured) -> Table:
     return Table(("from the intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
 
 
-def _lines(run: Run, m: Measured, stats: dict[str, Any] | None) -> list[str]:
+def _lines(run: Run, m: Measured, stats: dict[str, Any] | None, job: Job | None) -> list[str]:
     lines = [
         f"server: {described(stats) or 'it did not say what it is'}",
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
@@ -149,6 +156,8 @@ def _lines(run: Run, m: Measured, stats: dict[str, Any] | None) -> list[str]:
         )
     if m.deferred:
         lines.append(f"deferred: {m.deadlines_met} of {m.deferred} met their deadline")
+    if job is not None:
+        lines.append(job.line())
     return lines
 
 
