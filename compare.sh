@@ -4,5 +4,5 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$ROOT/scripts/venv.sh"
 use_venv requirements.txt
-cd "$ROOT"
-exec "$PYTHON" -m client.compare "$@"
+export EB_POLICY_FOLDER=${EB_POLICY_FOLDER:-$PWD} # the servers it starts look here for a policy
+run_module client.compare "$@"

@@ -25,8 +25,7 @@ case "${1:-}" in
   router)
     shift
     use_venv requirements.txt
-    cd "$ROOT"
-    exec "$PYTHON" -m router "$@"
+    run_module router "$@"
     ;;
   -h | --help)
     usage

@@ -3,6 +3,8 @@
 # use_venv requirements.txt     sets $PYTHON to an interpreter that has these requirements: that of
 #                               .venv, which is made, and brought up to date when the file changed.
 # EB_PYTHON=/path/to/python     is used as it is instead, with whatever it has installed.
+# run_module client.compare ... becomes that program, in the folder where the command was typed: paths
+#                               among its arguments are the user's.
 
 use_venv() {
   local requirements=$1
@@ -35,6 +37,11 @@ use_venv() {
     exit 1
   fi
   echo "$wanted" >"$stamp"
+}
+
+run_module() {
+  export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+  exec "$PYTHON" -P -m "$@" # -P: modules that lie in the user's folder must not shadow any
 }
 
 find_python() {

@@ -124,6 +124,40 @@ def test_nothing_but_the_engine_thread_needs_torch() -> None:
     assert run(sys.executable, "-c", code).stdout.strip() == "False"
 
 
+def test_a_policy_of_ones_own_is_found_beside_files_that_have_the_names_of_pythons_own(
+    tmp_path: Path,
+) -> None:
+    """All that lies where the command was typed comes last among what can be imported."""
+    (tmp_path / "mine.py").write_text("from scheduling.orca import Orca\n\nclass Mine(Orca): ...\n")
+    for name in ("random", "selectors", "queue", "flask"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not that one')")
+    config = Config(mode="dynamic", port=free_port(), policy="mine:Mine")
+    options = ["dynamic", "--port", str(config.port), "--policy", config.policy]
+    command = ["env", "-C", str(tmp_path), SERVER, *options]
+    with spawned(tmp_path, config, command, environment(EB_PYTHON=sys.executable)) as server:
+        wait_ready(server)
+        assert server.stats()["policy"] == "mine:Mine"
+        assert server.ask("x", 1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "told"),
+    [
+        (["server.sh", "router", "--upstreams-file", "mine.txt"], "x", "upstreams file, line 1"),
+        (["compare.sh", "--prompts", "lines:mine.txt"], "\n", "mine.txt holds no prompts"),
+    ],
+)
+def test_a_path_is_the_users_wherever_the_command_is_typed(
+    tmp_path: Path, command: list[str], content: str, told: str
+) -> None:
+    (tmp_path / "mine.txt").write_text(content)
+    (tmp_path / "random.py").write_text("raise ImportError('not that one')")
+    done = run(str(ROOT / command[0]), *command[1:], cwd=tmp_path)
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture(scope="module", params=MODES)
 def embedded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
