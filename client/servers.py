@@ -67,10 +67,14 @@ def started(
     Ctrl-C in the terminal reaches the caller alone.
     """
     port = free_port()
+    # it must not work off jobs that are stored for the user's own server
+    environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
+    environment.pop("DATABASE_URL", None)
     with log.open("ab") as sink:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
-            stdout=sink, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True,
+            stdout=sink, stderr=subprocess.STDOUT, cwd=cwd, env=environment,
+            start_new_session=True,
         )  # fmt: skip
         try:
             target = parse_target(f"{name}=http://127.0.0.1:{port}")
