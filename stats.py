@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import psutil
 
-from seams import IterationRecord, Recorder, RequestRecord
+from seams import End, IterationRecord, Recorder, RequestRecord, ServiceClass
 
 REQUESTS_KEPT = 20_000
 ITERATIONS_KEPT = 20_000
@@ -76,6 +76,10 @@ class _Window:
     tokens: int = 0
     positions: int = 0
     model_s: float = 0.0
+    preemptions: int = 0
+    deferred_tokens: int = 0
+    deferred_generated: int = 0
+    ended_by_class: Counter[tuple[str, str]] = field(default_factory=Counter)  # (class, end)
     rows: Counter[int] = field(default_factory=Counter)  # iterations by number of rows
     newest_requests: deque[RequestRecord] = field(
         default_factory=lambda: deque(maxlen=REQUESTS_KEPT)
@@ -112,6 +116,8 @@ class Stats:
             window.tokens += record.tokens
             window.positions += record.positions
             window.model_s += record.duration_s
+            window.deferred_tokens += record.deferred_tokens
+            window.deferred_generated += record.deferred_generated
             window.rows[record.rows] += 1
             window.newest_iterations.append(record)
 
@@ -119,6 +125,8 @@ class Stats:
         with self._lock:
             window = self._window
             window.ended[record.end] += 1
+            window.ended_by_class[record.service_class, record.end] += 1
+            window.preemptions += record.preemptions
             if _completed(record):
                 window.latency_per_token_sum_s += latency_s(record) / record.generated
                 window.newest_requests.append(record)
@@ -151,6 +159,7 @@ class Stats:
             if busy_since_s is not None:
                 busy_s += window.not_counted_s(busy_since_s, now_s)
             completed = window.ended["length"] + window.ended["stop"]
+            by_class = window.ended_by_class.copy()
             totals = {
                 "latency-per-token": _ratio(window.latency_per_token_sum_s, completed),
                 "throughput": _ratio(window.generated, busy_s),
@@ -172,9 +181,14 @@ class Stats:
                 },
                 "padding-share": _ratio(window.positions - window.tokens, window.positions),
                 "model-share": _ratio(window.model_s, busy_s),
+                "preemptions": window.preemptions,
+                "deferred-tokens": {
+                    "computed": window.deferred_tokens,
+                    "generated": window.deferred_generated,
+                },
             }
         # sorting is for after the lock, which the loop needs too
-        return totals | _request_figures(requests)
+        return totals | _request_figures(requests) | {"by-class": _by_class(by_class, requests)}
 
     def iterations(self) -> dict[str, Any]:
         """The newest iterations of the window; times in seconds since its start."""
@@ -225,10 +239,7 @@ def _request_figures(requests: Sequence[RequestRecord]) -> dict[str, Any]:
         bucket = -(-record.max_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
         by_bucket.setdefault(bucket, []).append(latency_s(record))
     return {
-        "queue-s": _percentiles([queue_s(r) for r in requests]),
-        "ttft-s": _percentiles([ttft_s(r) for r in requests]),
-        "tpot-s": _percentiles([t for r in requests if (t := tpot_s(r)) is not None]),
-        "e2e-s": _percentiles([latency_s(r) for r in requests]),
+        **_latencies(requests),
         "latency-by-num-tokens": [
             {
                 "num_tokens": bucket,
@@ -238,6 +249,32 @@ def _request_figures(requests: Sequence[RequestRecord]) -> dict[str, Any]:
             }
             for bucket, latencies in sorted(by_bucket.items())
         ],
+    }
+
+
+def _latencies(requests: Sequence[RequestRecord]) -> dict[str, Any]:
+    return {
+        "queue-s": _percentiles([queue_s(r) for r in requests]),
+        "ttft-s": _percentiles([ttft_s(r) for r in requests]),
+        "tpot-s": _percentiles([t for r in requests if (t := tpot_s(r)) is not None]),
+        "e2e-s": _percentiles([latency_s(r) for r in requests]),
+    }
+
+
+def _by_class(
+    ended: Mapping[tuple[str, str], int], requests: Sequence[RequestRecord]
+) -> dict[str, Any]:
+    def counted(service_class: str, *ends: End) -> int:
+        return sum(ended.get((service_class, end), 0) for end in ends)
+
+    return {
+        name: {
+            "completed": counted(name, "length", "stop"),
+            "failed": counted(name, "failed"),
+            "cancelled": counted(name, "cancelled"),
+            **_latencies([r for r in requests if r.service_class == name]),
+        }
+        for name in get_args(ServiceClass)
     }
 
 

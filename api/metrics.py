@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from flask import Flask, Response, request
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,7 +26,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from batching import BatchingManager
-from seams import IterationRecord, RequestRecord
+from seams import End, IterationRecord, RequestRecord, ServiceClass
 from stats import latency_s, queue_s, tpot_s, ttft_s
 
 DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
@@ -39,6 +40,7 @@ REFUSED = {
 }
 FAILED = {"failed": "generation", "cancelled": "dropped"}
 METHODS = ("prefill", "decode")
+CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 GENERATING = frozenset(
     ("/", "/generate", "/generate_stream", "/inference", "/v1/completions", "/v1/chat/completions")
 )
@@ -74,13 +76,16 @@ class Metrics:
         self._refused: Counter[str] = Counter()  # by TGI's word
         self._ended: Counter[str] = Counter()  # by RequestRecord.end
         self._preemptions = 0
-        self._durations = {
-            name: Histogram(DURATIONS_S) for name in (*_REQUEST_DURATIONS, *_OWN_DURATIONS)
+        self._durations = {name: Histogram(DURATIONS_S) for name in _REQUEST_DURATIONS}
+        self._by_class = {
+            (name, of): Histogram(DURATIONS_S) for name in _OWN_DURATIONS for of in CLASSES
         }
+        self._ended_by_class: Counter[tuple[str, str]] = Counter()  # (class, end)
         self._lengths: dict[str, Counter[int]] = {name: Counter() for name in _LENGTHS}
         self._iterations = {method: Histogram(DURATIONS_S) for method in METHODS}
         self._rows: Counter[int] = Counter()
         self._generated = 0
+        self._deferred = Counter(computed=0, generated=0)
         self._tokens = 0
         self._positions = 0
 
@@ -103,12 +108,15 @@ class Metrics:
             self._iterations[method].observe(record.duration_s)
             self._rows[record.rows] += 1
             self._generated += record.generated
+            self._deferred["computed"] += record.deferred_tokens
+            self._deferred["generated"] += record.deferred_generated
             self._tokens += record.tokens
             self._positions += record.positions
 
     def request(self, record: RequestRecord) -> None:
         with self._lock:
             self._ended[record.end] += 1
+            self._ended_by_class[record.service_class, record.end] += 1
             self._preemptions += record.preemptions
             self._lengths["tgi_request_input_length"][record.prompt_tokens] += 1
             self._lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
@@ -122,13 +130,12 @@ class Metrics:
                 ("tgi_request_queue_duration", queue_s(record)),
                 ("tgi_request_inference_duration", inference_s),
                 ("tgi_request_mean_time_per_token_duration", inference_s / record.generated),
-                ("eb_time_to_first_token_seconds", ttft_s(record)),
-                ("eb_inter_token_seconds", tpot_s(record)),
             ):
-                if value is None:  # a single token has no successor
-                    continue
-                times = record.generated - 1 if name == "eb_inter_token_seconds" else 1
-                self._durations[name].observe(value, times)
+                self._durations[name].observe(value)
+            of = record.service_class
+            self._by_class["eb_time_to_first_token_seconds", of].observe(ttft_s(record))
+            if (gap_s := tpot_s(record)) is not None:  # a single token has no successor
+                self._by_class["eb_inter_token_seconds", of].observe(gap_s, record.generated - 1)
 
     def busy(self, start_s: float, end_s: float) -> None:
         """Of no interest here: rates are Prometheus' own business."""
@@ -155,15 +162,27 @@ class Metrics:
         )
         yield _counter("eb_preemptions", "Places given up for others", self._preemptions)
         yield _counter("eb_cancelled", "Requests whose client left", ended["cancelled"])
+        family = CounterMetricFamily("eb_requests", "Ended", labels=["class", "end"])
+        for of in CLASSES:
+            for end in get_args(End):
+                family.add_metric([of, end], self._ended_by_class[of, end])
+        yield family
+        yield _labelled("eb_deferred_tokens", "Of deferred requests", "kind", self._deferred)
         yield _counter("eb_generated_tokens", "Tokens handed to requests", self._generated)
         padding = self._positions - self._tokens
         positions = {"wanted": self._tokens, "padding": padding}
         yield _labelled("eb_positions", "Positions computed", "kind", positions)
 
     def _histograms(self, manager: BatchingManager) -> Iterator[Metric]:
-        for name, text in (_REQUEST_DURATIONS | _OWN_DURATIONS).items():
+        for name, text in _REQUEST_DURATIONS.items():
             histogram = self._durations[name]
             yield HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
+        for name, text in _OWN_DURATIONS.items():
+            family = HistogramMetricFamily(name, text, labels=["class"])
+            for of in CLASSES:
+                histogram = self._by_class[name, of]
+                family.add_metric([of], histogram.cumulated(), histogram.sum)
+            yield family
         for name, text in _ITERATION_DURATIONS.items():
             family = HistogramMetricFamily(name, text, labels=["method"])
             for method, histogram in self._iterations.items():

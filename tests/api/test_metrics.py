@@ -106,7 +106,7 @@ def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> Non
     assert statuses == [200, 200, 200, 422, 422]
     assert client.post("/inference", json={}).status_code == 400
     client.post("/tokenize", json={})  # not a request for text
-    found = scrape(client)
+    found, immediate = scrape(client), (("class", "immediate"),)
     assert found["tgi_request_count", ()] == 6
     assert found["tgi_request_success", ()] == 3
     assert found["tgi_request_failure", (("err", "validation"),)] == 3
@@ -114,8 +114,8 @@ def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> Non
     assert found["tgi_request_generated_tokens_sum", ()] == 1 + 2 + 3
     assert found["tgi_request_input_length_sum", ()] == 3 * 3
     assert found["tgi_request_duration_count", ()] == 3
-    assert found["eb_time_to_first_token_seconds_count", ()] == 3
-    assert found["eb_inter_token_seconds_count", ()] == 0 + 1 + 2
+    assert found["eb_time_to_first_token_seconds_count", immediate] == 3
+    assert found["eb_inter_token_seconds_count", immediate] == 0 + 1 + 2
     assert found["tgi_batch_inference_count", (("method", "prefill"),)] == 3
     assert found["tgi_batch_inference_count", (("method", "decode"),)] == 0 + 1 + 2
     assert found["tgi_batch_next_size_count", ()] == 6
@@ -162,7 +162,8 @@ def test_failed_and_departed_requests_are_told_apart(client: FlaskClient) -> Non
         metrics.request(
             RequestRecord(0.0, admitted_s, None, None, 3.0, 4, 5, 0, 1, "immediate", end)  # type: ignore[arg-type]
         )
-    metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2))
+    metrics.request(RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 2, "deferred", "length"))
+    metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2, 30, 20, 5, 1))
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in metrics.families(manager)
@@ -170,6 +171,13 @@ def test_failed_and_departed_requests_are_told_apart(client: FlaskClient) -> Non
     }
     assert found["tgi_request_failure", "generation"] == 1
     assert found["tgi_request_failure", "dropped"] == found["eb_cancelled_total",] == 2
-    assert found["eb_preemptions_total",] == 3
+    assert found["eb_preemptions_total",] == 5
+    assert found["eb_requests_total", "immediate", "cancelled"] == 2
+    assert found["eb_requests_total", "deferred", "length"] == 1
+    assert found["eb_time_to_first_token_seconds_sum", "deferred"] == 2.0
+    assert found["eb_inter_token_seconds_count", "deferred"] == 2
+    assert found["eb_inter_token_seconds_count", "immediate"] == 0
+    assert found["eb_deferred_tokens_total", "computed"] == 5
+    assert found["eb_deferred_tokens_total", "generated"] == 1
     assert found["eb_positions_total", "padding"] == 3
     assert found["tgi_batch_inference_duration_sum", "prefill"] == 0.5

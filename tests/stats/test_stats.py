@@ -212,6 +212,24 @@ def test_memory_is_bounded_and_totals_stay_exact() -> None:
     assert len(kept["iterations"]) == ITERATIONS_KEPT
 
 
+def test_the_classes_are_told_apart_and_deferred_tokens_counted() -> None:
+    stats = Stats(0.0)
+    stats.request(REQUEST)
+    late = replace(REQUEST, service_class="deferred", end_s=20.0, preemptions=2)
+    stats.request(late)
+    stats.request(replace(late, end="cancelled"))
+    stats.iteration(ITERATION)
+    stats.iteration(replace(ITERATION, deferred_tokens=3, deferred_generated=1))
+    told = summary(stats)
+    immediate, deferred = told["by-class"]["immediate"], told["by-class"]["deferred"]
+    assert [immediate[k] for k in ("completed", "failed", "cancelled")] == [1, 0, 0]
+    assert [deferred[k] for k in ("completed", "failed", "cancelled")] == [1, 0, 1]
+    assert (immediate["e2e-s"]["p50"], deferred["e2e-s"]["p50"]) == (6.0, 10.0)
+    assert deferred["ttft-s"]["n"] == 1
+    assert told["preemptions"] == 4
+    assert told["deferred-tokens"] == {"computed": 3, "generated": 1}
+
+
 def test_a_reset_forgets() -> None:
     stats = Stats(0.0)
     stats.iteration(ITERATION)
