@@ -295,6 +295,8 @@ def main() -> None:
         f"waiting requests ({flag('max_waiting')}) and some spare",
         flush=True,
     )
+    for told in config.without_effect:
+        print(f"warning: {told}", file=sys.stderr, flush=True)
     if config.open_to_the_world and not config.keys:
         print(
             f"warning: {flag('host')} {config.host} lets everyone in who reaches port "

@@ -37,9 +37,13 @@ def _option(
     most: float | None = None,
     pattern: str | None = None,
     secret: bool = False,
+    only: str | None = None,
 ) -> Any:
+    """`only`: the mode, or `policy NAME`, without which the option has no effect."""
+    if only is not None:
+        help = f"{only}: {help}"
     limits = {"least": least, "most": most, "pattern": pattern, "secret": secret}
-    return field(default=default, metadata={"help": help, **limits})
+    return field(default=default, metadata={"help": help, "only": only, **limits})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +67,52 @@ class Config:
     dtype: Literal["float32", "bfloat16"] = _option("float32", "precision of weights and KV cache")
     policy: str = _option(
         "orca",
-        "dynamic: who is advanced next: orca, tgi, stall-free, shortest-first, or a policy of your "
+        "who is advanced next: orca, tgi, stall-free, shortest-first, or a policy of your "
         "own as MODULE:CLASS",
+        only="dynamic",
     )
     max_batch_size: int = _option(32, "most requests in one iteration", least=1, most=4096)
     max_batch_prefill_tokens: int = _option(
-        4096, "policy tgi: most prompt tokens in one iteration", least=1, most=2**31
+        4096,
+        "most prompt tokens in one iteration",
+        least=1,
+        most=2**31,
+        only="policy tgi",
     )
     max_batch_total_tokens: int | None = _option(
         None,
-        "policy tgi: most tokens, of prompts and asked for, of all running requests; none: what "
+        "most tokens, of prompts and asked for, of all running requests; none: what "
         "the KV memory holds",
         least=2,
         most=2**40,
+        only="policy tgi",
     )
     waiting_served_ratio: float = _option(
         0.3,
-        "policy tgi: running requests are interrupted for this many times as many waiting ones",
+        "running requests are interrupted for this many times as many waiting ones",
         least=0,
         most=1000,
+        only="policy tgi",
     )
     max_waiting_tokens: int = _option(
         20,
-        "policy tgi: tokens that running requests generate before any waiting one interrupts them",
+        "tokens that running requests generate before any waiting one interrupts them",
         least=1,
         most=2**31,
+        only="policy tgi",
     )
     token_budget: int = _option(
         512,
-        "policy stall-free: tokens of an iteration, decodes and pieces of prompts",
+        "tokens of an iteration, decodes and pieces of prompts",
         least=2,
         most=2**31,
+        only="policy stall-free",
     )
     admission: Literal["reserve", "optimistic"] = _option(
         "reserve",
-        "dynamic: a request is admitted when the KV memory holds all that it may generate (and is "
+        "a request is admitted when the KV memory holds all that it may generate (and is "
         "never preempted), or when it holds its prompt (and is preempted when memory runs short)",
+        only="dynamic",
     )
     kv_memory: str = _option(
         "auto",
@@ -108,9 +122,10 @@ class Config:
     )
     max_bypass: int = _option(
         32,
-        "policy shortest-first: later arrivals that may be admitted before a request",
+        "later arrivals that may be admitted before a request",
         least=1,
         most=2**31,
+        only="policy shortest-first",
     )
     deferred_policy: Literal["budget", "fifo", "priority", "exclusive"] = _option(
         "budget",
@@ -158,12 +173,15 @@ class Config:
     )
     max_wait_ms: float = _option(
         50.0,
-        "static: how long the oldest request waits for others to join its batch",
+        "how long the oldest request waits for others to join its batch",
         least=0,
         most=60_000,
+        only="static",
     )
     static_release: Literal["batch", "request"] = _option(
-        "batch", "static: answers leave with their batch, or each request's when it is complete"
+        "batch",
+        "answers leave with their batch, or each request's when it is complete",
+        only="static",
     )
     seed: int = _option(0, "seed of the random weights of random:NAME", least=0, most=2**63 - 1)
     drain_timeout: float = _option(
@@ -257,6 +275,23 @@ class Config:
     def grows(self) -> bool:
         """Whether requests are admitted with less memory than they may come to need."""
         return self.mode == "dynamic" and self.admission == "optimistic"
+
+    @property
+    def without_effect(self) -> list[str]:
+        """What is set to another value than its default and has no effect here, in words."""
+        told = []
+        for spec in dataclasses.fields(self):
+            only = spec.metadata.get("only")
+            if only is None or getattr(self, spec.name) == spec.default:
+                continue
+            if only in MODES:
+                fits, where = only == self.mode, f"in mode {only}"
+            else:  # a policy of one's own may read the options of any other
+                fits = only == f"policy {self.policy}" or ":" in self.policy
+                fits, where = fits and self.mode == "dynamic", f"with --{only}"
+            if not fits:
+                told.append(f"{flag(spec.name)} has an effect {where} only")
+        return told
 
     @property
     def open_to_the_world(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,28 @@ def test_the_environment_alone_needs_a_mode() -> None:
 )
 def test_a_configuration_survives_the_way_through_the_environment(config: Config) -> None:
     assert Config.from_environment(config.as_environment()) == config
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "told"),
+    [
+        ("static", {"policy": "tgi"}, ["--policy has an effect in mode dynamic only"]),
+        ("nobatch", {"admission": "optimistic", "max_wait_ms": 50.0}, ["--admission has an"]),
+        ("dynamic", {"max_wait_ms": 1.0}, ["--max-wait-ms has an effect in mode static only"]),
+        ("dynamic", {"token_budget": 9}, ["--token-budget has an effect with --policy stall-free"]),
+        ("dynamic", {"policy": "stall-free", "token_budget": 99}, []),
+        ("static", {"policy": "stall-free", "token_budget": 99}, ["--policy", "--token-budget"]),
+        ("dynamic", {"policy": "mine:Mine", "token_budget": 9, "max_bypass": 1}, []),
+        ("static", {"static_release": "request", "max_batch_size": 3, "kv_memory": "1GiB"}, []),
+        ("dynamic", {}, []),
+    ],
+)
+def test_an_option_that_has_no_effect_is_told(
+    mode: Any, options: dict[str, Any], told: list[str]
+) -> None:
+    found = Config(mode, **options).without_effect
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
 
 
 def test_threads_exceed_what_the_limits_admit() -> None:
