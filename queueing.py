@@ -88,7 +88,7 @@ class RequestQueue:
         if self._counted >= self.max_waiting:
             raise OverloadedError(
                 f"{self.max_waiting} requests are waiting already (--max-waiting)",
-                self._retry_after_s(),
+                self.retry_after_s,
             )
         # a longer prompt is taken into an empty queue, or it never would be
         prompts, own = self._prompt_tokens, inference.prompt_tokens
@@ -96,10 +96,11 @@ class RequestQueue:
             raise OverloadedError(
                 f"prompts of {prompts} tokens are waiting already, this one has {own}, "
                 f"{self.max_waiting_prompt_tokens} are allowed (--max-waiting-prompt-tokens)",
-                self._retry_after_s(),
+                self.retry_after_s,
             )
 
-    def _retry_after_s(self) -> float:
+    @property
+    def retry_after_s(self) -> float:
         """How long the queue as it stands takes at the rate of the newest ends."""
         least_s, most_s = RETRY_AFTER_S
         since_s = self.busy_since_s
