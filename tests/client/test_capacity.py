@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from client.capacity import Bracket, SearchError, bracket, main, over_seeds
-from client.servers import ROOT
 from tests.client.conftest import StartServer
 
 
@@ -79,18 +76,18 @@ def test_bad_options_say_what_is_allowed(
 
 
 @pytest.mark.timeout(120)
-def test_the_command_finds_a_servers_capacity(server: StartServer) -> None:
+def test_the_command_finds_a_servers_capacity(
+    server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = server("dynamic", base_s=0.01, limit=4)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "client.capacity", "--target", target.url, "--prompts", "request",
-            "--output-tokens", "fixed:8", "--requests", "20", "--seeds", "1", "--calibrate-s", "1",
-            "--precision", "0.5", "--slo", "ttft:0.2", "--json",
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    options = [
+        "--target", target.url, "--prompts", "request", "--output-tokens", "fixed:8", "--requests",
+        "20", "--seeds", "1", "--calibrate-s", "0.5", "--precision", "0.5", "--slo", "ttft:0.2",
+    ]  # fmt: skip
+    status = main([*options, "--json"])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    figures = json.loads(told.out)
     found = figures["brackets"][0]
     # Four rows of eight iterations of a hundredth of a second: at most 50 requests a second.
     assert found["passed"] < 65

@@ -40,10 +40,10 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     tmp_path: Path,
 ) -> None:
     modes = tuple(contestant(m, base_s=0.004) for m in ("nobatch", "static", "dynamic"))
-    calibration = calibrate(modes[0], RECIPE, tmp_path, 60.0, seconds=1.0)
+    calibration = calibrate(modes[0], RECIPE, tmp_path, 60.0, seconds=0.5)
     plan = Plan(
         contestants=modes, loads=(0.5, 4.0), seeds=(0,), repeat=True, recipe=RECIPE,
-        window_s=0.8, drain_s=0.5, objectives=None, folder=tmp_path, logs=tmp_path,
+        window_s=0.5, drain_s=0.3, objectives=None, folder=tmp_path, logs=tmp_path,
         start_s=60.0, order_seed=0, together=True,
     )  # fmt: skip
     results, losses = apart(carry_out(plan, calibration.capacity))
@@ -117,24 +117,27 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _compare(*options: str) -> list[str]:
     return [
         sys.executable, "-m", "client.compare", "--modes", "", "--prompts", "request",
-        "--output-tokens", "uniform:1,20", "--calibrate-s", "1", *options,
+        "--output-tokens", "uniform:1,20", "--calibrate-s", "0.4", *options,
     ]  # fmt: skip
 
 
 @pytest.mark.timeout(120)
-def test_the_command_compares_servers_that_already_run(server: StartServer, tmp_path: Path) -> None:
+def test_the_command_compares_servers_that_already_run(
+    server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = server("nobatch", base_s=0.004), server("dynamic", base_s=0.004)
-    done = subprocess.run(
-        _compare(
-            "--target", f"one={a.url}", "--target", f"many={b.url}", "--loads", "1,3", "--seeds",
-            "2", "--numsamples", "6", "--json", "--out", str(tmp_path / "out"),
-        ),
-        cwd=ROOT, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    before = signal.getsignal(signal.SIGTERM)
+    options = _compare(
+        "--target", f"one={a.url}", "--target", f"many={b.url}", "--loads", "1,3", "--seeds",
+        "2", "--numsamples", "6", "--json", "--out", str(tmp_path / "out"),
+    )[3:]  # fmt: skip
+    status = main(options)
+    signal.signal(signal.SIGTERM, before)
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    figures = json.loads(told.out)
     assert {p["contestant"] for p in figures["points"]} == {"one", "many"}
-    assert "This model only sleeps." in done.stderr
+    assert "This model only sleeps." in told.err
     assert (tmp_path / "out" / "report.html").exists()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["machine"]["cores"] == os.cpu_count()

@@ -37,17 +37,23 @@ def _sigterm_as_before() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def played(out: Path, url: str, *options: str) -> tuple[int, dict[str, Any]]:
-    """What client.py makes of a server: its exit status and the figures it wrote."""
-    status = client.main(
-        [
-            "--target", url, "--numsamples", "12", "--rate", "100", "--prompts", "request",
-            "--numtokens_range", "3", "--timeout-s", "2", "--out", str(out), *options,
-        ]
-    )  # fmt: skip
-    assert (out / "report.html").exists()
-    assert len((out / "workload.jsonl").read_text().splitlines()) == 13
-    return status, json.loads((out / "summary.json").read_text())
+Played = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def played(capsys: pytest.CaptureFixture[str]) -> Played:
+    """What client.py makes of a server: its exit status and its figures."""
+
+    def play(url: str, *options: str) -> tuple[int, dict[str, Any]]:
+        status = client.main(
+            [
+                "--target", url, "--numsamples", "12", "--rate", "100", "--prompts", "request",
+                "--numtokens_range", "3", "--timeout-s", "2", "--json", *options,
+            ]
+        )  # fmt: skip
+        return status, json.loads(capsys.readouterr().out)
+
+    return play
 
 
 @pytest.mark.parametrize(
@@ -65,18 +71,15 @@ def played(out: Path, url: str, *options: str) -> tuple[int, dict[str, Any]]:
     ],
 )
 def test_what_was_answered_before_a_server_failed_is_kept(
-    faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, words: str
+    faulty: Faulty, played: Played, fault: str, words: str
 ) -> None:
-    status, figures = played(tmp_path, faulty(fault, after=6))  # one of them to see if it streams
+    status, figures = played(faulty(fault, after=6))  # one of them to see if it streams
     assert status == 1
     assert figures["verdict"] == "FAILED"
     assert words in figures["reason"]
     assert figures["ok"] == 5
     assert figures["failed"] == 7
     assert figures["output_tokens"] == 15
-    rows = list(csv.DictReader((tmp_path / "requests.csv").read_text().splitlines()))
-    assert sum(row["failure"] == "" for row in rows) == 5
-    assert "FAILED" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -88,9 +91,9 @@ def test_what_was_answered_before_a_server_failed_is_kept(
     ],
 )
 def test_a_server_that_fails_from_the_start_is_reported_without_playing_the_load(
-    faulty: Faulty, tmp_path: Path, fault: str, words: str
+    faulty: Faulty, played: Played, fault: str, words: str
 ) -> None:
-    status, figures = played(tmp_path, faulty(fault))
+    status, figures = played(faulty(fault))
     assert status == 1
     assert figures["verdict"] == "FAILED"
     assert "none of 12 was sent" in figures["reason"]
@@ -101,16 +104,29 @@ def test_a_server_that_fails_from_the_start_is_reported_without_playing_the_load
 @pytest.mark.parametrize("options", [(), ("--no-stream",)])
 @pytest.mark.parametrize("kind", ["", "openai+", "tgi+"])
 def test_a_server_that_is_down_is_reported(
-    tmp_path: Path, kind: str, options: tuple[str, ...]
+    played: Played, kind: str, options: tuple[str, ...]
 ) -> None:
-    status, figures = played(tmp_path, f"{kind}{DOWN}", *options)
+    status, figures = played(f"{kind}{DOWN}", *options)
     assert status == 1
     assert figures["verdict"] == "FAILED"
-    assert "http://127.0.0.1:1 does not answer" in figures["reason"]
+    assert "http://127.0.0.1:1 does not answer: " in figures["reason"]
 
 
-def test_wrong_stats_harm_no_measurement(faulty: Faulty, tmp_path: Path) -> None:
-    status, figures = played(tmp_path, faulty("wrong-stats", after=100))
+@pytest.mark.parametrize(("after", "answered"), [(6, 5), (0, 0)])
+def test_a_failed_run_has_all_the_files_of_a_good_one(
+    faulty: Faulty, played: Played, tmp_path: Path, after: int, answered: int
+) -> None:
+    played(faulty("html", after=after), "--out", str(tmp_path))
+    written = "report.html over-time.png summary.json requests.csv tokens.csv workload.jsonl"
+    assert {p.name for p in tmp_path.iterdir()} == set(written.split())
+    assert "FAILED" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "summary.json").read_text())["verdict"] == "FAILED"
+    rows = list(csv.DictReader((tmp_path / "requests.csv").read_text().splitlines()))
+    assert sum(row["failure"] == "" for row in rows) == answered
+
+
+def test_wrong_stats_harm_no_measurement(faulty: Faulty, played: Played) -> None:
+    status, figures = played(faulty("wrong-stats", after=100))
     assert status == 0
     assert figures["ok"] == 12
     assert "books" not in figures["gates"]["token conservation"]["found"]
