@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -42,7 +43,7 @@ def completed(server: Server) -> int:
 
 
 def test_two_servers_share_a_job_and_one_may_leave(postgres: Postgres, tmp_path: Path) -> None:
-    options = {"max_batch_size": 2, "database_url": postgres.new_database()}
+    options: dict[str, Any] = {"max_batch_size": 2, "database_url": postgres.new_database()}
     steps = {STEP_S: 0.002}
     lines = [line(number, max_tokens=TOKENS) for number in range(400)]
     with serving(tmp_path, "dynamic", steps, **options) as one:
