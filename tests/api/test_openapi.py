@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_it_is_a_valid_document(document: Json) -> None:
 
 def test_every_path_is_in_it(client: FlaskClient, document: Json) -> None:
     rules = {
-        rule.rule.replace("<path:name>", "{name}")
+        re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule)
         for rule in client.application.url_map.iter_rules()
     }
     assert set(document["paths"]) == rules - {"/openapi.json"}
