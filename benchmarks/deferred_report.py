@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.common import machine, save
 from scheduling.step_time import Curve, Work
@@ -113,14 +114,17 @@ def points(
                 allowed = float(
                     np.mean([allowed_tokens_per_s(r, curve, budgets[name], limit) for r in runs])
                 )
-            figures, base = latencies(runs), latencies(alone)
+            ttft_p50, ttft_p99, tpot_p50, tpot_p99 = (latencies(runs) / latencies(alone)).tolist()
             found.append(
                 Point(
                     cell.shape,
                     cell.load,
                     name,
                     sum(len(run.immediate) for run in runs),
-                    *[float(a / b) for a, b in zip(figures, base, strict=True)],
+                    ttft_p50,
+                    ttft_p99,
+                    tpot_p50,
+                    tpot_p99,
                     tokens_per_s,
                     tokens_per_s / left_over,
                     tokens_per_s / allowed if allowed else None,
@@ -129,12 +133,12 @@ def points(
     return found
 
 
-def latencies(runs: Sequence[Measured]) -> list[float]:
-    """Seconds: p50 and p99 of TTFT, p50 and p99 of TPOT, of the immediate requests."""
+def latencies(runs: Sequence[Measured]) -> npt.NDArray[np.float64]:
+    """Seconds [4]: p50 and p99 of TTFT, p50 and p99 of TPOT, of the immediate requests."""
     records = [record for run in runs for record in run.immediate]
     tpots = [t for record in records if (t := tpot_s(record)) is not None]
     ttfts = [ttft_s(record) for record in records]
-    return [float(np.percentile(values, q)) for values in (ttfts, tpots) for q in (50, 99)]
+    return np.array([np.percentile(values, q) for values in (ttfts, tpots) for q in (50, 99)])
 
 
 def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int) -> float:

@@ -5,8 +5,9 @@ computes); the tokens computed, in segments, since the cost of linear layers is 
 while reading the weights bounds it and then bends with the widths of the kernels; rows; tokens
 drawn (each passes through the whole vocabulary); query-key pairs; and the sum of contexts (keys and
 values read). No coefficient is negative, so more work is never predicted to take less time. Errors
-count relative to the duration, and the fit is repeated without the twentieth that it fits worst,
-which is the machine's doing and not the work's.
+count relative to the duration, and the fit is repeated without outliers: iterations in which the
+machine did something else too (Rousseeuw and Leroy, "Robust Regression and Outlier Detection",
+1987, chapter 1). R2 is of those that are left.
 
 The solver is Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, on the normal
 equations (Bro and de Jong, J. Chemometrics 11, 1997).
@@ -18,13 +19,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from seams import Advance, IterationRecord
 
-TRIMMED = 0.05  # of the iterations, those that fit worst
+ROUNDS = 3  # of fitting, each without what the one before found to be outliers
+OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
 SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
 FEATURES = len(KNOTS) + 5
@@ -32,9 +35,8 @@ FEATURES = len(KNOTS) + 5
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What an iteration computes."""
+class Work(NamedTuple):
+    """What an iteration computes. A tuple, since dozens are made in a plan."""
 
     tokens: float = 0
     rows: float = 0
@@ -111,9 +113,11 @@ def fit(features: Floats, durations_s: Floats) -> Curve:
     scaled = features / durations_s[:, None]  # relative errors
     scale = np.maximum(scaled.max(axis=0), 1e-300)
     scaled = scaled / scale
-    worst = np.abs(scaled @ nnls(scaled, np.ones(len(scaled))) - 1)
-    good = worst <= np.quantile(worst, 1 - TRIMMED)
-    x = nnls(scaled[good], np.ones(int(good.sum())))
+    good = np.ones(len(scaled), bool)
+    for _ in range(ROUNDS):
+        x = nnls(scaled[good], np.ones(int(good.sum())))
+        error = np.abs(scaled @ x - 1)
+        good = error <= OUTLIER * float(np.median(error)) + 1e-9
     residuals_s = (1 - scaled[good] @ x) * durations_s[good]
     spread = float(((durations_s[good] - durations_s[good].mean()) ** 2).sum())
     x = x / scale
