@@ -1,12 +1,17 @@
-"""The work through the server: 64 streams over loopback, all sent at once, against the bare loop.
+"""The work through the server: streams over loopback, all sent at once, against the bare loop.
 
-The same texts for both, since HTTP carries text: the bare loop is given their token ids. The
-client runs on the machine's own cores, in a process of its own, as a user's would.
+    python -m benchmarks.http --streams 512                      # random:gpt2
+    python -m benchmarks.http --streams 512 --model embedded     # what HTTP itself sustains
+
+Every stream is counted to its end; one is lost if it breaks off or has another number of tokens
+than it asked for. The bare loop does the same work in the same run, before and after. The client
+runs on the machine's own cores, in a process of its own, as a user's would.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import gc
 import inspect
 import json
 import os
@@ -18,13 +23,16 @@ import sys
 import textwrap
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import aiohttp
-
-from benchmarks.common import Job, offline_work
+from benchmarks.common import Job, machine, offline_work, run_bare, save
+from benchmarks.http_client import Received
+from generate import dynamic
+from model import DTYPES, LoadOptions, load_model
+from scheduling.orca import Orca
 from text import Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,9 +66,7 @@ def _text_of_length(tokenizer: Tokenizer, text: str, tokens: int) -> str:
 @contextmanager
 def server(model: str, dtype: str, limit: int) -> Iterator[str]:
     """`./server.sh dynamic` on a free port; its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         str(ROOT / "server.sh"), "dynamic", "--port", str(port), "--model", model,
         "--dtype", dtype, "--max-batch-size", str(limit),
@@ -71,11 +77,21 @@ def server(model: str, dtype: str, limit: int) -> Iterator[str]:
         for name, value in os.environ.items()
         if not name.startswith("EB_") and name != "API_KEY"
     }
+    with serving(command, environment | {"EB_PYTHON": sys.executable}, port) as url:
+        yield url
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def serving(command: Sequence[str], environment: Mapping[str, str], port: int) -> Iterator[str]:
+    """A server while it runs, healthy; its URL. Raises RuntimeError when it does not start."""
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment | {"EB_PYTHON": sys.executable},
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -98,49 +114,99 @@ def _healthy(url: str) -> bool:
         return False
 
 
-async def _load(url: str, bodies: list[dict[str, object]]) -> tuple[int, float]:
-    async def one(session: aiohttp.ClientSession, body: dict[str, object]) -> int:
-        tokens = 0
-        async with session.post(f"{url}/inference", json=body) as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                if line.startswith(b"data: "):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        raise RuntimeError(event["error"])
-                    tokens += event.get("tokens", 0)
-        return tokens
-
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        start_s = time.perf_counter()
-        counts = await asyncio.gather(*(one(session, body) for body in bodies))
-        return sum(counts), time.perf_counter() - start_s
+def stream_all(url: str, model: str, work: Sequence[tuple[str | list[int], int]]) -> Received:
+    """(prompt, output tokens) each as a stream, by a client in a process of its own."""
+    bodies = [
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        for prompt, tokens in work
+    ]
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.http_client"],
+        input=json.dumps({"url": f"{url}/v1/completions", "bodies": bodies}),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return Received(**json.loads(result.stdout))
 
 
 def run_http(model: str, dtype: str, limit: int) -> tuple[int, float]:
-    """(output tokens, seconds) of 64 concurrent streams, by a client in a process of its own."""
+    """(output tokens, seconds) of 64 concurrent streams of texts."""
     with server(model, dtype, limit) as url:
-        result = subprocess.run(
-            [sys.executable, "-m", "benchmarks.http", url, model],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    tokens, seconds = json.loads(result.stdout.splitlines()[-1])
-    return tokens, seconds
+        work = [(text, job.output_tokens) for text, job in text_work(model)]
+        received = stream_all(url, model, work)
+    if received.lost:
+        raise RuntimeError(f"{received.lost} streams are lost, the first: {received.first_loss}")
+    return received.tokens, received.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """The loop without HTTP."""
+
+    tokens: int
+    seconds: float
+
+
+def bare(model: str, dtype: str, work: Sequence[Job], limit: int) -> Bare:
+    loaded = load_model(LoadOptions("dynamic", model, "auto", dtype, 0, limit))
+    loaded.warm_up()
+    run = run_bare(loaded, Orca(), dynamic.generate, work, limit)
+    del loaded
+    gc.collect()  # its memory goes before the server comes
+    return Bare(sum(record.generated for record in run.tally.requests), run.seconds)
 
 
 def main() -> None:
-    """The client's process: loads the server at argv[1] and prints [tokens, seconds]."""
-    url, model = sys.argv[1:]
-    bodies: list[dict[str, object]] = [
-        {"prompt": text, "num_tokens": job.output_tokens, "temperature": 0, "stream": True}
-        for text, job in text_work(model)
-    ]
-    print(json.dumps(asyncio.run(_load(url, bodies))))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=512, help="default: %(default)s")
+    parser.add_argument("--limit", type=int, help="batch limit (default: as many as streams)")
+    parser.add_argument("--model", default="random:gpt2", help="default: %(default)s")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
+    args = parser.parse_args()
+
+    limit = args.limit or args.streams
+    work = offline_work(load_tokenizer(args.model).vocab_size, args.streams)
+    before = bare(args.model, args.dtype, work, limit)
+    with server(args.model, args.dtype, limit) as url:
+        received = stream_all(url, args.model, [(job.prompt, job.output_tokens) for job in work])
+    after = bare(args.model, args.dtype, work, limit)
+
+    alone = (before.tokens + after.tokens) / (before.seconds + after.seconds)
+    ratio = received.tokens / received.seconds / alone
+    where = machine()
+    table = f"""{args.model} in {args.dtype}, batch limit {limit}; {where.cpu}, {where.cores} cores
+
+| | streams | lost | tokens | output tokens/s | token events/s |
+|---|---|---|---|---|---|
+| bare loop, before | {len(work)} | - | {before.tokens} | {before.tokens / before.seconds:.0f} | - |
+| over HTTP | {received.streams} | {received.lost} | {received.tokens} \
+| {received.tokens / received.seconds:.0f} | {received.events / received.seconds:.0f} |
+| bare loop, after | {len(work)} | - | {after.tokens} | {after.tokens / after.seconds:.0f} | - |
+
+over HTTP / bare loop: {ratio:.2f}"""
+    report = {
+        "model": args.model,
+        "dtype": args.dtype,
+        "limit": limit,
+        "before": asdict(before),
+        "http": asdict(received),
+        "after": asdict(after),
+        "http_to_bare": ratio,
+    }
+    save(report, table, args.out, f"streams-{args.model.replace(':', '-')}")
 
 
 if __name__ == "__main__":
