@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from deferred.records import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
 from deferred.store import JobStore
@@ -68,7 +69,9 @@ def finalise(store: JobStore, now_s: float = NOW_S) -> Batch:
     return store.batches.finalise(batch.id, WORKER, now_s, unrun)
 
 
-def lines_of(store: JobStore, owner: str, file_id: str | None, now_s: float = NOW_S) -> list[dict]:
+def lines_of(
+    store: JobStore, owner: str, file_id: str | None, now_s: float = NOW_S
+) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _raw_lines(store, owner, file_id, now_s)]
 
 
@@ -79,5 +82,5 @@ def _raw_lines(store: JobStore, owner: str, file_id: str | None, now_s: float) -
         yield from content.splitlines()
 
 
-def ids(lines: Sequence[dict]) -> list[str]:
+def ids(lines: Sequence[dict[str, Any]]) -> list[str]:
     return [line["custom_id"] for line in lines]

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
@@ -95,7 +96,7 @@ class Postgres:
         finally:
             engine.dispose()
 
-    def _as_user(self) -> dict:
+    def _as_user(self) -> dict[str, Any]:
         """PostgreSQL refuses to be run by root."""
         if self._user is None:
             return {}

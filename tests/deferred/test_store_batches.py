@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -8,7 +9,7 @@ from deferred.errors import (
     NotFoundError,
     StatusConflictError,
 )
-from deferred.records import LineError, NewBatch, Progress, RequestCounts, Usage
+from deferred.records import ItemState, LineError, NewBatch, Progress, RequestCounts, Usage
 from deferred.store import JobStore
 from deferred.transitions import LEASE_S
 from tests.deferred.jobs import (
@@ -40,7 +41,8 @@ def test_a_new_batch_is_validating_and_says_what_was_asked_for(store: JobStore) 
     assert batch.spec == spec
     assert (batch.status, batch.created_at, batch.expires_at) == ("validating", NOW_S, EXPIRES_S)
     assert (batch.counts, batch.usage, batch.errors) == (RequestCounts(), Usage(), ())
-    assert batch.output_file_id is batch.error_file_id is batch.in_progress_at is None
+    assert batch.output_file_id is batch.error_file_id is None
+    assert batch.in_progress_at is None
 
 
 def test_a_batch_needs_a_file_of_its_owner(store: JobStore) -> None:
@@ -220,7 +222,7 @@ def test_a_batch_that_no_server_validated_in_time_expires(store: JobStore) -> No
 
 
 def test_progress_counts_batches_and_items_of_all_owners(store: JobStore) -> None:
-    zeros = dict.fromkeys(("pending", "running", "completed", "failed", "expired", "cancelled"), 0)
+    zeros: dict[ItemState, int] = dict.fromkeys(get_args(ItemState), 0)
     assert store.progress() == Progress({}, zeros, None)
     started(store, 2, expires_at=EXPIRES_S - 1)
     record(store, claim(store, 2), succeeded=False)

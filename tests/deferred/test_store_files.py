@@ -6,6 +6,7 @@ from sqlalchemy import func, select
 
 from deferred.errors import FileTooLargeError, NotFoundError
 from deferred.files import ABANDONED_S
+from deferred.records import Order
 from deferred.schema import CHUNK_BYTES, file_chunks
 from deferred.store import JobStore
 from tests.deferred.jobs import MODEL, NOW_S, OWNER, WORKER, create, upload
@@ -42,7 +43,8 @@ def test_a_name_may_hold_what_a_database_cannot(store: JobStore) -> None:
 
 def test_files_are_listed_in_pages_in_both_orders(store: JobStore) -> None:
     made = [upload(store) for _ in range(5)]
-    for order, expected in (("asc", made), ("desc", made[::-1])):
+    orders: dict[Order, list[str]] = {"asc": made, "desc": made[::-1]}
+    for order, expected in orders.items():
         found: list[str] = []
         after = None
         more = True

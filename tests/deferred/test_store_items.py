@@ -78,7 +78,7 @@ def test_a_claim_takes_no_more_than_asked_and_the_earliest_deadline_first(store:
     late = started(store, 40, expires_at=9000.0)
     early = started(store, 40, expires_at=8000.0)
     expected = [(batch.id, line) for batch in (early, late) for line in range(1, 41)]
-    claimed = []
+    claimed: list[tuple[str, int]] = []
     for n in (1, 7, 40, 0, 20, 50):
         got = claim(store, n)
         assert len(got) == min(n, 80 - len(claimed))

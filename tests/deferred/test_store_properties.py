@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from sqlalchemy import Connection
 
 from deferred.errors import StatusConflictError
 from deferred.records import Item, NewBatch, Ticket
@@ -30,7 +31,6 @@ WINDOW_S = 3 * LEASE_S
 FOREVER = 10**9
 WORKERS = st.sampled_from(["a", "b"])
 FUSES = st.one_of(st.just(FOREVER), st.integers(0, 5))
-EXAMPLES = {"sqlite": 35, "postgresql": 10}
 names = itertools.count()
 
 
@@ -74,14 +74,14 @@ class Store(RuleBasedStateMachine):
         write = self.store._database.write
 
         @contextmanager
-        def fused(*, durable: bool) -> Iterator:
+        def fused(*, durable: bool) -> Iterator[Connection]:
             with write(durable=durable) as connection:
                 yield connection
                 self.fuse -= 1
                 if self.fuse < 0:
                     raise CrashError
 
-        self.store._database.write = fused
+        self.store._database.write = fused  # type: ignore[method-assign]
 
     @contextmanager
     def may_crash(self, fuse: int) -> Iterator[None]:
@@ -284,15 +284,26 @@ class Store(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_every_line_is_recorded_once_whatever_happens(kind: str, request) -> None:
+def drive(kind: str, request: pytest.FixtureRequest, examples: int) -> None:
     url = kind if kind == "sqlite" else request.getfixturevalue("postgresql_url")
     machine = type("StoreOn" + kind, (Store,), {"url": url})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES[kind],
+            max_examples=examples,
             stateful_step_count=40,
             phases=[Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
         ),
     )
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 15), ("postgresql", 6)])
+def test_every_line_is_recorded_once_whatever_happens(kind, examples, request) -> None:
+    drive(kind, request, examples)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_every_line_is_recorded_once_in_many_more_orders(kind, request) -> None:
+    drive(kind, request, 600)
