@@ -148,7 +148,7 @@ class Budget(Wrapper):
         self, gap: Gap, candidates: Sequence[Request], work: Work, allowance: Allowance
     ) -> Iterator[Advance]:
         most_s = min(allowance.budget_s + self._saved_s, allowance.most_s)
-        misses = 0
+        misses, closed = 0, False
 
         def fits(tokens: int) -> bool:
             more = work.plus(Advance(request, tokens))
@@ -156,8 +156,9 @@ class Budget(Wrapper):
             return more.tokens <= allowance.tokens and taken_s <= most_s
 
         for request in candidates:
-            if not request.room and (misses or not self._may_come(request, gap)):
-                return  # whoever is smaller does not overtake it
+            if not request.room and (misses or closed or not self._may_come(request, gap)):
+                closed = True  # whoever is smaller does not overtake it
+                continue
             most = request.known - request.computed
             if gap.growth(Advance(request, most)) > gap.free:
                 most = request.room - request.computed

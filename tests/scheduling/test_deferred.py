@@ -183,6 +183,33 @@ def test_the_least_laxity_is_first() -> None:
         assert target_s > alone_s
 
 
+def test_who_is_short_of_time_overtakes_whoever_has_begun_and_is_not() -> None:
+    """A row gets a token in an iteration of 10 s; so 8 tokens take 80 s."""
+
+    class Slow(Law):
+        def seconds(self, work: Work) -> float | None:
+            return 10.0
+
+    waiting = [
+        Shown(5, prompt_tokens=1, service_class="deferred", deadline_s=d, arrival_s=100.0)
+        for d in (1000.0, 150.0)
+    ]
+    waiting = [replace(request, id=5 + n) for n, request in enumerate(waiting)]
+    begun = deferred(1, deadline_s=900.0)
+    policy = Budget(Orca(), Slow(), max_step_s=100.0)
+    shown = view(waiting, [begun], used=12)
+    assert [s.request.id for s in policy.plan(shown).advance] == [1, 6, 5]  # no pace is known yet
+    assert [s.request.id for s in policy.plan(shown).advance] == [6, 1, 5]
+
+
+def test_a_newcomer_that_finds_no_room_holds_up_no_resident() -> None:
+    urgent = Shown(5, max_tokens=900, service_class="deferred", deadline_s=1.0)
+    shown = view([urgent], [deferred(1), deferred(2)], used=24, budget=100)
+    policy = Budget(Orca(), Law())
+    policy.plan(shown)
+    assert [step.request.id for step in policy.plan(shown).advance] == [1, 2]
+
+
 def test_where_nothing_fits_the_floor_grants_one_row_once_in_a_while() -> None:
     shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
     policy = Budget(Orca(), Law(), factor=1.0)
