@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import gc
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,7 +69,7 @@ def play(
 @contextlib.contextmanager
 def _no_collector_pauses() -> Iterator[None]:
     """The collector stops the world for tens of milliseconds; a run makes no garbage cycles."""
-    gc.collect()
+    _collect()
     gc.freeze()
     gc.disable()
     try:
@@ -75,6 +77,28 @@ def _no_collector_pauses() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def _collect() -> None:
+    """Collect everything. What interrupts in the middle is raised at the end.
+
+    Within a finalizer a KeyboardInterrupt would be printed and forgotten.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        gc.collect()
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        gc.collect()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for one in came:
+        signal.raise_signal(one)
 
 
 class _Player:

@@ -116,6 +116,25 @@ def test_tokens_that_the_server_counts_wrong_do_not_pass_the_gate(server: StartS
     assert "token conservation" in verdict.reason
 
 
+class Interrupts:
+    """Garbage that is only found by the collector, and interrupts from its finalizer."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_garbage_is_collected_is_not_lost(server: StartServer) -> None:
+    target = server()
+    Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        play(workload(), target)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert all(o.ok for o in play(workload(), target).outcomes)
+
+
 def test_ctrl_c_keeps_what_was_measured(server: StartServer) -> None:
     target = server()
     work = workload(requests=400, rate=40.0)
