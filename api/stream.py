@@ -38,8 +38,12 @@ def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece]:
             return
 
 
+# made once: json.dumps makes an encoder in every call that names its separators
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encode(data).encode() + b"\n\n"
 
 
 def event_stream(
