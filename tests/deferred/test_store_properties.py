@@ -206,7 +206,7 @@ class Store(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), fuse=FUSES)
     def expire(self, data: st.DataObject, fuse: int) -> None:
-        job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
+        job = self.jobs[data.draw(st.sampled_from(list(self.jobs)))]
         self.now_s = max(self.now_s, self.store.batches.get(self.owner, job.id).expires_at)
         with self.may_crash(fuse):
             self.store.batches.expire_due(self.now_s)
@@ -217,7 +217,7 @@ class Store(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
+        job = self.jobs[data.draw(st.sampled_from(list(self.jobs)))]
         before = self.store.batches.get(self.owner, job.id)
         if before.status in ("validating", "in_progress", "cancelling"):
             after = self.store.batches.cancel(self.owner, job.id, self.now_s)
