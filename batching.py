@@ -102,6 +102,11 @@ class BatchingManager:
         return {"waiting": self._queue.size, "running": len(self._resident)}
 
     @property
+    def serves_immediate(self) -> bool:
+        """Whether somebody waits on a connection for what is queued or runs; as good as now."""
+        return self._queue.size + len(self._resident) > self._deferred
+
+    @property
     def busy_since_s(self) -> float | None:
         """When the present stretch with work began; None while there is none."""
         return self._queue.busy_since_s

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from deferred import lines
 from deferred.errors import LeaseLostError, NotFoundError, StoreUnavailableError
+from deferred.pace import Pace
 from deferred.records import Batch, LineError, NewItem, Progress
 from deferred.store import JobStore
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0  # other servers may have made batches
 SWEEP_S = 60.0
 BACK_OFF_S = 1.0
-PACE_LINES = 16  # between two looks at whether others need the interpreter
+STROKE_LINES = 4  # a fraction of a millisecond
 
 
 class _StoppedError(Exception):
@@ -37,19 +38,18 @@ class Clerk:
         name: str,
         model: str,
         most_line_bytes: int,
-        busy: Callable[[], bool],
+        hurried: Callable[[], bool],
         started: Callable[[], None],
     ) -> None:
-        """`busy`: whether the engine works, so that half of the time is to be left to it.
-        `started`: told when a batch has lines to be claimed."""
+        """`hurried`: whether immediate requests wait for the interpreter. `started`: told when a
+        batch has lines to be claimed."""
         self._store = store
         self._name = name
         self._model = model
         self._most_line_bytes = most_line_bytes
-        self._busy = busy
+        self._pace = Pace(hurried)
         self._started = started
         self._news = threading.Event()
-        self._stopping = threading.Event()
         self._sweep_s = 0.0
         self.progress: Progress | None = None  # as of the last turn; None: the store is away
 
@@ -57,11 +57,11 @@ class Clerk:
         self._news.set()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._pace.stop()
         self._news.set()
 
     def run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._pace.stopped:
             wait_s = POLL_S
             try:
                 if self._turn():
@@ -143,16 +143,12 @@ class Clerk:
         self._started()
 
     def _paced(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-        """Whoever is answered now needs the interpreter too: works half of the time."""
-        began_s = time.monotonic()
         for count, line in enumerate(numbered, start=1):
             yield line
-            if count % PACE_LINES == 0:
-                if self._busy():
-                    self._stopping.wait(time.monotonic() - began_s)
-                if self._stopping.is_set():
+            if count % STROKE_LINES == 0:
+                self._pace.rest()
+                if self._pace.stopped:
                     raise _StoppedError
-                began_s = time.monotonic()
 
     def _sweep(self) -> None:
         now_s = time.monotonic()

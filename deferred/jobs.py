@@ -38,7 +38,7 @@ class Jobs:
         model: str,
         window: int,
         most_line_bytes: int,
-        busy: Callable[[], bool],
+        hurried: Callable[[], bool],
     ) -> None:
         """`where`: as `open_store`; the others: as `Worker` and `Clerk`."""
         self._where = where
@@ -46,7 +46,7 @@ class Jobs:
         self._model = model
         self._window = window
         self._most_line_bytes = most_line_bytes
-        self._busy = busy
+        self._hurried = hurried
         self._name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._lock = threading.Lock()
         self._store: JobStore | None = None
@@ -146,7 +146,7 @@ class Jobs:
             name=self._name,
             model=self._model,
             most_line_bytes=self._most_line_bytes,
-            busy=self._busy,
+            hurried=self._hurried,
             started=lambda: worker.wake(),
         )
         worker = self._worker = Worker(
@@ -155,6 +155,7 @@ class Jobs:
             name=self._name,
             model=self._model,
             window=self._window,
+            hurried=self._hurried,
             none_left=self._clerk.wake,
         )
         for name, run in (("batch-worker", worker.run), ("batch-clerk", self._clerk.run)):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from deferred import lines
 from deferred.errors import StoreUnavailableError
+from deferred.pace import Pace
 from deferred.records import Item, Result, Ticket, Usage
 from deferred.store import JobStore
 from deferred.transitions import HEARTBEAT_S
@@ -27,6 +28,7 @@ from inference import Inference
 
 log = logging.getLogger(__name__)
 
+STROKE_LINES = 8  # that are begun in a turn while immediate requests run: some milliseconds
 TURN_S = 0.02  # ends are looked for no more often
 FLUSH_S = 0.05  # how long a result waits for others to be committed with it
 FLUSH_RESULTS = 256
@@ -93,10 +95,12 @@ class Worker:
         name: str,
         model: str,
         window: int,
+        hurried: Callable[[], bool] = lambda: False,
         none_left: Callable[[], None] = lambda: None,
     ) -> None:
         """`name`: unique to this process's life. `window`: requests that are in the engine's hands
-        at a time. `none_left`: told when all that was claimed has been recorded."""
+        at a time. `hurried`: whether immediate requests wait for the interpreter. `none_left`:
+        told when all that was claimed has been recorded."""
         self._store = store
         self._runner = runner
         self._name = name
@@ -104,7 +108,7 @@ class Worker:
         self._window = window
         self._none_left = none_left
         self._news = threading.Event()
-        self._stopping = False
+        self._pace = Pace(hurried)
         self._claimed: deque[tuple[Item, int]] = deque()  # and tries
         self._running: dict[Ticket, _Running] = {}
         self._results: list[Result] = []
@@ -123,13 +127,13 @@ class Worker:
 
     def stop(self) -> None:
         """`run` gives back what it holds, and returns."""
-        self._stopping = True
+        self._pace.stop()
         self._news.set()
 
     # --- the worker's thread ----------------------------------------------------------------
 
     def run(self) -> None:
-        while not self._stopping:
+        while not self._pace.stopped:
             try:
                 wait_s = self._turn(time.monotonic())
             except Exception:  # a fault of ours must not end all jobs
@@ -137,8 +141,7 @@ class Worker:
                 wait_s = BACK_OFF_S[0]
             self._news.wait(wait_s)
             self._news.clear()
-            if not self._stopping:
-                time.sleep(TURN_S)
+            self._pace.rest(TURN_S)
         self._give_back()
 
     def _turn(self, now_s: float) -> float:
@@ -155,12 +158,12 @@ class Worker:
                 if self._back_off_s:
                     log.info("the job store is there again")
                 self._back_off_s = 0.0
-        self._start()
+        later_s = self._start()
         due_s = [self._beat_s]
         if self._results:
             due_s.append(self._first_result_s + FLUSH_S)
-        if self._room > 0:  # what was claimed and not begun: the server takes nothing in
-            due_s.append(now_s + POLL_S if self._claimed else self._claim_s)
+        if self._room > 0:
+            due_s.append(now_s + later_s if self._claimed else self._claim_s)
         wait_s = max(min(due_s), self._store_s) - time.monotonic()
         ends = (running.item.deadline for running in self._running.values())
         return max(0.0, min(wait_s, min(ends, default=math.inf) - time.time()))
@@ -234,9 +237,12 @@ class Worker:
     def _room(self) -> int:
         return self._window - sum(len(r.call.inferences) for r in self._running.values())
 
-    def _start(self) -> None:
+    def _start(self) -> float:
+        """Returns how long those that are left are to wait, where there is room for them."""
         room, now_s = self._room, time.monotonic()
-        while self._claimed and room > 0:
+        left = STROKE_LINES if self._pace.hurried else self._window
+        while self._claimed and room > 0 and left > 0:
+            left -= 1
             item, tries = self._claimed.popleft()
             left_s = item.deadline - time.time()
             if left_s <= 0:  # the store expires it
@@ -248,12 +254,13 @@ class Worker:
                 call = self._runner.begin(item.endpoint, item.body, left_s, self._news)
             except NotNowError:
                 self._claimed.appendleft((item, tries))
-                return
+                return POLL_S
             if isinstance(call, Answer):
                 self._finish(item, call, now_s)
             else:
                 self._running[item.ticket] = _Running(item, call, tries + 1)
                 room -= len(call.inferences)
+        return 0.0
 
     def _drop(self, ticket: Ticket) -> None:
         self._running.pop(ticket).call.cancel()
