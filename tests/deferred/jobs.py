@@ -72,8 +72,6 @@ def finalise(store: JobStore, now_s: float = NOW_S) -> Batch:
 def lines_of(
     store: JobStore, owner: str, file_id: str | None, now_s: float = NOW_S
 ) -> list[dict[str, Any]]:
-    store: JobStore, owner: str, file_id: str | None, now_s: float = NOW_S
-) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _raw_lines(store, owner, file_id, now_s)]
 
 
