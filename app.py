@@ -20,27 +20,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flask import Flask
-from pydantic import BaseModel
 
 from api import batches, files, inference, openai, tgi
 from api.batch_lines import Endpoints
-from api.batches import BatchRequest
 from api.chat import load_chat_template
 from api.cors import register_cors
 from api.departed import Departures
 from api.errors import register_errors
-from api.inference import InferenceRequest
 from api.job_metrics import JobCollector
 from api.keys import require_keys
 from api.logs import register_log
 from api.metrics import Metrics, register_metrics
 from api.openai_answers import error_shape
 from api.openai_generation import Generations
-from api.openai_schemas import ChatRequest, CompletionRequest
 from api.openapi import register_openapi
 from api.service import Service
 from api.tgi_answers import shape as tgi_shape
-from api.tgi_schemas import CompatRequest, GenerateRequest
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager
 from config import Config, env_name, flag
 from deferred.jobs import Jobs
@@ -63,18 +58,6 @@ LOAD_FAILED = 3  # gunicorn's status for a worker that must not be started again
 JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
 POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
 ABORT_S = 5.0  # what an iteration may still take after its requests were given up
-
-
-REQUEST_BODIES: Mapping[str, type[BaseModel]] = {
-    "/inference": InferenceRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/chat/completions": ChatRequest,
-    "/v1/batches": BatchRequest,
-    "/": CompatRequest,
-    "/generate": GenerateRequest,
-    "/generate_stream": GenerateRequest,
-    "/tokenize": GenerateRequest,
-}
 
 
 class LoadError(Exception):
@@ -257,7 +240,7 @@ def create_app(
         model=generations.model,
         window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
-        hurried=lambda: manager.serves_immediate,
+        busy=lambda: manager.busy_since_s is not None,
     )
     engine = Engine(config, manager, jobs, tokenizer, load)
     app.extensions["engine"] = engine
@@ -268,7 +251,7 @@ def create_app(
     register_cors(app, config.cors_allow_origin)
     register_metrics(app, metrics, manager, JobCollector(jobs))
     require_keys(app, config.keys)
-    register_openapi(app, REQUEST_BODIES, keys=bool(config.keys))
+    register_openapi(app, keys=bool(config.keys))
     return app
 
 

@@ -1,10 +1,12 @@
-"""`/openapi.json`: every path that the server has, from its routes, and what each takes, from the
-schemas that its requests are read with. Knows no dialect."""
+"""`/openapi.json`: what every path takes and answers, from the schemas that requests are read with
+and those of `openapi_answers.py`. A route that `openapi_paths.py` does not know keeps the server
+from starting."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, jsonify
@@ -12,35 +14,30 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from api.keys import OPEN_PATHS
+from api.openapi_paths import OPERATIONS, Json, Operation
 
 PATH = "/openapi.json"
 COMPONENTS = "#/components/schemas/{model}"
-ANSWERS = "200: see docs/apis.md; any other: an error in the shape of the API whose path it is"
 
 
-def register_openapi(app: Flask, bodies: Mapping[str, type[BaseModel]], *, keys: bool) -> None:
-    """To be called when all other routes are there. `bodies`: what a POST to a path takes;
-    `keys`: whether one has to be sent."""
-    names, definitions = models_json_schema(
-        [(schema, "validation") for schema in dict.fromkeys(bodies.values())],
-        ref_template=COMPONENTS,
-    )
-    paths: dict[str, dict[str, Any]] = {}
+def register_openapi(app: Flask, *, keys: bool) -> None:
+    """To be called when all other routes are there. `keys`: whether one has to be sent."""
+    references, components = _schemas()
+    paths: dict[str, Json] = {}
     for rule in app.url_map.iter_rules():
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
-            schema = bodies.get(rule.rule) if method == "POST" else None
-            body = None if schema is None else names[(schema, "validation")]
-            operation = _operation(sorted(rule.arguments), body)
-            if path in OPEN_PATHS:
-                operation["security"] = []
-            paths.setdefault(path, {})[method.lower()] = operation
+            locked = keys and path not in OPEN_PATHS
+            told = _operation(OPERATIONS[method, path], sorted(rule.arguments), references, locked)
+            if not locked:
+                told["security"] = []
+            paths.setdefault(path, {})[method.lower()] = told
     document = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": definitions["$defs"],
+            "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}] if keys else [],
@@ -51,15 +48,72 @@ def register_openapi(app: Flask, bodies: Mapping[str, type[BaseModel]], *, keys:
         return jsonify(document)
 
 
-def _operation(arguments: list[str], body: Mapping[str, Any] | None) -> dict[str, Any]:
-    operation: dict[str, Any] = {
+def _schemas() -> tuple[Mapping[type[BaseModel], Json], Json]:
+    """Of each type the reference to it, and what they refer to."""
+    types = dict.fromkeys(
+        schema
+        for operation in OPERATIONS.values()
+        for schema in (operation.body, operation.whole, operation.events, operation.error)
+        if schema is not None
+    )
+    names, definitions = models_json_schema(
+        [(schema, "validation") for schema in types], ref_template=COMPONENTS
+    )
+    return {schema: names[schema, "validation"] for schema in types}, definitions["$defs"]
+
+
+def _operation(
+    operation: Operation,
+    arguments: list[str],
+    references: Mapping[type[BaseModel], Json],
+    locked: bool,
+) -> Json:
+    answer: dict[str, Any] = {}
+    if operation.whole is not None:
+        answer["application/json"] = {"schema": references[operation.whole]}
+    if operation.events is not None:
+        data: Json = {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": references[operation.events],
+        }
+        if operation.last is not None:
+            data = {"anyOf": [data, {"const": operation.last}]}
+        answer["text/event-stream"] = {
+            "schema": {
+                "type": "object",
+                "description": "of each server-sent event",
+                "properties": {"data": data},
+                "required": ["data"],
+            }
+        }
+    if operation.media is not None:
+        answer[operation.media] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": references[operation.error]}}
+    statuses = (*operation.statuses, *([401] if locked else []))
+    told: Json = {
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in arguments
+            *(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in arguments
+            ),
+            *(
+                {"name": name, "in": "query", "schema": schema}
+                for name, schema in operation.query.items()
+            ),
         ],
-        "responses": {"default": {"description": ANSWERS}},
+        "responses": {
+            "200": {"description": "OK", "content": answer},
+            **{
+                str(status): {"description": HTTPStatus(status).phrase, "content": error}
+                for status in sorted(statuses)
+            },
+        },
     }
-    if body is not None:
-        content = {"application/json": {"schema": body}}
-        operation["requestBody"] = {"required": True, "content": content}
-    return operation
+    if operation.body is not None:
+        content = {"application/json": {"schema": references[operation.body]}}
+        told["requestBody"] = {"required": True, "content": content}
+    if operation.form is not None:
+        content = {"multipart/form-data": {"schema": operation.form}}
+        told["requestBody"] = {"required": True, "content": content}
+    return told

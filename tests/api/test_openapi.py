@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
+from api.openapi_paths import OPERATIONS
 from tests.api.test_openai_refusals import JSON, NAMES
 
 Json = dict[str, Any]
@@ -81,3 +83,48 @@ def test_what_it_forbids_is_refused(
     assert takes(document, path).is_valid(GOOD[path])
     assert not takes(document, path).is_valid(body)
     assert client.post(path, json=body).status_code in (400, 422)
+
+
+STREAMS: dict[str, Json] = {
+    "/inference": {"stream": True, "num_tokens": 5},
+    "/v1/completions": {
+        "stream": True,
+        "max_tokens": 5,
+        "logprobs": 2,
+        "n": 2,
+        "stream_options": {"include_usage": True},
+        "service_tier": "flex",
+    },
+    "/v1/chat/completions": {"stream": True, "max_tokens": 5, "logprobs": True, "top_logprobs": 2},
+    "/": {"stream": True, "inputs": "x", "parameters": {"max_new_tokens": 5}},
+    "/generate_stream": {
+        "inputs": "x",
+        "parameters": {"max_new_tokens": 5, "top_n_tokens": 2, "details": True},
+    },
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_every_event_of_a_stream_fits_it(client: FlaskClient, document: Json, path: str) -> None:
+    answer = client.post(path, json={**GOOD.get(path, {}), **STREAMS[path]})
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    data = content[answer.mimetype]["schema"]["properties"]["data"]
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    if path.startswith("/v1/"):
+        data, last = data["anyOf"]
+        assert events.pop() == last["const"] == "[DONE]"
+    schema = {**data["contentSchema"], "components": document["components"]}
+    validator = Draft202012Validator(schema)
+    assert events
+    for event in events:
+        validator.validate(json.loads(event))
+        assert not validator.is_valid({**json.loads(event), "unknown": 1})
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_refusal_it_knows_has_a_shape(document: Json, method: str, path: str) -> None:
+    answers = document["paths"][path][method.lower()]["responses"]
+    assert "200" in answers
+    assert "default" not in answers
+    for status in answers.keys() - {"200"}:
+        assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("Error")
