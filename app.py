@@ -240,7 +240,7 @@ def create_app(
         model=generations.model,
         window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
-        busy=lambda: manager.busy_since_s is not None,
+        hurried=lambda: manager.serves_immediate,
     )
     engine = Engine(config, manager, jobs, tokenizer, load)
     app.extensions["engine"] = engine
