@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+_OK = b"HTTP/1.1 200"
 _EVENT = b"data: "
 _KEPT_BYTES = 4096  # the end of a stream, which holds its usage
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
@@ -53,12 +54,13 @@ class _Stream(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if not self.head:
-            self.head = data[:_KEPT_BYTES]
+        if len(self.head) < len(_OK):
+            self.head += data
         # an event's beginning may be cut in two
         self.events += (self.tail[1 - len(_EVENT) :] + data).count(_EVENT)
         self.tail = (self.tail + data)[-_KEPT_BYTES:]
-        if self.tail.endswith(b"\r\n0\r\n\r\n") or not self.head.startswith(b"HTTP/1.1 200"):
+        refused = not _OK.startswith(self.head[: len(_OK)])
+        if refused or self.tail.endswith(b"\r\n0\r\n\r\n"):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,0 +1,61 @@
+"""The arithmetic of the machine's limit, against a network that is counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.limits import (
+    Limits,
+    bytes_of,
+    least_seconds,
+    operations_of,
+    pass_of,
+    weights_of,
+)
+from gpt.network import GPT, GPTConfig
+
+CONFIG = GPTConfig(vocab_size=11, context=16, n_layer=2, n_head=2, n_embd=4)
+
+
+def test_the_weights_are_those_of_the_network_s_blocks() -> None:
+    network = GPT(CONFIG)
+    assert weights_of(CONFIG) == sum(p.numel() for p in network.blocks.parameters())
+
+
+def test_a_pass_counts_what_its_rows_see() -> None:
+    """A prompt of three from its start, and a decode at the sixth position."""
+    done = pass_of([(0, 3, True), (5, 1, True)])
+    assert (done.tokens, done.drawn) == (4, 2)
+    assert done.cached == 3 + 6
+    assert done.pairs == (1 + 2 + 3) + 6
+
+
+def test_a_part_of_a_prompt_that_draws_nothing_reads_no_head() -> None:
+    silent, drawing = (bytes_of(pass_of([(0, 3, drawn)]), CONFIG, 4) for drawn in (False, True))
+    assert drawing - silent == 4 * CONFIG.vocab_size * CONFIG.n_embd
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    network = GPT(CONFIG).eval()
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        hidden = network(torch.arange(3), torch.arange(3), lambda _, q, k, v: v)
+        network.head(hidden[-1:])
+    done = pass_of([(0, 3, True)])
+    attention = 4 * CONFIG.n_embd * CONFIG.n_layer * done.pairs
+    assert operations_of(done, CONFIG) - attention == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("bandwidth", "rate"), [(1.0, 1e30), (1e30, 1.0)])
+def test_the_slower_of_reading_and_computing_decides(bandwidth: float, rate: float) -> None:
+    done = pass_of([(4, 1, True)])
+    limits = Limits(bandwidth, {"bfloat16": rate})
+    whole = bytes_of(done, CONFIG, 2) if bandwidth == 1.0 else operations_of(done, CONFIG)
+    assert least_seconds([done, done], CONFIG, "bfloat16", limits) == pytest.approx(2 * whole)
+
+
+def test_of_two_measurements_the_higher_counts() -> None:
+    a, b = Limits(1.0, {"float32": 4.0}), Limits(2.0, {"float32": 3.0})
+    assert a.or_better(b) == b.or_better(a) == Limits(2.0, {"float32": 4.0})
