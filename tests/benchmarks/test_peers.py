@@ -10,6 +10,7 @@ import pytest
 from benchmarks.common import Job
 from benchmarks.limits import Limits, Pass
 from benchmarks.peers import __main__ as peers
+from benchmarks.peers.environments import HERE, PEERS
 from gpt.network import GPTConfig
 
 
@@ -70,6 +71,6 @@ def test_ours_is_compared_with_the_fastest_valid_peer(tmp_path: Path) -> None:
 
 
 def test_every_peer_has_pins_and_a_runner() -> None:
-    for peer in peers.PEERS:
-        assert (peers.HERE / f"{peer.environment}.txt").exists()
-        assert (peers.HERE / f"{peer.runner}.py").exists()
+    for peer in PEERS:
+        assert (HERE / f"{peer.environment}.txt").exists()
+        assert (HERE / f"{peer.runner}.py").exists()
