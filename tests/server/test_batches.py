@@ -149,18 +149,8 @@ def test_another_keys_jobs_are_not_there(slow: Server) -> None:
     assert ended(ours, batch.id).status == "completed"
 
 
-def test_a_line_whose_generation_fails_is_tried_again(tmp_path: Path) -> None:
-    failing: Any = {FAIL_ON: "2,5"}
-    with serving(tmp_path, "dynamic", failing) as server:
-        client = official(server)
-        batch = ended(client, submitted(client, [line(n, max_tokens=5) for n in range(8)]).id)
-        output, errors = outcome(client, batch, 8)
-        assert not errors
-        require_answers(output, 5)
-
-
-def test_a_line_that_always_fails_has_a_500(tmp_path: Path) -> None:
-    failing: Any = {FAIL_ON: ",".join(map(str, range(1, 100)))}
+def test_a_failed_generation_is_tried_three_times_and_then_a_500(tmp_path: Path) -> None:
+    failing: Any = {FAIL_ON: "1,2,3,5,8"}  # iterations: of the first job all, of the second some
     with serving(tmp_path, "dynamic", failing) as server:
         client = official(server)
         batch = ended(client, submitted(client, [line(0, max_tokens=5)]).id)
@@ -169,6 +159,10 @@ def test_a_line_that_always_fails_has_a_500(tmp_path: Path) -> None:
         response = errors["id 0"]["response"]
         assert response["status_code"] == 500
         assert response["body"]["error"]["type"] == "server_error"
+        batch = ended(client, submitted(client, [line(n, max_tokens=5) for n in range(8)]).id)
+        output, errors = outcome(client, batch, 8)
+        assert not errors
+        require_answers(output, 5)
 
 
 def test_a_server_that_is_told_to_stop_gives_its_lines_back(tmp_path: Path) -> None:
