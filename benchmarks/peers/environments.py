@@ -35,10 +35,12 @@ class Peer:
     preload: tuple[str, ...] = ()
 
 
+_CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 VLLM_VARIABLES = {
-    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+    "VLLM_CPU_OMP_THREADS_BIND": _CORES,
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
-    "VLLM_CACHE_ROOT": str(BUILD / "cache"),
+    # the number of threads stands in what it compiles, and not in the name it keeps it under
+    "VLLM_CACHE_ROOT": str(BUILD / "cache" / f"vllm-cores-{_CORES}"),
     "VLLM_NO_USAGE_STATS": "1",
 }
 
