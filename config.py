@@ -242,7 +242,7 @@ class Config:
         None,
         "the Batch API's database in place of --data-dir: postgresql://USER:PASSWORD@HOST/NAME, "
         "which several servers may share, or sqlite:////PATH/jobs.db",
-        pattern=r"postgresql(\+psycopg)?://.+|sqlite:////.+",
+        pattern=r"postgresql(\+psycopg)?://[^/]*/.+|sqlite:////.+",
         secret=True,
     )
     file_retention_days: float = _option(

@@ -118,7 +118,7 @@ class Jobs:
         if self._failure is not None and time.monotonic() < self._failure[0] + REMEMBERED_S:
             raise self._failure[1]
         try:
-            self._store = open_store(self._where, time.time())
+            self._store = self._opened()
         except StoreError as error:
             if self._failure is None or str(self._failure[1]) != str(error):
                 log.error("the Batch API is off: %s", error)
@@ -129,6 +129,14 @@ class Jobs:
         self._failure = None
         if self._started:
             self._launch()
+
+    def _opened(self) -> JobStore:
+        try:
+            return open_store(self._where, time.time())
+        except StoreError:
+            raise
+        except Exception as error:  # of libraries: a URL that is none, a driver's own
+            raise StoreUnavailableError(f"it cannot be opened: {error}") from error
 
     def _resume(self) -> None:
         """There may be jobs that an earlier process began."""

@@ -1,0 +1,71 @@
+"""When the store of a server's jobs is opened, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deferred.errors import StoreError, StoreInUseError, StoreUnavailableError
+from deferred.jobs import Jobs
+from deferred.store import open_store
+
+
+def jobs_at(where: str | Path) -> Jobs:
+    nobody: Any = None
+    return Jobs(where, nobody, model="m", window=4, most_line_bytes=100, hurried=lambda: False)
+
+
+def ended(jobs: Jobs) -> None:
+    jobs.stop(60)
+    jobs.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batch-")]
+
+
+def test_nothing_is_made_before_it_is_used(tmp_path: Path) -> None:
+    jobs = jobs_at(tmp_path / "jobs")
+    jobs.start()
+    assert jobs.describe() == {"store": "unused"}
+    assert not (tmp_path / "jobs").exists()
+    assert jobs.store.files.list("", 0.0).data == ()
+    assert (tmp_path / "jobs").is_dir()
+    ended(jobs)
+
+
+def test_what_another_process_began_is_taken_up_at_start(tmp_path: Path) -> None:
+    open_store(tmp_path, 0.0).close()
+    jobs = jobs_at(tmp_path)
+    jobs.start()
+    while jobs.describe()["store"] != "open":
+        pass
+    ended(jobs)
+
+
+def test_a_store_that_is_in_use_is_taken_when_it_is_free(tmp_path: Path) -> None:
+    other = open_store(tmp_path, 0.0)
+    jobs = jobs_at(tmp_path)
+    jobs.start()
+    with pytest.raises(StoreInUseError) as refused:
+        _ = jobs.store
+    assert jobs.describe()["store"] == str(refused.value)
+    other.close()
+    while jobs.describe()["store"] != "open":
+        pass
+    ended(jobs)
+
+
+@pytest.mark.parametrize("where", ["postgresql://host:no-port/x", "/dev/null/folder"])
+def test_a_store_that_cannot_be_opened_says_why(where: str) -> None:
+    jobs = jobs_at(where if "://" in where else Path(where))
+    with pytest.raises(StoreUnavailableError):
+        _ = jobs.store
+    assert len(jobs.describe()["store"]) > 20
+
+
+def test_a_server_that_stops_opens_none(tmp_path: Path) -> None:
+    jobs = jobs_at(tmp_path)
+    jobs.stop(60)
+    with pytest.raises(StoreError, match="shutting down"):
+        _ = jobs.store
