@@ -100,7 +100,7 @@ def give_back(connection: Connection, which: ColumnElement[bool], *, lost: bool)
     """Makes running items pending again; of a batch that is being cancelled they are cancelled.
     Returns how many. `lost`: their worker is gone."""
     held = and_(batch_items.c.state == "running", which)
-    numbers = connection.execute(select(batch_items.c.batch).where(held).distinct()).scalars()
+    numbers = connection.execute(select(batch_items.c.batch).where(held)).scalars()
     count = 0
     for batch in lock_batches(connection, numbers):
         back = connection.execute(

@@ -45,9 +45,12 @@ class Postgres:
         self.start()
 
     def start(self) -> None:
+        # ends with the tests, also where they are killed
+        tied = ["setpriv", "--pdeathsig", "INT"] if shutil.which("setpriv") else []
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *tied,
                     *(self._binaries / "postgres", "-D", self.folder / "data"),
                     *("-k", self.folder, "-c", "listen_addresses=", "-c", "fsync=off"),
                     *("-c", "shared_buffers=16MB", "-c", "max_connections=50"),
