@@ -41,7 +41,7 @@ from seams import Model, Plan, Policy, Request, Sampling, ServiceClass, View
 from stats import Recorders
 
 SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
-FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
+FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0, 3.0)
 BACKLOG = 64  # deferred requests that wait, at all times
 WARM_UP_S = 0.5
 
@@ -244,7 +244,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--limit", type=int, default=32, help="batch limit")
-    parser.add_argument("--seconds", type=float, help="of each of the runs; by default 7 or 11")
+    parser.add_argument("--seconds", type=float, help="of each of the runs; by default 7 or 9")
     parser.add_argument("--calibrate", type=float, help="seconds of deferred alone; 10 or 40")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
@@ -254,7 +254,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for the table, the figure and the JSON")
     args = parser.parse_args(argv)
     if args.seconds is None:
-        args.seconds = 7.0 if args.model == "embedded" else 11.0
+        args.seconds = 7.0 if args.model == "embedded" else 9.0
     if args.calibrate is None:
         args.calibrate = 10.0 if args.model == "embedded" else 40.0
     return args

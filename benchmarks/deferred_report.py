@@ -144,7 +144,8 @@ def latencies(runs: Sequence[Measured]) -> npt.NDArray[np.float64]:
 def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int) -> float:
     """Deferred tokens/s that would use up the budget of each iteration of this run exactly, by the
     measured curve, every token paying for its share of its prompt. `budget` is the policy's own:
-    `factor` x the time of 1/`factor` of the immediate work, and where none is, its cap."""
+    `factor` x the time of 1/`factor` of the immediate work, as far as the places go, and where no
+    immediate request is, its cap."""
     deferred = [r for r in run.requests if r.service_class == "deferred"]
     prompt = float(np.mean([r.prompt_tokens for r in deferred]))
     output = float(np.mean([r.max_tokens for r in deferred]))
@@ -160,7 +161,8 @@ def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int)
     idle_s = [step.idle_s for _, step in run.within if step.idle_s is not None]
     for record, step in run.within:
         if step.immediate.tokens:
-            budget_s = factor * curve.seconds(step.immediate.scaled(1 / factor))
+            stretch = max(1.0, min(factor, limit / step.immediate.rows))
+            budget_s = stretch * curve.seconds(step.immediate.scaled(1 / stretch))
             tokens += _rows(curve, step.immediate, one, budget_s, limit - step.immediate.rows)
             busy_s += record.duration_s
     if idle_s:

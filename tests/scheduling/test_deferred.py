@@ -14,7 +14,7 @@ from scheduling.contract import check_plan
 from scheduling.deferred import BLIND_TOKENS, BLIND_TOKENS_ALONE, FLOOR_ITERATIONS, Budget
 from scheduling.orca import Orca
 from scheduling.step_time import Work
-from seams import Plan, Policy, Request, View
+from seams import Advance, Plan, Policy, Request, View
 from tests.batching.virtual import POLICIES
 from tests.hash_model import virtual_duration_s
 from tests.scheduling.shown import Shown, batches, queues, view
@@ -281,3 +281,24 @@ def test_the_simple_policies_do_what_they_are_called() -> None:
     assert advanced(NoneWaiting(Orca()), both) == [0, 9, 2]
     idle = view([queue[0], queue[2]], [deferred(9)], used=12, limit=9)
     assert advanced(Exclusive(Orca()), idle) == [9, 1, 3] == advanced(NoneWaiting(Orca()), idle)
+
+
+def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
+    crowd, long = [decoding(n) for n in range(3)], deferred(9, prompt_tokens=900)
+    alone_s = virtual_duration_s(3, 3)
+
+    def taken_s(limit: int) -> float:
+        shown = view([], [*crowd, replace(long, computed=0, room=950)], limit=limit, budget=2000)
+        work = Work.of(Budget(Orca(), Law(), factor=2.0).plan(shown).advance)
+        return virtual_duration_s(work.rows, work.tokens)
+
+    assert taken_s(4) <= alone_s * 4 / 3 < taken_s(100) <= alone_s * 2
+
+
+def test_an_immediate_request_grows_into_the_memory_of_deferred_ones() -> None:
+    growing = Shown(0, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
+    newest, older = deferred(8, computed=3), deferred(7, computed=4)
+    shown = view([], [growing, newest, older], budget=30, used=29)
+    plan = Budget(Orca(), Law()).plan(shown)
+    assert [request.id for request in plan.preempt] == [8, 7]  # it may grow by all of its 19 tokens
+    assert plan.advance[0] == Advance(growing, 1)
