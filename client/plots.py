@@ -103,7 +103,9 @@ def latency(points: Sequence[Point], path: Path) -> Path:
             axes.set_ylabel("seconds, from the intended time")
             axes.set_title(f"{title} against offered load", loc="left")
             _load_axis(axes, points)
-        panels[0].legend(fontsize=8)
+        # Beside the data, of which nobody knows where it leaves room for nine names.
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(names), fontsize=8)
         _legend_of_marks(panels[1], points)
     return save(figure, path)
 
@@ -135,7 +137,7 @@ def by_tokens(points: Sequence[Point], results: Sequence[Result], path: Path) ->
                 b = point.fairness.buckets
                 right.plot(
                     [(q.low + q.high) / 2 for q in b], [q.mean for q in b], "o-", color=c, lw=1.6,
-                    label=f"{name} (Jain {point.fairness.jain:.2f})",
+                    label=f"{_labelled(name, point.verdict)}, Jain {point.fairness.jain:.2f}",
                 )  # fmt: skip
         left.set_ylim(bottom=0)
         left.set_xlabel("requested tokens")
@@ -189,10 +191,8 @@ def over_time(results: Sequence[Result], path: Path) -> Path | None:
         bottom.set_ylabel("E2E latency in s")
         log_scale(bottom)
         bottom.set_xlabel("seconds since the run began (latency: by intended time)")
-        if middle.has_data():
-            middle.legend(loc="upper left")
-        else:
-            bottom.legend(loc="upper left")
+        named = middle if middle.has_data() else bottom
+        named.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=len(shown), fontsize=8)
     return save(figure, path)
 
 

@@ -47,8 +47,8 @@ def _cells(p: Point, tail: float, *, with_goal: bool) -> tuple[str, ...]:
         ratio_text(p.throughput_ratio),
         *(seconds(p.latency(k, q)) if p.usable else "-" for k, q in (
             ("ttft", 50), ("ttft", tail), ("tpot", 50), ("e2e", 50), ("e2e", tail))),
-        "-" if p.batch_mean is None else f"{p.batch_mean:.1f}",
-        "-" if p.fairness is None else f"{p.fairness.jain:.2f}",
+        f"{p.batch_mean:.1f}" if p.usable and p.batch_mean is not None else "-",
+        f"{p.fairness.jain:.2f}" if p.usable and p.fairness is not None else "-",
         *([f"{p.goodput or 0:.2f}" if p.usable else "-"] if with_goal else []),
         str(p.unfinished),
         p.verdict,

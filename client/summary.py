@@ -106,7 +106,7 @@ def final(results: Sequence[Result]) -> list[Result]:
 
 
 def noise(results: Sequence[Result]) -> list[Noise]:
-    """Each repeated run beside its first."""
+    """Each repeated run beside its first, where both may be believed."""
     first = {(r.contestant, r.load, r.seed): r for r in final(results)}
     second = {
         (r.contestant, r.load, r.seed): r for r in results if r.repeat and not r.run.interrupted
@@ -114,7 +114,7 @@ def noise(results: Sequence[Result]) -> list[Noise]:
     return [
         Noise(r.contestant, r.load, first[key].measured.throughput, r.measured.throughput)
         for key, r in second.items()
-        if key in first
+        if key in first and _sound(first[key]) and _sound(r)
     ]
 
 
