@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -83,6 +84,7 @@ class BatchingManager:
         self.request_timeout_s = request_timeout_s
         self.growth_tokens = growth_tokens
         self.model: Model | None = None  # until it is loaded
+        self.failed_iterations: Counter[str] = Counter()  # prefill (also in part), decode
         self._queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
         self._resident: dict[int, _Resident] = {}
         self._batch_limit = max_batch_size
@@ -210,6 +212,8 @@ class BatchingManager:
         except Exception as error:  # whatever the model raises harms this iteration alone
             # the traceback as text: a log record that is kept must not keep KV memory alive
             log.error("an iteration failed\n%s", traceback.format_exc())
+            decodes = all(step.tokens == 1 and step.request.generated for step in growth.advance)
+            self.failed_iterations["decode" if decodes else "prefill"] += 1
             give_up, why = self._fail, f"the model failed: {error}"
         else:
             return self._deliver(growth.advance, batch, outcome, now_s)
@@ -313,7 +317,7 @@ class BatchingManager:
     ) -> float:
         end_s = now_s + outcome.duration_s
         # before the answers, so that statistics hold their tokens
-        self._record(self.recorder.iteration, iteration_record(now_s, advance, outcome))
+        self._record(self.recorder.iteration, iteration_record(now_s, advance, batch, outcome))
         for i, (step, inference) in enumerate(zip(advance, batch, strict=True)):
             # after a preemption the prompt is computed again, its logprobs are known already
             known = len(inference.prompt_logprobs) - inference.computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from inference import Inference
@@ -9,9 +10,9 @@ from seams import Advance, IterationRecord, Outcome, RequestRecord
 
 
 def iteration_record(
-    start_s: float, advance: Sequence[Advance], outcome: Outcome
+    start_s: float, advance: Sequence[Advance], batch: Sequence[Inference], outcome: Outcome
 ) -> IterationRecord:
-    """Made before its requests count the tokens as computed."""
+    """Made before its requests (`batch`, those of `advance`) are given the tokens."""
     tokens = attended = context = generated = deferred_tokens = deferred_generated = 0
     for step, token in zip(advance, outcome.tokens, strict=True):
         new, before = step.tokens, step.request.computed
@@ -22,6 +23,13 @@ def iteration_record(
         if step.request.service_class == "deferred":
             deferred_tokens += new
             deferred_generated += token is not None
+    end_s = start_s + outcome.duration_s
+    # most rows had their last token in the same iteration: few different gaps to keep
+    gaps = Counter(
+        (inference.service_class, end_s - inference.last_token_s)
+        for inference, token in zip(batch, outcome.tokens, strict=True)
+        if token is not None and inference.last_token_s is not None
+    )
     return IterationRecord(
         start_s=start_s,
         duration_s=outcome.duration_s,
@@ -33,6 +41,7 @@ def iteration_record(
         context=context,
         deferred_tokens=deferred_tokens,
         deferred_generated=deferred_generated,
+        gaps=tuple((of, gap_s, times) for (of, gap_s), times in gaps.items()),
     )
 
 

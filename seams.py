@@ -264,6 +264,8 @@ class IterationRecord:
     context: int = 0  # keys read: of each row, those before its tokens and theirs
     deferred_tokens: int = 0  # computed for deferred requests
     deferred_generated: int = 0
+    # since the token before: class, seconds, and how many requests waited so long
+    gaps: Sequence[tuple[ServiceClass, float, int]] = ()
 
 
 End = Literal["length", "stop", "cancelled", "failed"]

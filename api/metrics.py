@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from flask import Flask, Response, request
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from batching import BatchingManager
 from seams import End, IterationRecord, RequestRecord, ServiceClass
-from stats import latency_s, queue_s, tpot_s, ttft_s
+from stats import latency_s, queue_s, ttft_s
 
 DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
 LENGTH_BUCKETS = 100
@@ -65,6 +65,16 @@ class Histogram:
             total += count
             buckets.append((str(bound), float(total)))
         return buckets
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Histogram):
+        other = Histogram(value.bounds)
+        other.counts, other.sum = list(value.counts), value.sum
+        return other
+    if isinstance(value, Counter):
+        return value.copy()
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class Metrics:
@@ -112,6 +122,8 @@ class Metrics:
             self._deferred["generated"] += record.deferred_generated
             self._tokens += record.tokens
             self._positions += record.positions
+            for of, gap_s, times in record.gaps:
+                self._by_class["eb_inter_token_seconds", of].observe(gap_s, times)
 
     def request(self, record: RequestRecord) -> None:
         with self._lock:
@@ -134,8 +146,6 @@ class Metrics:
                 self._durations[name].observe(value)
             of = record.service_class
             self._by_class["eb_time_to_first_token_seconds", of].observe(ttft_s(record))
-            if (gap_s := tpot_s(record)) is not None:  # a single token has no successor
-                self._by_class["eb_inter_token_seconds", of].observe(gap_s, record.generated - 1)
 
     def busy(self, start_s: float, end_s: float) -> None:
         """Of no interest here: rates are Prometheus' own business."""
@@ -143,11 +153,18 @@ class Metrics:
     # --- telling ----------------------------------------------------------------------------
 
     def families(self, manager: BatchingManager) -> list[Metric]:
-        with self._lock:
-            taken_in = [*self._counters(), *self._histograms(manager)]
-        return [*taken_in, *_gauges(manager)]
+        taken_in = Metrics()
+        with self._lock:  # no longer than it takes to copy: the loop needs it too
+            for name, value in vars(self).items():
+                if name != "_lock":
+                    setattr(taken_in, name, _copied(value))
+        return [
+            *taken_in._counters(manager.failed_iterations),
+            *taken_in._histograms(manager),
+            *_gauges(manager),
+        ]
 
-    def _counters(self) -> Iterator[Metric]:
+    def _counters(self, failed: Mapping[str, int]) -> Iterator[Metric]:
         refused, ended = self._refused, self._ended
         count = self._received + refused.total()
         yield _counter("tgi_request_count", "Requests, refused ones too", count)
@@ -155,11 +172,15 @@ class Metrics:
         failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
         failures |= {why: ended[end] for end, why in FAILED.items()}
         yield _labelled("tgi_request_failure", "Not answered, by reason", "err", failures)
-        calls = {method: sum(self._iterations[method].counts) for method in METHODS}
-        yield _labelled("tgi_batch_inference_count", "Iterations that ended well", "method", calls)
-        yield _labelled(
-            "tgi_batch_inference_success", "Iterations that ended well", "method", calls
-        )
+        well = {method: sum(self._iterations[method].counts) for method in METHODS}
+        badly = {method: failed.get(method, 0) for method in METHODS}
+        calls = {method: well[method] + badly[method] for method in METHODS}
+        for end, text, values in (
+            ("count", "Iterations", calls),
+            ("success", "Iterations that ended well", well),
+            ("failure", "Iterations in which the model failed", badly),
+        ):
+            yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
         yield _counter("eb_preemptions", "Places given up for others", self._preemptions)
         yield _counter("eb_cancelled", "Requests whose client left", ended["cancelled"])
         family = CounterMetricFamily("eb_requests", "Ended", labels=["class", "end"])
@@ -207,7 +228,7 @@ _REQUEST_DURATIONS = {
 }
 _OWN_DURATIONS = {
     "eb_time_to_first_token_seconds": "From arrival to first token",
-    "eb_inter_token_seconds": "A request's mean gap between tokens, once for every gap",
+    "eb_inter_token_seconds": "Between two tokens of a request",
 }
 _ITERATION_DURATIONS = {
     "tgi_batch_inference_duration": "An iteration",

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.metrics import DURATIONS_S, Histogram, Metrics
 from app import create_app
 from config import Config
-from seams import IterationRecord, RequestRecord
-from tests.server.hash_app import byte_tokenizer, load
+from seams import IterationRecord, RequestRecord, ServiceClass
+from tests.server.hash_app import FAIL_ON, byte_tokenizer, load
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -26,6 +26,7 @@ TGI_COUNTERS = {
     "tgi_request_failure",
     "tgi_batch_inference_count",
     "tgi_batch_inference_success",
+    "tgi_batch_inference_failure",
 }
 TGI_GAUGES = {
     "tgi_queue_size",
@@ -163,7 +164,8 @@ def test_failed_and_departed_requests_are_told_apart(client: FlaskClient) -> Non
             RequestRecord(0.0, admitted_s, None, None, 3.0, 4, 5, 0, 1, "immediate", end)  # type: ignore[arg-type]
         )
     metrics.request(RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 2, "deferred", "length"))
-    metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2, 30, 20, 5, 1))
+    gaps: tuple[tuple[ServiceClass, float, int], ...] = (("deferred", 0.5, 1), ("deferred", 3.0, 1))
+    metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2, 30, 20, 5, 1, gaps))
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in metrics.families(manager)
@@ -176,8 +178,59 @@ def test_failed_and_departed_requests_are_told_apart(client: FlaskClient) -> Non
     assert found["eb_requests_total", "deferred", "length"] == 1
     assert found["eb_time_to_first_token_seconds_sum", "deferred"] == 2.0
     assert found["eb_inter_token_seconds_count", "deferred"] == 2
+    assert found["eb_inter_token_seconds_sum", "deferred"] == 3.5
     assert found["eb_inter_token_seconds_count", "immediate"] == 0
     assert found["eb_deferred_tokens_total", "computed"] == 5
     assert found["eb_deferred_tokens_total", "generated"] == 1
     assert found["eb_positions_total", "padding"] == 3
     assert found["tgi_batch_inference_duration_sum", "prefill"] == 0.5
+
+
+def test_iterations_that_fail_are_counted_by_what_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(FAIL_ON, "1,4")
+    app = create_app(Config(mode="dynamic"), load, byte_tokenizer())
+    engine, client = app.extensions["engine"], app.test_client()
+    engine.start()
+    while client.get("/health").status_code != 200:
+        pass
+    assert [generate(client) for _ in range(2)] == [424, 424]  # in prefill, in the second decode
+    found = scrape(client)
+    engine.drain()
+    engine.jobs.close()
+    for method in ("prefill", "decode"):
+        assert found["tgi_batch_inference_failure", (("method", method),)] == 1
+        assert found["tgi_batch_inference_success", (("method", method),)] == 1
+        assert found["tgi_batch_inference_count", (("method", method),)] == 2
+
+
+def test_a_single_stall_is_one_gap(client: FlaskClient) -> None:
+    """Not spread over its request."""
+    model = client.application.extensions["engine"].model
+    model.duration_s = lambda rows, positions: 64.0 if model.iterations == 5 else 2**-10
+    assert generate(client, tokens=9) == 200
+    buckets = {
+        float(dict(labels)["le"]): count
+        for (name, labels), count in scrape(client).items()
+        if name == "eb_inter_token_seconds_bucket" and ("class", "immediate") in labels
+    }
+    assert max(count for le, count in buckets.items() if le < 60) == 7
+    assert buckets[float("inf")] == 8
+
+
+def test_the_loop_need_not_wait_while_the_page_is_made(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, manager = Metrics(), client.application.extensions["engine"].manager
+    cumulated, noted = Histogram.cumulated, []
+
+    def note(histogram: Histogram) -> list[tuple[str, float]]:
+        if not metrics._lock.locked():
+            metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2))
+            noted.append(histogram)
+        return cumulated(histogram)
+
+    monkeypatch.setattr(Histogram, "cumulated", note)
+    metrics.families(manager)
+    assert noted
