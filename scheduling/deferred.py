@@ -16,7 +16,7 @@ next may add, up to `factor` x the time of its own immediate work. Where places 
 hold `factor` times as many, the factor is what they hold. Where no immediate request is in the
 iteration: `(factor - 1) / factor` of the TTFT of late, so that the wait for the iteration under way
 stays within the same factor; at least `factor` x a single row, since less is nothing; at most
-`max_step_s`.
+`max_step_s`, which is all that counts once none was seen for `QUIET_S`.
 
 Order: who has less than twice the time that is needed at the present pace, least laxity first; then
 by deadline, residents before those who wait: what was begun is finished, and nobody is admitted to
@@ -40,6 +40,7 @@ from scheduling.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 
 DAY_S = 86_400.0  # the deadline of a request that names none
+QUIET_S = 30.0  # without immediate requests, after which the next one may wait for `max_step_s`
 FLOOR_ITERATIONS = 100
 FLOOR_TOKENS = 16  # of a prompt that the floor computes
 BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
@@ -76,6 +77,8 @@ class Budget(Wrapper):
         self.target_s = target_s
         self._pace_s = 0.0  # of the newest iteration: in which a row gets a token
         self._crowd = self._crowd_tokens = 0.0  # places and memory of immediates, at most, lately
+        self._immediate_s = -math.inf  # when one was last seen
+        self._quiet = True
         self._saved_s = 0.0  # of earlier budgets
         self._starved = 0  # iterations since a deferred row took part
 
@@ -83,6 +86,9 @@ class Budget(Wrapper):
         gap = Gap(self.inner, view)
         self._crowd = max(gap.crowd, self._crowd * CROWD_DECAY)
         self._crowd_tokens = max(gap.crowd_tokens, self._crowd_tokens * CROWD_DECAY)
+        if gap.resident or gap.waiting:
+            self._immediate_s = view.now_s
+        self._quiet = view.now_s - self._immediate_s > QUIET_S
         work = Work.of(gap.plan.advance)
         allowance = self.allowance(work, self._stretch(gap))
         candidates = self._in_order(gap)
@@ -117,7 +123,7 @@ class Budget(Wrapper):
             most_s = factor * (predictor.seconds(work) or 0.0) / trusted
             return Allowance(budget_s, most_s, max(reach, blind))
         wait_s = self.max_step_s
-        if (ttft_s := predictor.ttft_s) is not None:
+        if (ttft_s := predictor.ttft_s) is not None and not self._quiet:
             wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
         single_s = predictor.seconds(Work(1, 1, 1, 1, 1)) or 0.0
         wait_s = max(wait_s / trusted, factor * single_s)
@@ -136,7 +142,8 @@ class Budget(Wrapper):
             """Who has less than twice the time it needs, by laxity; then residents, then those who
             wait, by deadline."""
             needs_s = (request.max_tokens - request.generated) * pace_s
-            left_s = request.arrival_s + (request.deadline_s or DAY_S) - now_s
+            within_s = DAY_S if request.deadline_s is None else request.deadline_s
+            left_s = request.arrival_s + within_s - now_s
             if left_s < 2 * needs_s:
                 return False, False, left_s - needs_s, request.id
             return True, not request.room, left_s, request.id

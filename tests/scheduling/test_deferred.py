@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from scheduling.classes import Exclusive, NoneWaiting, Priority
 from scheduling.contract import check_plan
-from scheduling.deferred import BLIND_TOKENS, BLIND_TOKENS_ALONE, FLOOR_ITERATIONS, Budget
+from scheduling.deferred import (
+    BLIND_TOKENS,
+    BLIND_TOKENS_ALONE,
+    FLOOR_ITERATIONS,
+    QUIET_S,
+    Budget,
+)
 from scheduling.orca import Orca
 from scheduling.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
@@ -232,14 +238,18 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
     waiting = [Shown(n, service_class="deferred") for n in range(20)]
     shown = view(waiting, limit=30)
 
-    def taken_s(ttft_s: float | None, max_step_s: float) -> float:
+    def taken_s(ttft_s: float | None, max_step_s: float, quiet_s: float = 1.0) -> float:
         policy = Budget(Orca(), Law(ttft_s), factor=1.25, max_step_s=max_step_s)
+        policy.plan(view(waiting, [decoding(90)], now_s=shown.now_s - quiet_s))
+        policy.plan(view(waiting, now_s=shown.now_s - quiet_s))  # what it saved is spent
+        policy._crowd = 0.0
         work = Work.of(policy.plan(shown).advance)
         return virtual_duration_s(work.rows, work.tokens)
 
     whole_s = virtual_duration_s(20, 80)
     assert taken_s(None, 1.0) == taken_s(1.0, 1.0) == whole_s
     assert taken_s(0.01, 1.0) <= 0.01 * 0.25 / 1.25 < whole_s
+    assert taken_s(0.01, 1.0, quiet_s=1.5 * QUIET_S) == whole_s
     assert taken_s(None, 0.002) <= 0.002 < whole_s
     assert taken_s(None, 1e-6) <= 1.25 * virtual_duration_s(1, 1)
 
