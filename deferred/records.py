@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 BatchStatus = Literal[
@@ -162,7 +162,7 @@ class Result:
 class Progress:
     """Where all jobs of all owners stand."""
 
-    batches: Mapping[BatchStatus, int]  # those of status 0 are left out
+    batches: Mapping[BatchStatus, int]  # a status that none has is left out
     items: Mapping[ItemState, int]  # of batches that started; all states are named
     next_deadline: float | None  # the earliest of the batches in progress
 
@@ -173,4 +173,4 @@ class Swept:
 
     files: int = 0
     items: int = 0
-    unfinished: bool = field(default=False)  # it stopped at its limit: call again
+    unfinished: bool = False  # it stopped at its limit: call again
