@@ -1,6 +1,6 @@
 """Our engine and others at the same work: output tokens per second without HTTP, on a CPU.
 
-    python -m benchmarks.peers --install        # environments of the peers, some gigabytes
+    python -m benchmarks.peers --install        # makes the environments first, some gigabytes
     python -m benchmarks.peers                  # bf16 and fp32, about a quarter of an hour
     python -m benchmarks.peers --peers vLLM --dtypes bfloat16 --requests 4
 
