@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from deferred.store import open_store
 from tests.deferred.doomed import LINES
 from tests.deferred.jobs import NOW_S, OWNER, create, ids, lines_of
@@ -35,6 +37,7 @@ def run_until(folder: Path, task: str, step: str, times: int = 1) -> None:
     assert said == times, f"{task} never said {step!r} {times} times"
 
 
+@pytest.mark.timeout(900)
 def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) -> None:
     store = open_store(data_dir, NOW_S)
     batch = create(store)

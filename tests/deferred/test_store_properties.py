@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -292,11 +292,13 @@ def drive(kind: str, request: pytest.FixtureRequest, examples: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=40,
+            suppress_health_check=list(HealthCheck),
             phases=[Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
         ),
     )
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "examples"), [("sqlite", 15), ("postgresql", 6)])
 def test_every_line_is_recorded_once_whatever_happens(kind, examples, request) -> None:
     drive(kind, request, examples)
