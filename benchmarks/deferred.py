@@ -101,6 +101,9 @@ class Sizes:
         ]
 
 
+SHORT = Sizes((8, 32), (20, 10, 4, 48))  # so that a slow model answers enough for a p99
+
+
 class Bench:
     """The model, and how it is loaded with requests."""
 
@@ -112,7 +115,7 @@ class Bench:
         clock: Clock,
         max_batch_size: int,
         seed: int,
-        sizes: Sizes | None = None,
+        sizes: Sizes,
     ) -> None:
         self.model = model
         self.vocab_size = vocab_size
@@ -120,7 +123,7 @@ class Bench:
         self.clock = clock
         self.max_batch_size = max_batch_size
         self.seed = seed
-        self.sizes = sizes or Sizes()
+        self.sizes = sizes
 
     def play(
         self,
@@ -264,7 +267,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     model = load_model(LoadOptions("dynamic", args.model, args.device, args.dtype, 0, args.limit))
     model.warm_up()
-    bench = Bench(model, model.vocab_size, dynamic.generate, RealClock(), args.limit, args.seed)
+    sizes = Sizes() if args.model == "embedded" else SHORT
+    clock = RealClock()
+    bench = Bench(model, model.vocab_size, dynamic.generate, clock, args.limit, args.seed, sizes)
     runs = 1 + len(args.loads) * len(args.shapes) * (4 + len(args.factors))
     with tqdm(total=runs, desc="benchmark", file=sys.stderr) as bar:
 
@@ -274,7 +279,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         only, curve, cells = measure(bench, args, advance)
     name = "deferred" if args.model == "embedded" else f"deferred-{args.model.split(':')[-1]}"
-    title = f"{args.model}, {args.dtype}, batch limit {args.limit}, {args.seconds:g} s a run"
+    title = (
+        f"{args.model}, {args.dtype}, batch limit {args.limit}, prompts of {sizes.prompt[0]} to "
+        f"{sizes.prompt[1]} tokens, {sizes.output[0]} out on average, {args.seconds:g} s a run"
+    )
     report(title, only, curve, cells, args.factors, args.limit, args.out, name)
 
 
