@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client.compare_options import BUDGET_S, Asked, parser, understood
 from client.experiment import Calibration, Loss, Plan, Result, calibrate, carry_out
@@ -31,6 +33,9 @@ from client.servers import ServerError, note_of
 from client.spec import SpecError
 from client.summary import final
 from client.workload_file import WorkloadError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _REPORT_S = 12.0
 
@@ -47,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         p.error(f"--out {args.out}: {error.strerror}")
     signal.signal(signal.SIGTERM, _as_interrupt)
+    sys.unraisablehook = _interrupt_again
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:
         try:
             status = _compare(asked, Path(logs), started)
@@ -204,6 +210,14 @@ def _servers(results: Sequence[Result]) -> dict[str, Any]:
 
 def _utc() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
+    """A KeyboardInterrupt that hits a finalizer would be printed and forgotten: it comes again."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -126,13 +126,14 @@ def test_the_command_compares_servers_that_already_run(
     server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = server("nobatch", base_s=0.004), server("dynamic", base_s=0.004)
-    before = signal.getsignal(signal.SIGTERM)
+    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     options = _compare(
         "--target", f"one={a.url}", "--target", f"many={b.url}", "--loads", "1,3", "--seeds",
         "2", "--numsamples", "6", "--json", "--out", str(tmp_path / "out"),
     )[3:]  # fmt: skip
     status = main(options)
     signal.signal(signal.SIGTERM, before)
+    sys.unraisablehook = hook
     told = capsys.readouterr()
     assert status == 0, told.err
     figures = json.loads(told.out)

@@ -10,6 +10,7 @@ import csv
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,10 @@ Faulty = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def _sigterm_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     yield
     signal.signal(signal.SIGTERM, before)
+    sys.unraisablehook = hook
 
 
 Played = Callable[..., tuple[int, dict[str, Any]]]
