@@ -148,7 +148,7 @@ def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, 
     """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy."""
     mode, _, policy = mode.partition(":")
     chosen = ("--policy", policy) if policy else ()
-    return ("./server.sh", mode, "--model", model, *chosen, *options)
+    return (str(servers.ROOT / "server.sh"), mode, "--model", model, *chosen, *options)
 
 
 def calibrate(

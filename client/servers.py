@@ -59,12 +59,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path = ROOT
+    command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None
 ) -> Iterator[Server]:
     """Run ``command --port P`` until the block ends; yields when ``/health`` says 200.
 
     The server leads a process group of its own, so that nothing of it survives the block, and a
-    Ctrl-C in the terminal reaches the caller alone.
+    Ctrl-C in the terminal reaches the caller alone. Without `cwd` it runs where the caller does, so
+    that relative paths among its options mean the same.
     """
     port = free_port()
     # it must not work off jobs that are stored for the user's own server
