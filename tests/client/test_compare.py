@@ -32,7 +32,8 @@ RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=
 def test_a_policy_is_a_contestant_of_its_own() -> None:
     command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
     assert command == (
-        str(ROOT / "server.sh"), "dynamic", "--model", "embedded", "--policy", "my.module:Mine", "--seed", "1"
+        str(ROOT / "server.sh"), "dynamic", "--model", "embedded",
+        "--policy", "my.module:Mine", "--seed", "1",
     )  # fmt: skip
 
 
