@@ -165,7 +165,8 @@ class Engine:
         self.model = model
         self.manager.model = model
         log.info("ready: %s on %s", self.config.mode, self.config.url)
-        self.jobs.start()
+        # not here: it may wait for a database that is being opened
+        threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         try:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
         except (

@@ -39,6 +39,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 conn.sock.shutdown(socket.SHUT_RDWR)
         return keep
 
+    def _cap_keepalive(self, deadline: float) -> None:
+        """At the end connections that never sent a request are not waited for either."""
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, deadline)
+
 
 bind = _config.url.removeprefix("http://")
 workers = 1  # the queue and the model live in one process
@@ -109,6 +115,7 @@ def _end(worker: Any, engine: Any, signals: queue.SimpleQueue[int]) -> None:
         threading.Thread(target=drain, name="drain", daemon=True).start()
     # Ctrl-C: whoever waits is told so, and nothing keeps the process, not even a long iteration
     # or a download
+    engine.jobs.stop(timeout_s=1.0)  # lines that run are given back, so that none counts as lost
     engine.abort(timeout_s=1.0)
     time.sleep(0.1)  # for the answers to leave
     os._exit(0)

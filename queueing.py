@@ -14,6 +14,7 @@ from inference import DrainingError, Inference, OverloadedError
 from seams import End
 
 ENDS_KEPT = 64  # of which the present rate of ends is estimated
+DEFERRED_SHARE = 0.5  # of the places in the queue, at most: deferred requests may stay for long
 RETRY_AFTER_S = 1.0, 60.0  # least and most that a refused client is told to wait
 
 
@@ -44,6 +45,7 @@ class RequestQueue:
         self._draining = False
         self._aborting: str | None = None
         self._counted = 0  # of those who wait, arrivals included, without stored ones
+        self._deferred = 0  # of the counted
         self._prompt_tokens = 0  # of the counted
         self._ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
 
@@ -90,6 +92,12 @@ class RequestQueue:
                 f"{self.max_waiting} requests are waiting already (--max-waiting)",
                 self.retry_after_s,
             )
+        most_deferred = max(1, int(self.max_waiting * DEFERRED_SHARE))
+        if inference.service_class == "deferred" and self._deferred >= most_deferred:
+            raise OverloadedError(
+                f"{most_deferred} deferred requests are waiting already, half of --max-waiting",
+                self.retry_after_s,
+            )
         # a longer prompt is taken into an empty queue, or it never would be
         prompts, own = self._prompt_tokens, inference.prompt_tokens
         if self._counted and prompts + own > self.max_waiting_prompt_tokens:
@@ -116,6 +124,7 @@ class RequestQueue:
         """`one`: 1 for somebody who waits from now on, -1 for somebody who no longer does."""
         if not inference.stored:
             self._counted += one
+            self._deferred += one * (inference.service_class == "deferred")
             self._prompt_tokens += one * inference.prompt_tokens
 
     # --- the loop's thread ------------------------------------------------------------------

@@ -211,7 +211,8 @@ class Batches:
         with self._database.write(durable=True) as connection:
             (row,) = lock_batches(connection, [number])
             if row.status == "in_progress":
-                end_items(connection, number, ["pending", "running"], "expired")
+                if not end_items(connection, number, ["pending", "running"], "expired"):
+                    return False  # all was answered in time
             elif row.status != "validating":
                 return False
             _set(

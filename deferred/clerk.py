@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from deferred import lines
-from deferred.errors import LeaseLostError, NotFoundError, StoreUnavailableError
+from deferred.errors import LeaseLostError, NotFoundError, StoreError, StoreUnavailableError
 from deferred.pace import Pace
 from deferred.records import Batch, LineError, NewItem, Progress
 from deferred.store import JobStore
@@ -91,6 +91,12 @@ class Clerk:
                 self._validate(batch)
             except LeaseLostError:
                 log.info("%s was cancelled, or expired, while it was validated", batch.id)
+            except (_StoppedError, StoreError):
+                raise
+            except Exception as error:  # or it would be claimed again for ever, before all others
+                log.exception("%s cannot be validated", batch.id)
+                fault = LineError("server_error", f"the file cannot be validated: {error}")
+                store.batches.fail(batch.id, self._name, [fault], time.time())
         if (batch := store.batches.claim_finalisation(self._name, time.time())) is not None:
             found = True
             try:

@@ -72,8 +72,14 @@ class Jobs:
             self._started = True
             if self._store is not None:
                 self._launch()
-            elif isinstance(self._where, str) or (self._where / STORE_FILE).exists():
+            elif self._may_exist():
                 threading.Thread(target=self._resume, name="jobs", daemon=True).start()
+
+    def _may_exist(self) -> bool:
+        try:
+            return isinstance(self._where, str) or (self._where / STORE_FILE).exists()
+        except OSError:  # opening it will tell
+            return True
 
     def wake(self) -> None:
         """There is a new batch, or one was cancelled."""
@@ -83,11 +89,15 @@ class Jobs:
     def stop(self, timeout_s: float) -> None:
         """Ends both threads; lines that are not done are given back."""
         self._stopping.set()
-        with self._lock:
+        end_s = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):  # a database is slow to be opened
+            return  # nothing began yet, and nothing will
+        try:
             for hand in (self._worker, self._clerk):
                 if hand is not None:
                     hand.stop()
-        end_s = time.monotonic() + timeout_s
+        finally:
+            self._lock.release()
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
@@ -127,7 +137,7 @@ class Jobs:
         if self._failure is not None:
             log.info("the Batch API is on")
         self._failure = None
-        if self._started:
+        if self._started and not self._stopping.is_set():
             self._launch()
 
     def _opened(self) -> JobStore:

@@ -83,8 +83,8 @@ def lock_leased(
     return row
 
 
-def end_items(connection: Connection, number: int, of: Sequence[ItemState], why: Unrun) -> None:
-    """Ends the items in such a state that were not executed."""
+def end_items(connection: Connection, number: int, of: Sequence[ItemState], why: Unrun) -> int:
+    """Ends the items in such a state that were not executed; returns how many."""
     ended = connection.execute(
         update(batch_items)
         .where(batch_items.c.batch == number, batch_items.c.state.in_(of))
@@ -94,6 +94,7 @@ def end_items(connection: Connection, number: int, of: Sequence[ItemState], why:
     connection.execute(
         update(batches).where(batches.c.number == number).values({column: column + ended})
     )
+    return ended
 
 
 def give_back(connection: Connection, which: ColumnElement[bool], *, lost: bool) -> int:

@@ -35,7 +35,7 @@ FLUSH_RESULTS = 256
 POLL_S = 1.0  # other servers and other threads may have added lines
 BACK_OFF_S = 0.5, 10.0  # of a store that is unavailable
 MOST_TRIES = 3  # of a line whose generation fails
-MOST_LOST = 5  # processes that may vanish while they execute a line
+MOST_LOST = 25  # processes that may vanish while they execute a line
 
 Json = dict[str, Any]
 

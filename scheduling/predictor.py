@@ -9,6 +9,7 @@ profiling beforehand. Deterministic in the records that it was given; it reads n
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from typing import Protocol
@@ -91,13 +92,18 @@ class Predictor:
         return None if self._curve is None else self._curve.seconds(work)
 
     def _refit(self) -> None:
+        self._unlearnt = 0
         if self._curve is not None:  # how it did on what it had not seen
             foretold_s = self._curve.all_seconds(np.array([features(r) for r in self._newest]))
             errors = np.array([r.duration_s for r in self._newest]) / foretold_s - 1
-            self.margin = max(0.0, float(np.median(errors)))  # a drift, and no stall
+            drift = float(np.median(errors))  # and no stall
+            self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
         known = self._durations_s > 0
-        curve = fit(self._features[known], self._durations_s[known])
-        self._curve = curve if curve.r2 >= LEAST_R2 else None
+        try:
+            curve = fit(self._features[known], self._durations_s[known])
+        except (np.linalg.LinAlgError, ValueError):  # nothing can be learnt of these
+            self._curve = None
+        else:
+            self._curve = curve if curve.r2 >= LEAST_R2 else None
         largest = max(record.tokens for record in self._newest)
         self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
-        self._unlearnt = 0

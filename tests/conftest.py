@@ -2,12 +2,20 @@
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 # a runner that was started in the background ignores these, and so would the servers under test
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# the machine may be shared and slow: what a property costs is bounded by its number of examples
-settings.register_profile("project", deadline=None)
+# The machine may be shared and slow: what a property costs is bounded by its number of examples.
+# They are the same in every run, but in the long forms.
+settings.register_profile("project", deadline=None, derandomize=True)
+settings.register_profile("long", deadline=None)
 settings.load_profile("project")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("markexpr"):  # ./test.sh --long
+        settings.load_profile("long")

@@ -247,13 +247,18 @@ def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_me
     later = [s for s in patient if s.service_class == "deferred"]
     soon = [s for s in patient if s.service_class == "immediate"]
 
-    alone = World(replace(MODES[3], policy=lambda _: EarliestDeadline()), max_batch_size=8)
+    alone = World(
+        replace(MODES[3], policy=lambda _: EarliestDeadline()), max_batch_size=max_batch_size
+    )
     in_time = play(alone, later)
-    immediate = World(MODES[3], max_batch_size=8)
+    immediate = World(MODES[3], max_batch_size=max_batch_size)
     play(immediate, soon)
     present_s = sum(end_s - start_s for start_s, end_s in immediate.books.stretches)
 
-    mine = World(replace(MODES[3], policy=lambda _: Budget(Orca(), Law(), factor)))
+    mine = World(
+        replace(MODES[3], policy=lambda _: Budget(Orca(), Law(), factor)),
+        max_batch_size=max_batch_size,
+    )
     ours = [i for i in play(mine, patient) if i.service_class == "deferred"]
     for sender, edf, inference in zip(later, in_time, ours, strict=True):
         assert edf.record is not None

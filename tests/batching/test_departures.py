@@ -205,6 +205,21 @@ def test_who_comes_while_the_server_stops_or_is_full_is_refused_and_forgotten(mo
     assert len(world.books.requests) == 2
 
 
+@every_mode
+def test_deferred_requests_leave_half_of_the_queue_to_immediate_ones(mode: Mode) -> None:
+    world = World(mode, max_waiting=4)
+    for n in range(2):
+        world.submit([n], 3, service_class="deferred")
+    with pytest.raises(OverloadedError, match="2 deferred requests are waiting already"):
+        world.submit([3], 3, service_class="deferred")
+    for n in range(2):
+        world.submit([n], 3)
+    world.run()
+    world.submit([4], 3, service_class="deferred")  # places come back
+    world.run()
+    check_closed(world)
+
+
 def test_nobody_is_taken_in_before_the_model_is_there() -> None:
     world = World(DYNAMIC)
     model, world.manager.model = world.model, None

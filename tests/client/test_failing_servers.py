@@ -50,7 +50,7 @@ def played(capsys: pytest.CaptureFixture[str]) -> Played:
         status = client.main(
             [
                 "--target", url, "--numsamples", "12", "--rate", "100", "--prompts", "request",
-                "--numtokens_range", "3", "--timeout-s", "2", "--json", *options,
+                "--numtokens_range", "3", "--timeout-s", "6", "--json", *options,
             ]
         )  # fmt: skip
         return status, json.loads(capsys.readouterr().out)
@@ -67,8 +67,8 @@ def played(capsys: pytest.CaptureFixture[str]) -> Played:
         ("wrong-types", "ttft_s should be seconds, not 'soon'"),
         ("endless-line", "a line of the stream is longer than"),
         ("broken", "ClientPayloadError"),
-        ("silent", "timed out: nothing came for 2 s"),
-        ("falls-silent", "timed out: nothing came for 2 s"),
+        ("silent", "timed out: nothing came for 6 s"),
+        ("falls-silent", "timed out: nothing came for 6 s"),
         ("loading", "HTTP 503"),
     ],
 )

@@ -157,3 +157,19 @@ def test_a_curve_is_the_same_for_one_iteration_and_for_many() -> None:
     assert matrix.shape == (200, FEATURES)
     curve = fit(matrix, np.array([law_s(work) for work in works]))
     assert [curve.seconds(work) for work in works] == pytest.approx(curve.all_seconds(matrix))
+
+
+def test_iterations_of_which_nothing_can_be_learnt_leave_the_step_time_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predictor = taught(REFIT_EVERY)
+
+    def fails(*_: object) -> None:
+        raise np.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr("scheduling.predictor.fit", fails)
+    assert predictor.seconds(Work(1, 1, 1, 1, 1)) is None
+    monkeypatch.undo()
+    for _ in range(REFIT_EVERY):
+        predictor.iteration(record(Work(1, 1, 1, 1, 1), law_s(Work(1, 1, 1, 1, 1))))
+    assert predictor.seconds(Work(1, 1, 1, 1, 1)) is not None

@@ -30,7 +30,7 @@ from tests.server.process import Server, free_port, serving
 
 TOKENS = 6
 LONG_TOKENS = 900  # of the last line: the job has not ended when all others have
-STEPS = {STEP_S: 0.002}
+STEPS = {STEP_S: 0.004}
 Moment = Callable[[Batch], bool]
 
 

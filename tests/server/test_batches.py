@@ -106,7 +106,7 @@ def test_a_cancelled_job_keeps_what_was_answered(slow: Server) -> None:
 def test_a_job_whose_window_ends_keeps_what_was_answered(slow: Server) -> None:
     client = official(slow, api_key="a")
     lines = [line(n, max_tokens=900, ignore_eos=True) for n in range(200)]
-    batch = ended(client, submitted(client, lines, window="2s").id)
+    batch = ended(client, submitted(client, lines, window="8s").id)
     assert batch.status == "expired"
     assert batch.expired_at is not None
     _, errors = outcome(client, batch, 200)
@@ -166,12 +166,12 @@ def test_a_failed_generation_is_tried_three_times_and_then_a_500(tmp_path: Path)
 
 
 def test_a_server_that_is_told_to_stop_gives_its_lines_back(tmp_path: Path) -> None:
-    """It ends with status 0 though the job has minutes to go; its successor goes on."""
+    """It ends with status 0 though the job has long to go; its successor goes on."""
     port = free_port()
     with serving(tmp_path, "dynamic", {STEP_S: 0.02}, max_batch_size=2, port=port) as server:
         client = official(server)
-        lines = [line(n, max_tokens=200, ignore_eos=True) for n in range(100)]
-        lines += [line(n, max_tokens=1) for n in range(100, 110)]
+        lines = [line(n, max_tokens=200, ignore_eos=True) for n in range(30)]
+        lines += [line(n, max_tokens=1) for n in range(30, 40)]
         batch = submitted(client, lines)
         eventually(lambda: running(server) > 0, "running lines")
         server.process.send_signal(signal.SIGTERM)
@@ -180,9 +180,9 @@ def test_a_server_that_is_told_to_stop_gives_its_lines_back(tmp_path: Path) -> N
     with serving(tmp_path, "dynamic", max_batch_size=16, port=port) as server:
         client = official(server)
         batch = ended(client, batch.id)
-        output, errors = outcome(client, batch, 110)
+        output, errors = outcome(client, batch, 40)
         assert not errors
-        assert len(output) == 110
+        assert len(output) == 40
         assert client.batches.retrieve(batch.id).status == "completed"
 
 
@@ -233,3 +233,13 @@ def test_a_disk_that_is_full_harms_no_immediate_request_and_loses_nothing(tmp_pa
         client = official(server)
         assert outcome(client, client.batches.retrieve(batch.id), 20)[0].keys() == output.keys()
         assert ended(client, submitted(client, big).id).status == "completed"
+
+
+def test_a_folder_that_cannot_be_read_turns_the_batch_api_off_alone(tmp_path: Path) -> None:
+    too_long = "x" * 300  # nobody can look into it, root included
+    with serving(tmp_path, data_dir=str(tmp_path / too_long)) as server:
+        assert server.ask().status_code == 200
+        with pytest.raises(openai.InternalServerError) as refused:
+            official(server).files.list()
+        assert refused.value.status_code == 503
+        assert server.ask().status_code == 200

@@ -14,7 +14,7 @@ import pytest
 from tests.server.hash_app import STEP_S
 from tests.server.process import PATIENCE_S, Server, serving
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 3.0
 BEAT_S = 0.25  # of a slow client; far from the timeout on a machine that is busy
 SLOW_S = 2 * TIMEOUT_S  # what a slow exchange takes in all
 
