@@ -1,7 +1,7 @@
 """The workload file: JSON lines, a header and then one request a line.
 
-Made once and replayed against every mode, live and simulated, so that differences between two
-runs come from the servers. Knows nothing of how the requests were made or how they are sent.
+Made once and replayed against every mode, so that differences between two runs come from the
+servers. Knows nothing of how the requests were made or how they are sent.
 """
 
 from __future__ import annotations

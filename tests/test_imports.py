@@ -39,9 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"batching", "inference", "text", "stats", "deferred", "config", "seams"},
     "client": set(),
     "router": set(),
-    "simulate": {"seams", "batching", "inference", "scheduling", "stats"},
 }
-MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "simulate", "gunicorn_conf"}
+MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "gunicorn_conf"}
 UNBOUND = {"benchmarks", "tests"}  # these may import anything
 
 WITHOUT_TORCH = {
