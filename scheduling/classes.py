@@ -5,6 +5,7 @@ deferred request plans as it does alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -13,7 +14,7 @@ from scheduling.gap import Gap, by_class
 from seams import Plan, Policy, Request, View
 
 
-class Wrapper:
+class Wrapper(ABC):
     """A policy around another."""
 
     def __init__(self, inner: Policy) -> None:
@@ -26,9 +27,9 @@ class Wrapper:
     def plan(self, view: View) -> Plan:
         return self.mixed(view) if view.deferred else self.inner.plan(view)
 
+    @abstractmethod
     def mixed(self, view: View) -> Plan:
         """The plan where deferred requests are there."""
-        raise NotImplementedError
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.inner.retire(resident)
