@@ -9,12 +9,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import requests
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 T = TypeVar("T")
 
 
@@ -70,22 +71,30 @@ class RouterProcess:
         env = {k: v for k, v in os.environ.items() if k not in {"UPSTREAMS", "TIB_PORT"}}
         if upstreams:
             env["UPSTREAMS"] = ",".join(upstreams)
-        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 (closed by close)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "router", "--port=0", *args], env=env, stderr=self._log
-        )
-        self.port = until(lambda: self.logged("listening"), "a listening router")[0]["port"]
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
+        # The router writes through a file description of its own: were it shared, reading here
+        # would move the place at which the router writes, and lines would overwrite each other.
+        with open(self._log.name, "ab") as written:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "router", "--port=0", *args], env=env, stderr=written
+            )
+        try:
+            self.port = until(lambda: self.logged("listening"), "a listening router")[0]["port"]
+        except BaseException:
+            self.close()
+            raise
         self.url = f"http://127.0.0.1:{self.port}"
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The log lines of an event so far."""
-        assert self.process.poll() is None or self._log.tell(), "the router ended"
-        self._log.seek(0)
-        lines = [json.loads(line) for line in self._log.read().splitlines()]
+        written = Path(self._log.name).read_text()
+        assert self.process.poll() is None or written, "the router ended"
+        whole, _, _ = written.rpartition("\n")
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["event"] == event]
 
     def probed(self) -> "RouterProcess":
-        until(lambda: requests.get(f"{self.url}/health", timeout=5).status_code == 200, "health")
+        until(lambda: requests.get(f"{self.url}/health", timeout=TIMEOUT_S).status_code == 200, "health")
         return self
 
     def post(self, path: str = "/v1/completions", **kwargs: Any) -> requests.Response:
