@@ -94,7 +94,7 @@ class RouterProcess:
         return [line for line in lines if line["event"] == event]
 
     def probed(self) -> "RouterProcess":
-        until(lambda: requests.get(f"{self.url}/health", timeout=TIMEOUT_S).status_code == 200, "health")
+        until(lambda: self.get("/health").status_code == 200, "health")
         return self
 
     def post(self, path: str = "/v1/completions", **kwargs: Any) -> requests.Response:
