@@ -1,26 +1,64 @@
-"""Linear layers with weights laid out once for oneDNN's CPU kernels.
+"""Linear layers with weights laid out once for a CPU's kernels, instead of in every call.
 
-With plain weights torch re-packs the matrix in every call. Packed once at load, GPT-2 medium's
-layers ran 2 to 3.6 times as fast in float32 at 8 rows and more (measured on two Zen 5 cores).
-A GELU behind a layer runs inside its kernel, which at 64 rows saved two thirds of its time.
-The operators are torch's, but private: where they are missing, or do not compute what a
-linear layer does, the network keeps its plain layers.
-
-One or two rows of float32 are computed as four: oneDNN's kernel for a lone row read weights at
-22 to 31 GB/s where that for four read at 27 to 41 (1024 x 4096, two Zen 4 cores), which made GPT-2
-medium's decoding of one sequence 1.15 to 1.2 times as fast. bfloat16 gained nothing.
+`PanelLinear` runs our own kernel, made for the few rows of a decoding batch (kernels/linear.cpp).
+Where the processor lacks what that needs, `PackedLinear` runs oneDNN's, which with weights packed
+at load was 2 to 3.6 times as fast as torch's plain layer in float32 at 8 rows and more (GPT-2
+medium, two Zen 5 cores). oneDNN's operators are torch's, but private: where they are missing, or
+do not compute what a linear layer does, the network keeps its plain layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gpt.network import GeluLinear
+from kernels import linear_library
 
-FULL_ROWS = 4
-# a smaller matrix comes from the caches, and has no reading to save
-MEMORY_BOUND_BYTES = 2 * 2**20
+# the kernel's W, GROUP and DEPTH: outputs in a panel, panels in a group, words in a block
+PANEL, GROUP, DEPTH = 16, 4, 512
+
+
+class PanelLinear(nn.Module):
+    """`x @ weight.T + bias`, GELU behind it where the layer has one, by our own kernel.
+
+    The result for a row does not depend on the rows beside it, not even in its last bit.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        function = _kernel(weight.dtype)
+        assert function is not None, "ask runs_in_panels"
+        self.function = function
+        self.outputs = linear.out_features
+        word = 1 if weight.dtype == torch.float32 else 2  # inputs that the kernel takes at once
+        self.words = linear.in_features // word
+        absent = -self.outputs % (GROUP * PANEL)
+        weight = F.pad(weight, (0, 0, 0, absent)).view(-1, GROUP, PANEL, self.words, word)
+        blocks = [b.transpose(2, 3).flatten(1) for b in torch.split(weight, DEPTH, dim=3)]
+        self.register_buffer("weight", torch.cat(blocks, dim=1))
+        bias = torch.zeros(self.outputs) if linear.bias is None else linear.bias.detach().float()
+        self.register_buffer("bias", F.pad(bias, (0, absent)))
+        gelu = linear.approximate if isinstance(linear, GeluLinear) else None
+        self.fused_gelu = gelu == "tanh"
+        self.gelu_after = None if self.fused_gelu else gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, in_features]` -> `[N, out_features]`"""
+        x = x.contiguous()
+        y = x.new_empty(len(x), self.outputs)
+        self.function(
+            x.data_ptr(), len(x), self.words, self.weight.data_ptr(), self.bias.data_ptr(),
+            self.fused_gelu, y.data_ptr(), self.outputs,
+        )  # fmt: skip
+        return y if self.gelu_after is None else F.gelu(y, approximate=self.gelu_after)
 
 
 class PackedLinear(nn.Module):
@@ -32,18 +70,9 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         fused = isinstance(linear, GeluLinear)
         self.activation = ("gelu", linear.approximate) if fused else ("none", "")
-        weight = linear.weight
-        fills = weight.dtype == torch.float32 and weight.nbytes >= MEMORY_BOUND_BYTES
-        self.fill = weight.new_zeros(FULL_ROWS - 1, linear.in_features) if fills else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, in_features]` -> `[N, out_features]`"""
-        rows = len(x)
-        if self.fill is not None and rows <= FULL_ROWS // 2:
-            return self._linear(torch.cat((x, self.fill[: FULL_ROWS - rows])))[:rows]
-        return self._linear(x)
-
-    def _linear(self, x: Tensor) -> Tensor:
         name, approximate = self.activation
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.packed, self.bias, name, [], approximate
@@ -52,14 +81,32 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(network: nn.Module) -> None:
-    """Replaces the linear layers of a CPU network, if this torch and machine can."""
+    """Replaces the linear layers of a CPU network by the best that this machine can run."""
     parameter = next(network.parameters())
-    if parameter.device.type != "cpu" or not _packing_works(parameter.dtype):
+    if parameter.device.type != "cpu":
         return
+    onednn = _packing_works(parameter.dtype)
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
+            if not isinstance(child, nn.Linear):
+                continue
+            if runs_in_panels(child):
+                setattr(module, name, PanelLinear(child))
+            elif onednn:
                 setattr(module, name, PackedLinear(child))
+
+
+def runs_in_panels(linear: nn.Linear) -> bool:
+    """Whether this machine has our kernel for the layer: bfloat16 goes by pairs of inputs."""
+    dtype = linear.weight.dtype
+    even = dtype != torch.bfloat16 or linear.in_features % 2 == 0
+    return even and _kernel(dtype) is not None
+
+
+def _kernel(dtype: torch.dtype) -> Callable[..., None] | None:
+    name = {torch.float32: "linear_f32", torch.bfloat16: "linear_bf16"}.get(dtype)
+    library = linear_library()
+    return getattr(library, name, None) if library is not None and name else None
 
 
 def _packing_works(dtype: torch.dtype) -> bool:

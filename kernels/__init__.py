@@ -35,31 +35,53 @@ class KernelError(RuntimeError):
 @functools.cache
 def attention_library() -> ctypes.CDLL | None:
     """`attend_f32` and `attend_bf16` of attention.cpp, which raise KernelError, or None where they
-    cannot be built.
+    cannot be built."""
+    library = _library("attention")
+    if library is not None:
+        for function in (library.attend_f32, library.attend_bf16):
+            function.restype = ctypes.c_int32
+            function.errcheck = _check
+            function.argtypes = (
+                [ctypes.c_int64]
+                + [ctypes.c_void_p] * 4
+                + [ctypes.c_int64] * 3
+                + [ctypes.c_void_p] * 6
+            )
+    return library
 
-    Call it after torch was imported: OpenMP's runtime must be the one that torch brought along, or
-    two pools of threads would compete for the cores.
-    """
-    source = Path(__file__).with_name("attention.cpp")
+
+@functools.cache
+def linear_library() -> ctypes.CDLL | None:
+    """`linear_f32` and `linear_bf16` of linear.cpp, each only where the processor has the
+    instructions that it is written for, or None where it cannot be built."""
+    library = _library("linear")
+    for name in ("linear_f32", "linear_bf16"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = None
+            function.argtypes = [
+                ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
+                ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64,
+            ]  # fmt: skip
+    return library
+
+
+def _library(name: str) -> ctypes.CDLL | None:
+    """Call it after torch was imported: OpenMP's runtime must be the one that torch brought along,
+    or two pools of threads would compete for the cores."""
+    source = Path(__file__).with_name(f"{name}.cpp")
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if compiler is None:
-        log.warning("no C++ compiler found: attention runs on torch's own operators, slower")
+        log.warning("no C++ compiler found: %s runs on torch's own operators, slower", name)
         return None
     try:
-        library = ctypes.CDLL(str(_build(source, compiler)))
+        return ctypes.CDLL(str(_build(source, compiler)))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # no home: RuntimeError
         detail = getattr(error, "stderr", "") or str(error)
         log.warning(
-            "the attention kernel could not be built, torch's operators are used: %s", detail
+            "the %s kernel could not be built, torch's operators are used: %s", name, detail
         )
         return None
-    for function in (library.attend_f32, library.attend_bf16):
-        function.restype = ctypes.c_int32
-        function.errcheck = _check
-        function.argtypes = (
-            [ctypes.c_int64] + [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 6
-        )
-    return library
 
 
 def _check(status: Any, _function: object, arguments: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gpt.attention
+import gpt.linear
 import model as model_module
 from gpt import sampling
 from model import LoadOptions, ServerModel, load_model
@@ -70,4 +71,5 @@ def without_kernel() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt.attention, "attention_library", lambda: None)
         patch.setattr(model_module, "attention_library", lambda: None)
+        patch.setattr(gpt.linear, "linear_library", lambda: None)
         yield

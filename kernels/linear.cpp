@@ -1,0 +1,204 @@
+// Linear layers over few rows: y = x w^T + bias, and GELU where asked. While a batch decodes, each
+// row of the input is one token, and a layer is a matrix read once from memory for 1 to some 64
+// rows. Torch's kernels are made for more.
+//
+// Weights lie in panels of W outputs, so that one vector of weights meets the broadcast inputs of up
+// to MAX_ROWS rows, whose sums stay in registers. The loops around that tile are Goto and van de
+// Geijn's ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008): panels are
+// cut into blocks of DEPTH inputs that the caches hold while all rows pass, and lie in the order in
+// which the loops come by, so that memory is read in one straight line, once.
+//
+// A sum always runs over the inputs in the same order, so the result for a row is the same to the
+// last bit whatever rows share its batch.
+//
+// Built for AVX-512 alone, whose 32 registers the tile is cut for. bfloat16 multiplies pairs of
+// inputs (AVX512_BF16), and stays with torch where the processor has AMX, which is faster. Other
+// processors find no function here.
+
+#if defined(__AVX512F__)
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int W = 16;               // outputs in a panel: lanes of a vector
+constexpr int64_t GROUP = 4;        // panels that share a block of inputs
+constexpr int64_t DEPTH = 512;      // inputs in a block, whose sums then wait in memory
+constexpr int64_t STRIDE = DEPTH + W;  // from row to row of a block, or all fell into one cache set
+constexpr int MAX_ROWS = 28;        // sums in registers; the rest hold weights and inputs
+constexpr int64_t BLOCK_ROWS = 256;  // rows at once: their inputs and sums stay in the second cache
+constexpr int64_t AHEAD = 128;      // vectors of weights fetched ahead
+constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
+
+typedef float Floats __attribute__((vector_size(4 * W)));
+
+inline Floats load(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+// What one broadcast word of the inputs is: a float, or two neighbouring bfloat16.
+typedef float Single;
+typedef uint32_t Pair;
+
+inline Floats multiply_add(Floats sum, const Single* weights, Single input) {
+  return sum + load(weights) * input;
+}
+
+#if defined(__AVX512BF16__)
+inline Floats multiply_add(Floats sum, const Pair* weights, Pair input) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(weights),
+                                  (__m512bh)_mm512_set1_epi32(static_cast<int>(input)));
+}
+#endif
+
+// R rows times one panel, added to sums [R][W]; inputs [R][STRIDE], weights [depth][W].
+template <typename T, int R>
+void tile(int64_t depth, const T* inputs, const T* weights, float* sums) {
+  Floats sum[R];
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r) sum[r] = load(sums + r * W);
+  for (int64_t k = 0; k < depth; ++k, weights += W) {
+    __builtin_prefetch(weights + AHEAD * W);
+#pragma GCC unroll 32
+    for (int r = 0; r < R; ++r) sum[r] = multiply_add(sum[r], weights, inputs[r * STRIDE + k]);
+  }
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r) store(sums + r * W, sum[r]);
+}
+
+template <typename T>
+using Tile = void (*)(int64_t, const T*, const T*, float*);
+
+template <typename T, int... I>
+Tile<T> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
+  static constexpr Tile<T> tiles[] = {tile<T, I + 1>...};
+  return tiles[rows - 1];
+}
+
+// x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form. The exponential is of a negative
+// number, by Cephes' scheme as in attention.cpp: 2^n times a polynomial on [-ln2/2, ln2/2].
+inline float gelu(float x) {
+  const float twice = 1.5957691216f * (x + 0.044715f * x * x * x);
+  const float power = std::max(-std::fabs(twice), -87.0f);
+  const float n = std::nearbyint(power * 1.44269504f);
+  const float r = (power - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &exponent, sizeof scale);
+  const float small = p * scale;
+  return x * (twice >= 0 ? 1.0f : small) / (1.0f + small);
+}
+
+inline void put(float* to, float x) { *to = x; }
+
+inline void put(uint16_t* to, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  *to = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties even
+}
+
+// One row's sums of one panel; `left` outputs are still to be written, and may be none.
+template <typename Y>
+inline void finish(const float* sums, const float* bias, bool with_gelu, Y* y, int64_t left) {
+  float x[W];
+  for (int j = 0; j < W; ++j) x[j] = sums[j] + bias[j];
+  if (with_gelu)
+    for (int j = 0; j < W; ++j) x[j] = gelu(x[j]);
+  if (left >= W)
+    for (int j = 0; j < W; ++j) put(y + j, x[j]);
+  else
+    for (int j = 0; j < left; ++j) put(y + j, x[j]);
+}
+
+template <typename T, typename Y>
+void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, const float* bias,
+                  bool with_gelu, Y* y, int64_t outputs) {
+  const int64_t blocks = (depth + DEPTH - 1) / DEPTH;
+  static thread_local std::vector<T> kept;
+  if (static_cast<int64_t>(kept.size()) < blocks * rows * STRIDE) kept.resize(blocks * rows * STRIDE);
+  T* const packed = kept.data();  // [block][row][STRIDE]
+
+  const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
+  const auto sizes = std::make_integer_sequence<int, MAX_ROWS>();
+  const Tile<T> short_tile = tile_of<T>(shorter, sizes);
+  const Tile<T> long_tile = tile_of<T>(longer ? shorter + 1 : shorter, sizes);
+
+#pragma omp parallel if (rows * depth * outputs > SMALL)
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t b = 0; b < blocks; ++b)
+        std::copy_n(x + r * depth + b * DEPTH, std::min(DEPTH, depth - b * DEPTH),
+                    packed + (b * rows + r) * STRIDE);
+
+    static thread_local std::vector<float> sums;  // [panel of group][row][W]
+    if (static_cast<int64_t>(sums.size()) < GROUP * rows * W) sums.resize(GROUP * rows * W);
+#pragma omp for schedule(static)
+    for (int64_t first = 0; first < outputs; first += GROUP * W) {
+      const T* panel = weights + first * depth;
+      std::fill_n(sums.data(), GROUP * rows * W, 0.0f);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t n = std::min(DEPTH, depth - b * DEPTH);
+        for (int64_t p = 0; p < GROUP; ++p, panel += n * W)
+          for (int64_t t = 0, r = 0; t < tiles; r += shorter + (t < longer), ++t)
+            (t < longer ? long_tile : short_tile)(n, packed + (b * rows + r) * STRIDE, panel,
+                                                  sums.data() + (p * rows + r) * W);
+      }
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t p = 0; p < GROUP; ++p) {
+          const int64_t at = first + p * W;
+          finish(sums.data() + (p * rows + r) * W, bias + at, with_gelu, y + r * outputs + at,
+                 outputs - at);
+        }
+    }
+  }
+}
+
+template <typename T, typename Y>
+void linear(const T* x, int64_t rows, int64_t depth, const T* weights, const float* bias,
+            bool with_gelu, Y* y, int64_t outputs) {
+  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t begin = rows * b / blocks, end = rows * (b + 1) / blocks;
+    linear_block(x + begin * depth, end - begin, depth, weights, bias, with_gelu,
+                 y + begin * outputs, outputs);
+  }
+}
+
+}  // namespace
+
+// x: [rows][depth] words, y: [rows][outputs], both contiguous. weights: per group of outputs and
+// block of inputs [panel][input][W] words; bias: [outputs] floats; both filled up with zeros to
+// whole groups. A word is a float, or two neighbouring bfloat16, of which depth counts the pairs.
+extern "C" void linear_f32(const Single* x, int64_t rows, int64_t depth, const Single* weights,
+                           const float* bias, int32_t with_gelu, float* y, int64_t outputs) {
+  linear(x, rows, depth, weights, bias, with_gelu != 0, y, outputs);
+}
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+extern "C" void linear_bf16(const Pair* x, int64_t rows, int64_t depth, const Pair* weights,
+                            const float* bias, int32_t with_gelu, uint16_t* y, int64_t outputs) {
+  linear(x, rows, depth, weights, bias, with_gelu != 0, y, outputs);
+}
+#endif
+
+#endif
