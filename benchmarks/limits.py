@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import save
-from gpt.linear import PackedLinear
+from gpt.linear import PackedLinear, PanelLinear, runs_in_panels
 from gpt.network import GPTConfig
 from model import DTYPES
 
@@ -100,21 +100,29 @@ def measure(dtypes: Sequence[str]) -> Limits:
     """With all cores, the best of several."""
     block = torch.ones(READ_BYTES // 4)
     read = READ_BYTES / _best_seconds(block.sum)
-    return Limits(read, {dtype: _product_rate(DTYPES[dtype]) for dtype in dtypes})
+    rates = {}
+    for dtype in dtypes:
+        read_by_products, rates[dtype] = _product_rates(DTYPES[dtype])
+        read = max(read, read_by_products)
+    return Limits(read, rates)
 
 
-def _product_rate(dtype: torch.dtype) -> float:
-    """Operations per second of linear layers as the engine runs them, in their best shape."""
+def _product_rates(dtype: torch.dtype) -> tuple[float, float]:
+    """Of linear layers of each kind that the engine runs, in their best shape: bytes read per
+    second for a lone row, operations per second for many."""
     few, many = FEATURES
-    rates = []
+    read, rate = 0.0, 0.0
     for size_in, size_out in ((few, many), (many, few)):
         plain = [nn.Linear(size_in, size_out).to(dtype) for _ in range(MATRICES)]
-        packed: list[nn.Module] = [PackedLinear(linear) for linear in plain]
-        for rows in ROWS:
-            x = torch.randn(rows, size_in).to(dtype)
-            seconds = _best_seconds(functools.partial(_each, packed, x))
-            rates.append(2 * rows * few * many * MATRICES / seconds)
-    return max(rates)
+        kinds = [PackedLinear, PanelLinear] if runs_in_panels(plain[0]) else [PackedLinear]
+        for kind in kinds:
+            layers: list[nn.Module] = [kind(linear) for linear in plain]
+            for rows in (1, *ROWS):
+                x = torch.randn(rows, size_in).to(dtype)
+                seconds = _best_seconds(functools.partial(_each, layers, x))
+                rate = max(rate, 2 * rows * few * many * MATRICES / seconds)
+                read = max(read, few * many * dtype.itemsize * MATRICES / seconds)
+    return read, rate
 
 
 def _each(layers: Sequence[nn.Module], x: Tensor) -> None:

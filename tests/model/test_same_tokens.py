@@ -1,13 +1,13 @@
 """The same request gives the same tokens in every mode, whatever it is batched with.
 
-On a real model GEMMs of another batch size may differ in the last bits, so a difference is
-accepted where, and only where, the two best scores (noise included) were closer than 1e-4.
+Torch's products of another batch size may differ in the last bits, so a difference is accepted
+where, and only where, the two best scores (noise included) were closer than 1e-4.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from batching import BatchingManager, Generate
 from benchmarks.common import Tally
 from generate import dynamic, nobatch, static
+from gpt import sampling as sampling_module
+from gpt.linear import runs_in_panels
 from gpt.sampling import perturbed
 from inference import Inference
 from model import LoadOptions, load_model
@@ -121,3 +123,35 @@ def test_a_preempted_request_continues_with_the_same_tokens(models) -> None:
         (kv,) = model.allocate([Need(len(ids), 1)])
         (token,) = dynamic.generate(model, [Row(kv, 0, ids, Draw(sampling, ids, len(ids)))]).tokens
         assert token == expected[known] or is_near_tie(model, ids, sampling)
+
+
+def all_logits(model: Any, work, limit: int) -> dict[tuple[int, ...], torch.Tensor]:  # type: ignore[no-untyped-def]
+    """What the model said after each text that it saw on the way."""
+    seen: dict[tuple[int, ...], torch.Tensor] = {}
+    real = sampling_module.sample
+
+    def tap(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        for row, draw in zip(logits, draws, strict=True):
+            seen[tuple(draw.known)] = row.clone()
+        return real(logits, draws)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.sample", tap)
+        run(model, Orca(), dynamic.generate, work, limit)
+    return seen
+
+
+@pytest.mark.skipif(
+    not runs_in_panels(torch.nn.Linear(2, 2)), reason="this machine has no product kernel of ours"
+)
+def test_in_dynamic_mode_logits_are_those_of_running_alone_to_the_last_bit(models) -> None:
+    work = [
+        (list(range(n, 3 * n)), 8, Sampling(seed=n, temperature=n % 2), 0.002 * n)
+        for n in range(1, 40, 3)
+    ]
+    alone = [all_logits(models["dynamic"], [job], 1) for job in work]
+    together = all_logits(models["dynamic"], work, 8)
+    assert len(together) == sum(map(len, alone)) == 8 * len(work)
+    for of_one in alone:
+        for text, logits in of_one.items():
+            assert torch.equal(together[text], logits)
