@@ -36,6 +36,7 @@ from api.openai_generation import Generations
 from api.openapi import register_openapi
 from api.service import Service
 from api.tgi_answers import shape as tgi_shape
+from api.writer import Writer
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager
 from config import Config, env_name, flag
 from deferred.jobs import Jobs
@@ -230,7 +231,15 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]
     register_errors(app, {"/v1/": error_shape, "/generate": tgi_shape})
     service = Service(
-        config, manager, tokenizer, stats, metrics, Departures(), time.perf_counter, describe
+        config,
+        manager,
+        tokenizer,
+        stats,
+        metrics,
+        Departures(),
+        Writer(),
+        time.perf_counter,
+        describe,
     )
     app.register_blueprint(inference.make_door(service))
     app.register_blueprint(tgi.make_door(service))

@@ -1,6 +1,6 @@
 """A client's share of a request: its text up to a stop string, its tokens, and why it ended.
 
-Runs in the thread of the client's handler. Streamed or not, an answer is made of these segments,
+Runs in the consumer's thread. Streamed or not, an answer is made of these segments,
 so that both are the same. Knows no dialect.
 """
 
@@ -128,15 +128,14 @@ class Choice:
         return "".join(texts)
 
 
-def segments(choices: Sequence[Choice]) -> Iterator[Segment]:
-    """Of all choices, as they come, until all have ended. Their requests have `news` in common.
-    Raises ApiError when one of them fails."""
-    news = choices[0].inference.news
+def segments(choices: Sequence[Choice]) -> Iterator[Segment | None]:
+    """Of all choices, as they come, until all have ended; None where there is none before their
+    next news. Raises ApiError when one of them fails."""
     unfinished = list(choices)
     while unfinished:
-        news.wait()
-        news.clear()
         for choice in unfinished:
             if (segment := choice.read()) is not None:
                 yield segment
         unfinished = [choice for choice in unfinished if choice.finish is None]
+        if unfinished:
+            yield None

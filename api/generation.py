@@ -76,14 +76,14 @@ class _Follower:
         return Step(index, token, text, special, finish)
 
 
-def follow(service: Service, inference: Inference, stops: Sequence[str]) -> Iterator[Step]:
-    """The generated tokens as they arrive; the last is given when the request has ended. Raises
-    ApiError where an answer stays incomplete."""
+def follow(service: Service, inference: Inference, stops: Sequence[str]) -> Iterator[Step | None]:
+    """The generated tokens as they arrive, the last when the request has ended; None where there
+    is none before its next news. Raises ApiError where an answer stays incomplete."""
     follower = _Follower(service, inference, stops)
     while not follower.ended:
-        inference.news.wait()
-        inference.news.clear()
         yield from follower.read()
+        if not follower.ended:
+            yield None
     follower.require_whole()
 
 

@@ -84,19 +84,21 @@ def make_door(service: Service) -> Blueprint:
             streaming=wanted.stream,
         )
         service.submit(accepted)
-        client = request.environ.get("gunicorn.socket")
         if wanted.stream:
-            return event_stream(service, [accepted], client, events(accepted, wanted.prompt))
-        record = service.finish(accepted, client)
+            return event_stream(service, [accepted], events(accepted, wanted.prompt))
+        record = service.finish(accepted, request.environ.get("gunicorn.socket"))
         return jsonify(_answer(accepted, record, wanted.prompt, text(accepted)))
 
     def text(done: Inference) -> str:
         detokenizer = Detokenizer(service.tokenizer)
         return detokenizer.push(done.ids[done.prompt_tokens :]) + detokenizer.finish()
 
-    def events(accepted: Inference, prompt: str) -> Iterator[bytes]:
+    def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
         texts = []
         for piece in pieces(accepted, Detokenizer(service.tokenizer)):
+            if piece is None:
+                yield None
+                continue
             texts.append(piece.text)
             yield event({"text": piece.text, "tokens": piece.tokens})
         record = service.outcome(accepted)

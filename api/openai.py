@@ -15,7 +15,7 @@ from api.openai_answers import error_shape
 from api.openai_generation import Generation, Generations
 from api.openai_schemas import ChatRequest, CompletionRequest
 from api.service import Service
-from api.stream import event, event_stream
+from api.stream import awaited, event, event_stream
 
 DONE = b"data: [DONE]\n\n"
 
@@ -53,12 +53,14 @@ def make_door(service: Service, generations: Generations) -> Blueprint:
     def _answer(generation: Generation) -> Response:
         wanted, form, inferences = generation.wanted, generation.form, generation.inferences
         service.submit(*inferences)
-        client = request.environ.get("gunicorn.socket")
 
-        def events() -> Iterator[bytes]:
+        def events() -> Iterator[bytes | None]:
             for chunk in form.opening(len(inferences)):
                 yield event(chunk)
             for segment in generation.segments():
+                if segment is None:
+                    yield None
+                    continue
                 for chunk in form.chunks(segment):
                     yield event(chunk)
             if wanted.include_usage:
@@ -66,10 +68,10 @@ def make_door(service: Service, generations: Generations) -> Blueprint:
             yield DONE
 
         if wanted.stream:
-            return event_stream(service, inferences, client, events(), error_shape)
-        unwatch = service.watch(client, *inferences)
+            return event_stream(service, inferences, events(), error_shape)
+        unwatch = service.watch(request.environ.get("gunicorn.socket"), *inferences)
         try:
-            parts = list(generation.segments())
+            parts = list(awaited(generation.segments(), inferences[0].news))
         except ApiError:
             service.cancel(*inferences)
             raise

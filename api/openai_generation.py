@@ -52,7 +52,7 @@ class Generation:
     def usage(self) -> Json:
         return usage(self.prompt_tokens, self.choices)
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Iterator[Segment | None]:
         """Raises as `api.choices.segments` does."""
         return segments(self.choices)
 

@@ -11,6 +11,7 @@ from api.departed import Departures
 from api.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
 from api.logs import belongs_to_request
 from api.metrics import Metrics
+from api.writer import Writer
 from batching import BatchingManager
 from config import Config
 from inference import Inference, OverloadedError, RefusedError
@@ -27,6 +28,7 @@ class Service:
     stats: Stats
     metrics: Metrics
     departures: Departures
+    writer: Writer
     clock: Callable[[], float]
     describe: Callable[[], Mapping[str, Any]]  # what runs: mode, policy, model, machine, options
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from threading import Event
+from typing import Any, TypeVar
 
-from flask import Response
+from flask import Response, request
 
 from api.errors import ApiError, Shape, plain_shape
 from api.service import Service
 from inference import Inference
 from text import Detokenizer
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,11 @@ class Piece:
     tokens: int
 
 
-def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece]:
-    """What was generated since the last piece, until the request has ended."""
+def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece | None]:
+    """What was generated since the last piece, until the request has ended; None where that is
+    nothing before its next news."""
     sent = inference.prompt_tokens
     while True:
-        inference.news.wait()
-        inference.news.clear()
         ended = inference.record is not None  # read before the ids: none follow an end
         ids = inference.ids[sent:]
         sent += len(ids)
@@ -36,6 +37,17 @@ def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece]:
             yield Piece(text, len(ids))
         if ended:
             return
+        yield None
+
+
+def awaited(items: Iterable[Item | None], news: Event) -> Iterator[Item]:
+    """All of them; where there is none yet, waits for news."""
+    for item in items:
+        if item is None:
+            news.wait()
+            news.clear()
+        else:
+            yield item
 
 
 # made once: json.dumps makes an encoder in every call that names its separators
@@ -49,32 +61,39 @@ def event(data: Mapping[str, Any]) -> bytes:
 def event_stream(
     service: Service,
     inferences: Sequence[Inference],
-    client: socket.socket | None,
-    events: Iterable[bytes],
+    events: Iterable[bytes | None],
     shape: Shape = plain_shape,
 ) -> Response:
-    """The answers of submitted requests, which have their `news` in common, as `events`. Raises
-    ApiError when one fails before the first token, so that even then the status is true. Cancels
-    the requests when the client leaves, before, during or instead of reading."""
+    """The answers of submitted requests, which have their `news` in common, as `events`, with None
+    where there is nothing to tell before the next news. Raises ApiError when one fails before the
+    first token, so that even then the status is true. Cancels the requests when the client leaves,
+    before, during or instead of reading."""
+    client, news = request.environ.get("gunicorn.socket"), inferences[0].news
     unwatch = service.watch(client, *inferences)
 
     def close() -> None:
         unwatch()
         service.cancel(*inferences)
 
-    inferences[0].news.wait()
+    news.wait()
     for inference in inferences:
         if inference.record is not None and inference.generated == 0:
             close()
             service.outcome(inference)
-    response = Response(_guarded(events, shape), mimetype="text/event-stream")
+    told = _guarded(events, shape)
+    if client is None:  # the server is not gunicorn
+        body = awaited(told, news)
+    else:  # which sends chunks to whoever understands them
+        chunked = request.environ["SERVER_PROTOCOL"] != "HTTP/1.0"
+        body = service.writer.serve(inferences, client, told, chunked=chunked)
+    response = Response(body, mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"  # proxies of nginx's kind must not hold it back
     response.call_on_close(close)
     return response
 
 
-def _guarded(events: Iterable[bytes], shape: Shape) -> Iterator[bytes]:
+def _guarded(events: Iterable[bytes | None], shape: Shape) -> Iterator[bytes | None]:
     """An answer that fails after it has begun ends with an error event."""
     try:
         yield from events

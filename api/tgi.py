@@ -161,7 +161,6 @@ def make_door(service: Service) -> Blueprint:
             response = event_stream(
                 service,
                 [inference],
-                request.environ.get("gunicorn.socket"),
                 events(inference, text, asked),
                 shape,
             )
@@ -172,9 +171,12 @@ def make_door(service: Service) -> Blueprint:
         response.headers.update(head([text]))
         return response
 
-    def events(inference: Inference, prompt: str, asked: Parameters) -> Iterator[bytes]:
+    def events(inference: Inference, prompt: str, asked: Parameters) -> Iterator[bytes | None]:
         steps = []
         for step in follow(service, inference, asked.stop or ()):
+            if step is None:
+                yield None
+                continue
             steps.append(step)
             told: dict[str, Any] = {
                 "index": len(steps),

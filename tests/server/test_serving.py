@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,21 @@ def test_a_stream_arrives_while_it_is_generated(server: Server) -> None:
         next(answer.iter_lines())
         assert server.counts()["running"] == 1
     server.reaches(running=0)
+
+
+def test_a_client_of_http_1_0_has_a_stream_without_chunks(server: Server) -> None:
+    body = json.dumps({"prompt": "x", "num_tokens": 20, "stream": True, "seed": 3}).encode()
+    head = (
+        "POST /inference HTTP/1.0\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((server.config.host, server.config.port), timeout=30) as client:
+        client.sendall(head.encode() + body)
+        answer = client.makefile("rb").read()
+    told, _, events = answer.partition(b"\r\n\r\n")
+    assert b"chunked" not in told
+    *_, last = [json.loads(event.removeprefix(b"data: ")) for event in events.split(b"\n\n")[:-1]]
+    assert last["generated"] == expected("x", 20, 3)
 
 
 def test_without_a_seed_a_fresh_one_is_drawn_and_told(server: Server) -> None:

@@ -1,0 +1,119 @@
+"""One thread that writes the events of all streams, so that the handlers' threads sleep until
+their stream ends or its client falls behind.
+
+If each thread wrote its own stream, every iteration would wake hundreds, which then fight with the
+engine for the interpreter's lock: with 512 streams on two cores an event took 0.4 ms of processor
+time in these threads, and takes 0.03 ms in this one.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+from inference import Inference
+
+
+class Writer:
+    """`serve` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[_Stream] = SimpleQueue()
+        threading.Thread(target=self._run, name="writer", daemon=True).start()
+
+    def serve(
+        self,
+        inferences: Sequence[Inference],
+        client: socket.socket,
+        events: Iterator[bytes | None],
+        *,
+        chunked: bool,
+    ) -> Iterator[bytes]:
+        """The body of gunicorn's answer: empty, since `events` go to the client's socket, in
+        chunks if `chunked`. None among them means that nothing is to be told before the next news
+        of the requests. Raises what `events` and the socket raise."""
+        stream = _Stream(client, events, chunked, self._told)
+        for inference in inferences:
+            inference.news = stream
+        yield b""  # gunicorn sends the head
+        while not stream.ended:
+            stream.lend()
+            client.sendall(stream.unsent)  # waits for this client in this thread alone
+            if stream.error is not None:
+                raise stream.error
+
+    def _run(self) -> None:
+        while True:
+            stream = self._told.get()
+            if stream.lent:
+                stream.write()
+
+
+class _Stream(threading.Event):
+    """The `news` of its requests: to set it is to tell the writer."""
+
+    def __init__(
+        self,
+        client: socket.socket,
+        events: Iterator[bytes | None],
+        chunked: bool,
+        told: SimpleQueue[_Stream],
+    ) -> None:
+        super().__init__()
+        self.ended = False
+        self.error: BaseException | None = None
+        self.unsent = b""  # what the socket did not take at once
+        self.lent = False  # to the writer, which alone touches the stream then
+        self._client = client
+        self._events = events
+        self._chunked = chunked
+        self._told = told
+        self._back = threading.Event()
+
+    def set(self) -> None:
+        self._told.put(self)
+
+    def lend(self) -> None:
+        """Returns when the stream has ended or failed, or its client is slower than its events."""
+        self._back.clear()
+        self.lent = True
+        self.set()  # there may have been news before
+        self._back.wait()
+
+    def write(self) -> None:
+        """What there is to tell now, as far as the socket takes it without waiting."""
+        self.unsent = b""
+        try:
+            self.unsent = self._send(self._ready())
+        except BaseException as error:  # the handler's to answer for; the writer serves the others
+            self.error = error
+        if self.ended or self.error is not None or self.unsent:
+            self.lent = False
+            self._back.set()
+
+    def _ready(self) -> bytes:
+        parts = []
+        try:
+            for data in self._events:
+                if data is None:
+                    break
+                parts.append(data)
+            else:
+                self.ended = True
+        except Exception as error:
+            self.error = error
+        return b"".join(parts)
+
+    def _send(self, data: bytes) -> bytes:
+        """Returns what is left of it."""
+        if not data:
+            return b""
+        if self._chunked:
+            data = b"%X\r\n%b\r\n" % (len(data), data)
+        try:
+            sent = self._client.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        return data[sent:]
