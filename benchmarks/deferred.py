@@ -1,6 +1,6 @@
 """What deferred requests cost the immediate ones beside them, and what they get: a trade-off curve.
 
-    python -m benchmarks.deferred                                               # some 11 minutes
+    python -m benchmarks.deferred                                               # some 13 minutes
     python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 12
 
 One process, the bare loop in real time, the same weights and, in each round, the same arrivals
@@ -98,9 +98,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--limit", type=int, default=32, help="batch limit")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, help="of each of the runs; by default 4 or 12")
-    parser.add_argument("--calibrate", type=float, help="seconds of deferred alone; 10 or 40")
+    parser.add_argument("--rounds", type=int, help="3; of other models than embedded 1")
+    parser.add_argument("--seconds", type=float, help="of each of the runs; 4, or 10")
+    parser.add_argument("--calibrate", type=float, help="seconds of deferred alone; 10, or 30")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
@@ -108,10 +108,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the table, the figure and the JSON")
     args = parser.parse_args(argv)
-    if args.seconds is None:
-        args.seconds = 7.0 if args.model == "embedded" else 9.0
-    if args.calibrate is None:
-        args.calibrate = 10.0 if args.model == "embedded" else 40.0
+    defaults = (3, 4.0, 10.0) if args.model == "embedded" else (1, 10.0, 30.0)
+    for name, value in zip(("rounds", "seconds", "calibrate"), defaults, strict=True):
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     return args
 
 

@@ -114,6 +114,6 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
             axes.set_ylabel(f"{label} of immediate requests / alone")
             axes.set_title(f"{load:.0%} of capacity")
     grid[0][0].legend(frameon=False)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
