@@ -10,7 +10,7 @@ Every step is a compare-and-set under the lock of the batch's row.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, Connection, func, or_, select, update
@@ -225,13 +225,16 @@ class Batches:
             )
             return True
 
-    def claim_finalisation(self, worker: str, now_s: float) -> Batch | None:
+    def claim_finalisation(
+        self, worker: str, now_s: float, besides: Collection[str] = ()
+    ) -> Batch | None:
         """A batch whose items have all ended and whose files nobody else writes, leased to
-        `worker`. Then: `finalise`. None: there is none.
+        `worker`, and none of `besides` (ids). Then: `finalise`. None: there is none.
 
         One thread of a worker finalises: a batch that it had claimed before it may claim again.
         """
         which = batches.c.status.in_(["in_progress", "finalizing", "cancelling"]) & ~OPEN
+        which &= batches.c.id.not_in(list(besides))
         if not self._any(which):
             return None
         with self._database.write(durable=False) as connection:

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0  # other servers may have made batches
 SWEEP_S = 60.0
 BACK_OFF_S = 1.0
+ASIDE_S = 30.0  # how long a batch that could not be finalised is left alone: others come first
 STROKE_LINES = 4  # a fraction of a millisecond
 
 
@@ -51,6 +52,7 @@ class Clerk:
         self._started = started
         self._news = threading.Event()
         self._sweep_s = 0.0
+        self._failed_s: dict[str, float] = {}  # batches that could not be finalised, and when
         self.progress: Progress | None = None  # as of the last turn; None: the store is away
 
     def wake(self) -> None:
@@ -97,16 +99,31 @@ class Clerk:
                 log.exception("%s cannot be validated", batch.id)
                 fault = LineError("server_error", f"the file cannot be validated: {error}")
                 store.batches.fail(batch.id, self._name, [fault], time.time())
-        if (batch := store.batches.claim_finalisation(self._name, time.time())) is not None:
+        if self._finalise_one():
             found = True
-            try:
-                ended = store.batches.finalise(batch.id, self._name, time.time(), lines.unrun)
-                log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
-            except LeaseLostError:
-                log.info("%s is finalised by another server", batch.id)
         self._sweep()
         self.progress = store.progress()
         return found
+
+    def _finalise_one(self) -> bool:
+        """Whether there was a batch to finalise."""
+        now_s = time.monotonic()
+        self._failed_s = {id: s for id, s in self._failed_s.items() if now_s - s < ASIDE_S}
+        batches = self._store.batches
+        batch = batches.claim_finalisation(self._name, time.time(), self._failed_s)
+        if batch is None:
+            return False
+        try:
+            ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun)
+            log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
+        except LeaseLostError:
+            log.info("%s is finalised by another server", batch.id)
+        except StoreError:
+            raise
+        except Exception:  # or it would be claimed again for ever, before all others
+            log.exception("%s cannot be finalised; again in %g s", batch.id, ASIDE_S)
+            self._failed_s[batch.id] = now_s
+        return True
 
     def _validate(self, batch: Batch) -> None:
         """Raises LeaseLostError, and _StoppedError when the server stops."""

@@ -8,12 +8,13 @@ overtakes nobody of its model and class.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.breaker import State as BreakerState
 from router.fleet import Fleet
 from router.policies import Policy
 from router.ticket import Limits, Outcome, Refusal, State, Ticket
+from router.upstream import half
 
 # One lane per (deferred, model): tickets by sequence number, oldest first.
 Lane = dict[int, Ticket]
@@ -51,7 +52,7 @@ class Dispatcher:
             return ticket
         if not self.fleet.serving(model) and self.fleet.all_probed():
             self._refuse(ticket, Refusal.UNKNOWN_MODEL, now)
-        elif self._waiting_beside(model) >= self._limits.max_queue:
+        elif self._full(model, deferred):
             self._refuse(ticket, Refusal.QUEUE_FULL, now)
         else:
             self._enqueue(ticket, now)
@@ -72,6 +73,7 @@ class Dispatcher:
         upstream = ticket.placed_on()
         ticket.state = State.RELEASED
         upstream.in_flight -= 1
+        upstream.deferred -= ticket.deferred
         if outcome is Outcome.SUCCESS:
             upstream.breaker.success(ticket.epoch)
         elif outcome is Outcome.FAILURE:
@@ -138,11 +140,12 @@ class Dispatcher:
                 times.append(upstream.breaker.open_until)
         return min((t for t in times if t > now), default=None)
 
-    def waiting(self) -> dict[str, int]:
+    def waiting(self, *, deferred_only: bool = False) -> dict[str, int]:
         """How many requests wait, by model."""
         counts: dict[str, int] = {}
-        for (_, model), lane in self._lanes.items():
-            counts[model] = counts.get(model, 0) + len(lane)
+        for (deferred, model), lane in self._lanes.items():
+            if deferred or not deferred_only:
+                counts[model] = counts.get(model, 0) + len(lane)
         return counts
 
     def longest_wait_s(self, model: str, now: float) -> float:
@@ -154,12 +157,15 @@ class Dispatcher:
 
     def _place(self, ticket: Ticket, now: float) -> bool:
         free = [
-            u for u in self.fleet.serving(ticket.model) if u not in ticket.tried and u.free(now)
+            u
+            for u in self.fleet.serving(ticket.model)
+            if u not in ticket.tried and u.free(now, deferred=ticket.deferred)
         ]
         if not free:
             return False
         upstream = self._policy.choose(free, ticket.prefix)
         upstream.in_flight += 1
+        upstream.deferred += ticket.deferred
         if not ticket.tried:
             upstream.budget.sent(now)
         ticket.epoch = upstream.breaker.sent(now)
@@ -244,10 +250,16 @@ class Dispatcher:
     def _models_waiting(self) -> set[str]:
         return {model for _, model in self._lanes}
 
-    def _waiting_beside(self, model: str) -> int:
+    def _full(self, model: str, deferred: bool) -> bool:
+        """Whether a newcomer is one too many; deferred ones have half of the queue."""
+        most = self._limits.max_queue
+        return self._beside(model, self.waiting()) >= most or (
+            deferred and self._beside(model, self.waiting(deferred_only=True)) >= half(most)
+        )
+
+    def _beside(self, model: str, counts: Mapping[str, int]) -> int:
         """Those waiting for the model; before the first probes end, names nobody has vouched for
         share one bound, so that invented names cannot fill the memory."""
-        counts = self.waiting()
         if self.fleet.serving(model):
             return counts.get(model, 0)
         return sum(n for m, n in counts.items() if not self.fleet.serving(m))

@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from router.upstream import half
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -35,8 +37,11 @@ def unknown_model(model: str, known: list[str]) -> Problem:
     return Problem(422, "invalid_request_error", "model_not_found", message, "model")
 
 
-def queue_full(model: str, limit: int, wait_s: float) -> Problem:
-    message = f"{limit} requests for {model} wait already (MAX_QUEUE), try again later."
+def queue_full(model: str, limit: int, wait_s: float, deferred: bool) -> Problem:
+    bound = f"{limit} requests for {model}"
+    if deferred:
+        bound += f", or {half(limit)} deferred ones,"
+    message = f"{bound} wait already (MAX_QUEUE), try again later."
     headers = {"Retry-After": str(max(1, min(60, math.ceil(wait_s))))}
     return Problem(429, "rate_limit_error", "queue_full", message, headers=headers)
 

@@ -193,7 +193,7 @@ class Proxy:
             return errors.unknown_model(ticket.model, list(self._desk.fleet.models()))
         if reason is Refusal.QUEUE_FULL:
             wait_s = self._desk.state.longest_wait_s(ticket.model, self._desk.now())
-            return errors.queue_full(ticket.model, self._config.max_queue, wait_s)
+            return errors.queue_full(ticket.model, self._config.max_queue, wait_s, ticket.deferred)
         if reason is Refusal.TIMEOUT:
             message = "Timeout waiting for a free upstream (TIMEOUT), try again later."
             return errors.unavailable(message, "timeout")

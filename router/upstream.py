@@ -15,6 +15,11 @@ TIMEOUTS_FORGIVEN = 1
 MAX_PAUSE_S = 60.0
 
 
+def half(limit: int) -> int:
+    """What deferred requests may take of a limit."""
+    return max(1, limit // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What the operator says about an upstream.
@@ -41,6 +46,7 @@ class Upstream:
     budget: RetryBudget = field(default_factory=RetryBudget)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     in_flight: int = 0
+    deferred: int = 0  # of those in flight
     latency_s: float | None = None
     probed: bool = False
     ready: bool = False
@@ -57,10 +63,12 @@ class Upstream:
         """Whether it may be expected to take requests: alive, not leaving, breaker not open."""
         return self.ready and not self.draining and self.breaker.state(now) is not State.OPEN
 
-    def free(self, now: float) -> bool:
-        """Whether one more request may be sent to it now."""
+    def free(self, now: float, *, deferred: bool = False) -> bool:
+        """Whether one more request may be sent to it now. Deferred ones, which a server may pause
+        for long, take half of the places at most, so that immediate ones always find some."""
         return (
             self.in_flight < self.spec.limit
+            and not (deferred and self.deferred >= half(self.spec.limit))
             and self.ready
             and not self.draining
             and now >= self.paused_until

@@ -80,6 +80,9 @@ class Budget(Wrapper):
         self._immediate_s = -math.inf  # when one was last seen
         self._quiet = True
         self._saved_s = 0.0  # of earlier budgets
+        self._newest = -1  # of those who wait, when they were last looked at
+        self._calm_s = -math.inf  # before this time, at this pace, none of them is short of time
+        self._calm_pace_s = 0.0
         self._starved = 0  # iterations since a deferred row took part
 
     def mixed(self, view: View) -> Plan:
@@ -91,14 +94,15 @@ class Budget(Wrapper):
         self._quiet = view.now_s - self._immediate_s > QUIET_S
         work = Work.of(gap.plan.advance)
         allowance = self.allowance(work, self._stretch(gap))
-        candidates = self._in_order(gap)
-        steps = list(self._joining(gap, candidates, work, allowance))
+        steps = self._joining(gap, work, allowance)
         self._starved = 0 if steps else self._starved + 1
         if not steps and (self._starved >= FLOOR_ITERATIONS or not gap.plan.advance):
-            steps = self._floor(gap, candidates)
-        advance = [*gap.plan.advance, *steps]
-        self._pace_s = self.predictor.seconds(Work.of(advance)) or 0.0
+            steps = self._floor(gap)
+        for step in steps:
+            work = work.plus(step)
+        self._pace_s = self.predictor.seconds(work) or 0.0
         self._save(allowance)
+        advance = [*gap.plan.advance, *steps]
         return Plan(advance, [*gap.plan.preempt, *gap.dropped], gap.plan.wake_s)
 
     def _stretch(self, gap: Gap) -> float:
@@ -113,15 +117,14 @@ class Budget(Wrapper):
         alone_s = predictor.seconds(work.scaled(1 / factor))
         if alone_s is None:
             return Allowance(math.inf, math.inf, blind)
-        trusted = 1.0 + predictor.margin
+        trusted = 1.0 + predictor.margin  # not of a factor: what slows one side slows the other
         if work.tokens:
             if self.target_s is not None:
                 return Allowance(
                     self.target_s / trusted, self.target_s / trusted, max(reach, blind)
                 )
-            budget_s = factor * alone_s / trusted
-            most_s = factor * (predictor.seconds(work) or 0.0) / trusted
-            return Allowance(budget_s, most_s, max(reach, blind))
+            most_s = factor * (predictor.seconds(work) or 0.0)
+            return Allowance(factor * alone_s, most_s, max(reach, blind))
         wait_s = self.max_step_s
         if (ttft_s := predictor.ttft_s) is not None and not self._quiet:
             wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
@@ -135,49 +138,77 @@ class Budget(Wrapper):
         most_s = (self.factor - 1) * allowance.budget_s
         self._saved_s = min(max(0.0, left_s), most_s) if most_s < math.inf else 0.0
 
-    def _in_order(self, gap: Gap) -> Sequence[Request]:
+    def _first(self, gap: Gap) -> list[Request]:
+        """Who has less than twice the time it needs, by laxity; then residents, by deadline."""
         now_s, pace_s = gap.view.now_s, self._pace_s
 
-        def rank(request: Request) -> tuple[bool, bool, float, int]:
-            """Who has less than twice the time it needs, by laxity; then residents, then those who
-            wait, by deadline."""
+        def rank(request: Request) -> tuple[bool, float, int]:
             needs_s = (request.max_tokens - request.generated) * pace_s
-            within_s = DAY_S if request.deadline_s is None else request.deadline_s
-            left_s = request.arrival_s + within_s - now_s
-            if left_s < 2 * needs_s:
-                return False, False, left_s - needs_s, request.id
-            return True, not request.room, left_s, request.id
+            left_s = _due_s(request) - now_s
+            short = left_s < 2 * needs_s
+            return not short, left_s - needs_s if short else left_s, request.id
 
-        first = heapq.nsmallest(gap.places, gap.queue, rank) if gap.places > 0 else []
-        return sorted([*gap.paused, *first], key=rank)
+        ranked = [(rank(request), request) for request in gap.paused]
+        if gap.places > 0 and self._may_be_short(gap):
+            waiting = ((rank(request), request) for request in gap.queue)
+            ranked += heapq.nsmallest(gap.places, (one for one in waiting if not one[0][0]))
+        return [request for _, request in sorted(ranked)]
 
-    def _joining(
-        self, gap: Gap, candidates: Sequence[Request], work: Work, allowance: Allowance
-    ) -> Iterator[Advance]:
+    def _may_be_short(self, gap: Gap) -> bool:
+        """Whether someone who waits may be short of time. The queue may be long and iterations are
+        short, so that all of it is looked at once a second, or when somebody came."""
+        newest, now_s = gap.queue[-1].id if gap.queue else -1, gap.view.now_s
+        if newest != self._newest or now_s >= self._calm_s or self._pace_s > self._calm_pace_s:
+            self._newest, self._calm_pace_s = newest, 2 * self._pace_s
+            short_s = (_due_s(r) - 2 * r.max_tokens * self._calm_pace_s for r in gap.queue)
+            self._calm_s = min(now_s + 1.0, min(short_s, default=math.inf))
+        return now_s >= self._calm_s
+
+    def _newcomers(self, gap: Gap, besides: Sequence[Request]) -> list[Request]:
+        """Of those who wait, as many as there are places, by deadline."""
+        if gap.places <= 0:
+            return []
+        chosen = {request.id for request in besides}
+        return heapq.nsmallest(
+            gap.places, (r for r in gap.queue if r.id not in chosen), lambda r: (_due_s(r), r.id)
+        )
+
+    def _joining(self, gap: Gap, work: Work, allowance: Allowance) -> list[Advance]:
+        seconds, steps = self.predictor.seconds, list[Advance]()
         most_s = min(allowance.budget_s + self._saved_s, allowance.most_s)
         misses, closed = 0, False
 
-        def fits(tokens: int) -> bool:
-            more = work.plus(Advance(request, tokens))
-            taken_s = self.predictor.seconds(more) or 0.0
-            return more.tokens <= allowance.tokens and taken_s <= most_s
+        def candidates() -> Iterator[Request]:
+            first = self._first(gap)
+            yield from first
+            if not (misses or closed):  # most iterations are full by now
+                yield from self._newcomers(gap, first)
 
-        for request in candidates:
+        def fits(step: Advance) -> bool:
+            more = work.plus(step)
+            return more.tokens <= allowance.tokens and (seconds(more) or 0.0) <= most_s
+
+        for request in candidates():
             if not request.room and (misses or closed or not self._may_come(request, gap)):
                 closed = True  # whoever is smaller does not overtake it
                 continue
             most = request.known - request.computed
             if gap.growth(Advance(request, most)) > gap.free:
                 most = request.room - request.computed
-            if tokens := bisect_left(range(1, most + 1), True, key=lambda n: not fits(n)):
+            tokens = most
+            if most and not fits(Advance(request, most)):
+                sizes = range(1, most)
+                tokens = bisect_left(sizes, True, key=lambda n: not fits(Advance(request, n)))
+            if tokens:
                 step = Advance(request, tokens)
                 work = work.plus(step)
                 gap.take(step)
-                yield step
-            elif most:
+                steps.append(step)
+            if tokens < most:
                 misses += 1
                 if misses == MISSES:
-                    return
+                    break
+        return steps
 
     def _may_come(self, request: Request, gap: Gap) -> bool:
         """Whether it fits, beside those that immediate requests are likely to need soon."""
@@ -190,9 +221,15 @@ class Budget(Wrapper):
             and self._crowd_tokens + cost <= gap.memory.budget
         )
 
-    def _floor(self, gap: Gap, candidates: Sequence[Request]) -> list[Advance]:
-        for request in candidates:
+    def _floor(self, gap: Gap) -> list[Advance]:
+        first = self._first(gap)
+        for request in (*first, *self._newcomers(gap, first)):
             if request.room or gap.fits(request):
                 self._starved = 0
                 return [Advance(request, min(request.known - request.computed, FLOOR_TOKENS))]
         return []
+
+
+def _due_s(request: Request) -> float:
+    within_s = DAY_S if request.deadline_s is None else request.deadline_s
+    return request.arrival_s + within_s

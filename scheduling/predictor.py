@@ -1,7 +1,9 @@
 """The step time, learnt online from the newest iterations of each size.
 
-Of each size, since a policy that fills every iteration to a budget would soon have seen no other,
-and has to know what smaller ones take.
+From the start of an iteration to the start of the next, where one follows the other: to whoever
+waits for a token, planning and delivery count as computing does. Of each size, since a policy that
+fills every iteration to a budget would soon have seen no other, and has to know what smaller ones
+take.
 
 As HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal predict theirs, but without any
 profiling beforehand. Deterministic in the records that it was given; it reads no clock.
@@ -56,7 +58,8 @@ class Predictor:
         self._features = np.zeros((len(KNOTS), KEPT, FEATURES))
         self._durations_s = np.zeros((len(KNOTS), KEPT))  # 0: none yet
         self._seen = [0] * len(KNOTS)
-        self._newest: deque[IterationRecord] = deque(maxlen=REFIT_EVERY)
+        self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
+        self._last: IterationRecord | None = None  # that the next one may follow at once
         self._unlearnt = 0  # iterations since the last fit
         self._curve: Curve | None = None
         self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
@@ -70,13 +73,19 @@ class Predictor:
         return self._curve
 
     def iteration(self, record: IterationRecord) -> None:
+        if self._last is not None:
+            self._learn(self._last, record.start_s - self._last.start_s)
+        self._last = record
+        self._unlearnt += 1
+
+    def _learn(self, record: IterationRecord, step_s: float) -> None:
         segment = bisect_right(KNOTS, record.tokens) - 1
         at = segment, self._seen[segment] % KEPT
-        self._features[at] = features(record)
-        self._durations_s[at] = record.duration_s
+        row, step_s = features(record), max(step_s, record.duration_s)
+        self._features[at] = row
+        self._durations_s[at] = step_s
         self._seen[segment] += 1
-        self._newest.append(record)
-        self._unlearnt += 1
+        self._newest.append((row, step_s))
 
     def request(self, record: RequestRecord) -> None:
         if record.service_class == "immediate" and record.first_token_s is not None:
@@ -84,7 +93,10 @@ class Predictor:
             self.ttft_s = sorted(self._ttfts_s)[int(TTFT_QUANTILE * (len(self._ttfts_s) - 1))]
 
     def busy(self, start_s: float, end_s: float) -> None:
-        """Of no interest here."""
+        """Nothing was left to do: what comes next does not follow what was last."""
+        if self._last is not None:
+            self._learn(self._last, 0.0)
+        self._last = None
 
     def seconds(self, work: Work) -> float | None:
         if self._unlearnt >= REFIT_EVERY:  # not before somebody asks: a fit takes 1 to 2 ms
@@ -94,8 +106,8 @@ class Predictor:
     def _refit(self) -> None:
         self._unlearnt = 0
         if self._curve is not None:  # how it did on what it had not seen
-            foretold_s = self._curve.all_seconds(np.array([features(r) for r in self._newest]))
-            errors = np.array([r.duration_s for r in self._newest]) / foretold_s - 1
+            foretold_s = self._curve.all_seconds(np.array([row for row, _ in self._newest]))
+            errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
             drift = float(np.median(errors))  # and no stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
         known = self._durations_s > 0
@@ -105,5 +117,5 @@ class Predictor:
             self._curve = None
         else:
             self._curve = curve if curve.r2 >= LEAST_R2 else None
-        largest = max(record.tokens for record in self._newest)
+        largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
         self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)

@@ -74,6 +74,14 @@ def test_immediate_requests_go_before_deferred_ones() -> None:
     assert decided == [immediate]
 
 
+def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
+    states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+    states = [dispatcher.arrive("m", 1.0).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+
+
 def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
     dispatcher, decided = dispatcher_over(fleet_of(1, 1))
     first, second, younger = (dispatcher.arrive("m", float(i)) for i in range(3))

@@ -13,10 +13,10 @@ from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
 from router.ticket import Limits, Outcome, State, Ticket
-from router.upstream import Spec, Upstream
+from router.upstream import Spec, Upstream, half
 
 URLS = [f"http://u{i}:1" for i in range(4)]
-LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=2, max_attempts=3)
+LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=3)
 MODELS = ["a", "b"]
 POLICIES = [LeastWork, RoundRobin, PrefixAffinity, lambda: PowerOfTwo(random.Random(0))]
 
@@ -69,7 +69,7 @@ class Router(RuleBasedStateMachine):
 
     @rule(url=st.sampled_from(URLS))
     def add(self, url: str) -> None:
-        upstream = self.fleet.add(Spec(url, 1 + URLS.index(url) % 2), "admin")
+        upstream = self.fleet.add(Spec(url, 1 + URLS.index(url)), "admin")
         if upstream not in self.everyone:
             self.everyone.append(upstream)
         self.dispatcher.tick(self.now)
@@ -180,12 +180,16 @@ class Router(RuleBasedStateMachine):
         for upstream in self.everyone:
             assert upstream.in_flight == held[id(upstream)]
             assert upstream.in_flight <= upstream.spec.limit
+            deferred = [t for t in self.in_state(State.PLACED) if t.deferred]
+            assert upstream.deferred == sum(t.upstream is upstream for t in deferred)
+            assert upstream.deferred <= half(upstream.spec.limit)
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
         for ticket in self.in_state(State.WAITING):
             for upstream in self.fleet.serving(ticket.model):
-                assert not upstream.free(self.now) or upstream in ticket.tried
+                free = upstream.free(self.now, deferred=ticket.deferred)
+                assert not free or upstream in ticket.tried
 
     @invariant()
     def whoever_stopped_waiting_was_told(self) -> None:
@@ -204,6 +208,8 @@ class Router(RuleBasedStateMachine):
         fresh = Counter(t.model for t in self.in_state(State.WAITING) if not t.tried)
         # A retried request keeps its right to wait, so only newcomers are bounded.
         assert all(n <= LIMITS.max_queue for n in fresh.values())
+        fresh = Counter(t.model for t in self.in_state(State.WAITING) if t.deferred and not t.tried)
+        assert all(n <= half(LIMITS.max_queue) for n in fresh.values())
 
     def teardown(self) -> None:
         if not hasattr(self, "dispatcher"):

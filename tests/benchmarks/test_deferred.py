@@ -1,0 +1,117 @@
+"""The trade-off of the deferred policy, by the benchmark itself in virtual time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks.deferred import BACKLOG, arrivals, policies
+from benchmarks.deferred_bench import Bench, Sizes
+from benchmarks.deferred_points import Cell, Measured, Point, Step, points, ratios
+from scheduling.orca import Orca
+from scheduling.predictor import Predictor
+from scheduling.step_time import Work
+from seams import Outcome, RaggedModel, RequestRecord, Row
+from tests.hash_model import VOCAB_SIZE, HashModel
+
+FACTORS = (1.15, 1.5, 2.0)
+PLANNING_S = 2e-4  # and delivery, of an iteration
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def wait_until(self, at_s: float) -> None:
+        self.at_s = max(self.at_s, at_s)
+
+
+class Machine:
+    """Iterations last as long as those of a small model on two cores, within 3 %."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.rng = np.random.default_rng(0)
+
+    def generate(self, model: RaggedModel, rows: Sequence[Row]) -> Outcome:
+        tokens = sum(len(row.tokens) for row in rows)
+        law_ms = np.interp(tokens, [0, 4, 8, 32, 128, 1024], [2.3, 2.6, 3.3, 6.5, 16, 60])
+        duration_s = float(law_ms) / 1000 * self.rng.lognormal(0, 0.03)
+        self.clock.at_s += duration_s + PLANNING_S
+        return Outcome([None if row.draw is None else 1 for row in rows], tokens, duration_s)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[float, str], Point]:
+    clock = VirtualClock()
+    model = HashModel(budget=1 << 17)
+    bench = Bench(model, VOCAB_SIZE, Machine(clock).generate, clock, 32, Sizes())
+    predictor = Predictor()
+    only = bench.play(Orca(), [], 3.0, BACKLOG, predictor, 0)
+    capacity = only.deferred_tokens_per_s / only.mean_output
+    cells = []
+    for load in (0.3, 0.6):
+        times = arrivals("poisson", load * capacity, 12.0, 0)
+        runs = {"alone": bench.play(Orca(), times, 12.0, 0, predictor, 0)}
+        for name, make in policies(FACTORS, 0.1).items():
+            own = copy.deepcopy(predictor)
+            runs[name] = bench.play(make(own), times, 12.0, BACKLOG, own, 0)
+        cells.append(Cell("poisson", load, runs))
+    measured = points(cells, only.deferred_tokens_per_s, FACTORS, 32)
+    return {(p.load, p.policy): p for p in measured if p.shape == "poisson"}
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+@pytest.mark.parametrize("factor", FACTORS)
+def test_immediate_requests_stay_within_the_factor_and_deferred_ones_get_what_it_allows(
+    found: dict[tuple[float, str], Point], load: float, factor: float
+) -> None:
+    point = found[load, f"budget {factor:g}"]
+    assert point.ttft_p99.low <= factor
+    assert point.tpot_p99.low <= factor
+    assert point.tpot_p50.value <= factor * 1.05
+    assert point.of_allowed is not None
+    assert point.of_allowed >= 0.85
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_the_simple_policies_are_dominated(
+    found: dict[tuple[float, str], Point], load: float
+) -> None:
+    best = found[load, "budget 2"]
+    for name in ("fifo", "priority"):
+        assert found[load, name].ttft_p99.value > best.ttft_p99.value
+    assert found[load, "exclusive"].of_left_over < found[load, "budget 1.15"].of_left_over
+
+
+def run(ttfts_s: Sequence[float], tpots_s: Sequence[float]) -> Measured:
+    records = []
+    for ttft_s, tpot_s in zip(ttfts_s, tpots_s, strict=True):
+        first_s = 1.0 + ttft_s
+        end_s = first_s + 4 * tpot_s
+        times = 1.0, 1.0, first_s, end_s, end_s
+        records.append(RequestRecord(*times, 4, 5, 5, 0, "immediate", "length"))
+    return Measured(0.0, 2.0, [], [Step(1.0, Work(), None)], records, [])
+
+
+def test_a_ratio_of_the_same_requests_slowed_evenly_is_certain() -> None:
+    rng = np.random.default_rng(0)
+    ttfts_s, tpots_s = rng.lognormal(size=(2, 300))
+    alone = run(ttfts_s.tolist(), tpots_s.tolist())
+    slowed = run((1.5 * ttfts_s).tolist(), (1.2 * tpots_s).tolist())
+    found = ratios([slowed, slowed], [alone, alone])
+    assert [r.value for r in found] == pytest.approx([1.5, 1.5, 1.2, 1.2])
+    assert [r.high - r.low for r in found] == pytest.approx([0.0] * 4, abs=1e-9)
+
+
+def test_a_ratio_of_unlike_runs_comes_with_an_interval_around_it() -> None:
+    rng = np.random.default_rng(0)
+    one, other = (run(*rng.lognormal(size=(2, 300)).tolist()) for _ in range(2))
+    for ratio in ratios([one], [other]):
+        assert ratio.low < ratio.value < ratio.high
