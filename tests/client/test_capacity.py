@@ -75,7 +75,6 @@ def test_bad_options_say_what_is_allowed(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.timeout(120)
 def test_the_command_finds_a_servers_capacity(
     server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,7 +218,7 @@ def test_a_worker_that_stops_gives_back_what_it_has_not_done(
 
 def test_lines_whose_window_ends_leave_the_engine(store: JobStore, endpoints: Endpoints) -> None:
     endpoints.held = True
-    batch = begun(store, 20, lasts_s=8)
+    batch = begun(store, 20, lasts_s=3)
     with working(store, endpoints):
         eventually(lambda: len(endpoints.begun) > 0 and not endpoints.open)
     ended = finalised(store, batch)

@@ -142,6 +142,6 @@ def test_chaos_costs_only_streams_that_had_begun_on_a_dying_upstream(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_minutes_of_chaos(start: Callable[..., RouterProcess]) -> None:
     run(start, rounds=25)
