@@ -106,7 +106,7 @@ def test_a_cancelled_job_keeps_what_was_answered(slow: Server) -> None:
 def test_a_job_whose_window_ends_keeps_what_was_answered(slow: Server) -> None:
     client = official(slow, api_key="a")
     lines = [line(n, max_tokens=900, ignore_eos=True) for n in range(200)]
-    batch = ended(client, submitted(client, lines, window="4s").id)
+    batch = ended(client, submitted(client, lines, window="8s").id)
     assert batch.status == "expired"
     assert batch.expired_at is not None
     _, errors = outcome(client, batch, 200)
