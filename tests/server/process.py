@@ -126,7 +126,7 @@ def environment(**added: str) -> dict[str, str]:
 def spawned(
     folder: Path, config: Config, command: Sequence[str], env: Mapping[str, str]
 ) -> Iterator[Server]:
-    """A server in a process group of its own, as a terminal would start it."""
+    """A server in a process group of its own, as a terminal would start it; killed in the end."""
     log_path = folder / f"server-{config.port}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -135,11 +135,7 @@ def spawned(
     server = Server(config, process, log_path)
     try:
         yield server
-    finally:
-        if process.poll() is None:
-            server.interrupt()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE_S)
+    finally:  # without its good manners, which take a second; the tests of its end are others
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
