@@ -111,7 +111,7 @@ def test_a_room_without_torch_reaches_none_through_what_it_imports(room: str) ->
         [*(f"import {name}" for name in names), "import sys", "sys.exit('torch' in sys.modules)"]
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, f"{names}: {done.stderr or 'torch is imported'}"
 
@@ -124,5 +124,5 @@ def test_the_rooms_without_torch_do_not_name_it_either() -> None:
 
 def test_the_hash_model_needs_no_torch() -> None:
     program = "import tests.hash_model, sys; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300)
     assert done.returncode == 0

@@ -10,7 +10,7 @@ import pytest
 
 from api.departed import Departures
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

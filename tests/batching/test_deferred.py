@@ -193,7 +193,7 @@ def lasts_s(steps: Sequence[Advance]) -> float:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("growth_tokens", [None, 3])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     senders=SENDERS,
     max_batch_size=st.integers(1, 8),
@@ -235,7 +235,7 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     assert len(beyond) <= len(policy.taken) / FLOOR_ITERATIONS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), factor=FACTORS)
 def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_met(
     senders: list[Sender], max_batch_size: int, factor: float

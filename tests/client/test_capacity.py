@@ -75,22 +75,22 @@ def test_bad_options_say_what_is_allowed(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.timeout(120)
 def test_the_command_finds_a_servers_capacity(
     server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = server("dynamic", base_s=0.01, limit=4)
+    target = server("dynamic", base_s=0.01, limit=2)
     options = [
         "--target", target.url, "--prompts", "request", "--output-tokens", "fixed:8", "--requests",
-        "20", "--seeds", "1", "--calibrate-s", "0.5", "--precision", "0.5", "--slo", "ttft:0.2",
+        "20", "--seeds", "1", "--calibrate-s", "0.5", "--precision", "1", "--slo", "ttft:0.3",
     ]  # fmt: skip
     status = main([*options, "--json"])
     told = capsys.readouterr()
     assert status == 0, told.err
     figures = json.loads(told.out)
     found = figures["brackets"][0]
-    # Four rows of eight iterations of a hundredth of a second: at most 50 requests a second.
-    assert found["passed"] < 65
-    assert found["failed"] > figures["alone"]["capacity"]
-    assert found["failed"] / found["passed"] <= 1.5 + 1e-9
+    # Two rows of eight iterations of a hundredth of a second: at most 25 requests a second.
+    assert found["passed"] < 33
+    assert found["passed"] == max(p["rate"] for p in figures["probes"] if p["passed"])
+    assert found["failed"] == min(p["rate"] for p in figures["probes"] if not p["passed"])
+    assert found["failed"] / found["passed"] <= 2 + 1e-9
     assert {p["passed"] for p in figures["probes"]} == {True, False}

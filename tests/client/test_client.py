@@ -24,7 +24,7 @@ def client(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "client.py", *options],
-        cwd=folder, capture_output=True, text=True, timeout=60,
+        cwd=folder, capture_output=True, text=True, timeout=300,
         env={**os.environ, **environment},
     )  # fmt: skip
 

@@ -28,7 +28,6 @@ from tests.client.conftest import StartServer, contestant
 RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
 
 
-@pytest.mark.timeout(120)
 def test_a_policy_is_a_contestant_of_its_own() -> None:
     command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
     assert command == (
@@ -122,7 +121,6 @@ def _compare(*options: str) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.timeout(120)
 def test_the_command_compares_servers_that_already_run(
     server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,7 +161,7 @@ def test_ctrl_c_reports_what_was_measured_and_leaves_no_process(
             break
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "report.html" in out
     assert (tmp_path / "out" / "report.html").exists()

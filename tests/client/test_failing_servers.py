@@ -195,7 +195,7 @@ def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path
         other = running["b" if first.contestant == "a" else "a"]
         assert other.process is not None
         os.kill(other.process.pid, signal.SIGKILL)
-        other.process.wait(30)
+        other.process.wait(60)
         results, losses = apart(found)
     assert [loss.contestant for loss in losses] == [other.target.name]
     assert "does not answer" in losses[0].reason

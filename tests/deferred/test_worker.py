@@ -136,13 +136,13 @@ def finalised(store: JobStore, batch: Batch) -> Batch:
 
 
 def test_every_line_is_executed_and_recorded_once(store: JobStore, endpoints: Endpoints) -> None:
-    batch = begun(store, 1000)
+    batch = begun(store, 300)
     with working(store, endpoints):
-        eventually(lambda: done(store, batch) == 1000)
+        eventually(lambda: done(store, batch) == 300)
     ended = finalised(store, batch)
-    assert len(written(store, ended.output_file_id)) == 1000
-    assert len(endpoints.begun) == 1000
-    assert ended.usage == Usage(3000, 0, 5000)
+    assert len(written(store, ended.output_file_id)) == 300
+    assert len(endpoints.begun) == 300
+    assert ended.usage == Usage(900, 0, 1500)
 
 
 def test_no_more_requests_are_in_hand_than_the_window_holds(
@@ -216,14 +216,22 @@ def test_a_worker_that_stops_gives_back_what_it_has_not_done(
     assert len(written(store, finalised(store, batch).output_file_id)) == 20
 
 
+def outlived(store: JobStore, endpoints: Endpoints, lasts_s: float) -> Batch:
+    """A batch of 20 lines that has ended with its window."""
+    batch = begun(store, 20, lasts_s)
+    with working(store, endpoints):
+        eventually(lambda: time.time() > batch.expires_at and not endpoints.open)
+    return finalised(store, batch)
+
+
 def test_lines_whose_window_ends_leave_the_engine(store: JobStore, endpoints: Endpoints) -> None:
     endpoints.held = True
-    batch = begun(store, 20, lasts_s=8)
-    with working(store, endpoints):
-        eventually(lambda: len(endpoints.begun) > 0 and not endpoints.open)
-    ended = finalised(store, batch)
-    assert ended.status == "expired"
-    assert len(written(store, ended.error_file_id)) == 20
+    lasts_s = 2.0
+    while not endpoints.begun:  # on a busy machine a window may end before a line has begun
+        ended = outlived(store, endpoints, lasts_s)
+        assert ended.status == "expired"
+        assert len(written(store, ended.error_file_id)) == 20
+        lasts_s *= 2
 
 
 def test_what_the_server_does_not_take_in_now_is_kept_for_later(

@@ -19,7 +19,7 @@ TIMEOUT_S = 60
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str, timeout_s: float = TIMEOUT_S) -> T:
+def until(condition: Callable[[], T | None], what: str, timeout_s: float = TIMEOUT_S) -> T:
     """Polls for a state of another process; fails, naming it, when it does not come."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -41,7 +41,11 @@ class Farm:
             text=True,
         )
         assert self.process.stdout is not None
-        self.control = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+        port = self.process.stdout.readline()
+        if not port:
+            self.process.communicate()
+            raise RuntimeError(f"the farm ended with status {self.process.returncode}")
+        self.control = f"http://127.0.0.1:{int(port)}"
         self._session = requests.Session()
 
     def __call__(self, verb: str, **body: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ its application tests restated, the skipped one included."""
 
 import base64
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.router.conftest import Farm, RouterProcess, until
+from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
 
 Start = Callable[..., RouterProcess]
 
@@ -45,8 +46,12 @@ def test_a_request_goes_to_the_upstream_that_has_its_model(farm: Farm, start: St
 def test_of_idle_upstreams_the_one_with_the_faster_model_list_is_first(
     farm: Farm, start: Start
 ) -> None:
-    slow, fast = farm.new(models_delay=0.2), farm.new(models_delay=0.01)
-    assert origin(start(slow, fast).probed().post()) == fast
+    """Which list was the faster is the router's word: a busy machine may have slowed either."""
+    slow, fast = farm.new(models_delay=0.2), farm.new()
+    router = start(slow, fast, probe_interval=3600).probed()
+    latencies = {url: u["latency_s"] for url, u in router.upstreams().items()}
+    assert latencies[slow] >= 0.2
+    assert origin(router.post()) == min(latencies, key=lambda url: latencies[url])
 
 
 def test_six_at_once_over_two_upstreams_are_three_and_three(
@@ -83,26 +88,32 @@ def test_defect_01_a_client_that_leaves_ends_the_upstreams_work(
 ) -> None:
     upstream = farm.new(**({"hold_after": 1} if stream else {"hold": True}))
     router = start(upstream).probed()
-    with requests.Session() as session:
+    body = json.dumps({"model": "m", "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
+        client.sendall(head + body)
         if stream:
-            answer = session.post(
-                router.url + "/v1/completions", json={"model": "m", "stream": True}, stream=True
-            )
-            next(answer.iter_lines())
-            answer.close()
-        else:
-            with pytest.raises(requests.Timeout):
-                session.post(router.url + "/v1/completions", json={"model": "m"}, timeout=0.3)
+            assert b"200 OK" in client.recv(4096)
+        until(lambda: farm.state(upstream)["current"] == 1, "the request to run")
     until(lambda: farm.state(upstream)["cancelled"] == 1, "the upstream to see the client go")
     until(lambda: router.in_flight() == 0, "the place to be free")
     assert router.metric("eb_router_departed_total") == 1
+
+
+def begun_stream(router: RouterProcess) -> requests.Response | None:
+    """None where a busy machine took longer to begin it than TIMEOUT allows."""
+    answer = router.post(json={"model": "m", "stream": True}, stream=True)
+    if answer.ok:
+        return answer
+    answer.close()
+    return None
 
 
 def test_defect_02_wait_for_and_timeout_last_what_they_say(farm: Farm, start: Start) -> None:
     """Bounds from below only: above, a busy machine decides."""
     upstream = farm.new(hold_after=1)
     router = start(upstream, timeout=700, wait_for=300).probed()
-    running = router.post(json={"model": "m", "stream": True}, stream=True)
+    running = until(lambda: begun_stream(router), "a running stream")
     begun = time.monotonic()
     late = router.post()
     assert time.monotonic() - begun >= 0.7
@@ -125,22 +136,22 @@ def test_defect_02_wait_for_and_timeout_last_what_they_say(farm: Farm, start: St
 
 
 def test_defect_03_the_queue_is_first_in_first_out_and_woken_without_polling(
-    farm: Farm, start: Start, pool: ThreadPoolExecutor
+    farm: Farm, start: Start
 ) -> None:
-    upstream = farm.new(delay=0.005)
+    upstream, n = farm.new(hold=True), 40
     router = start(upstream).probed()
-    farm("behave", url=upstream, hold=True)
-    answers = []
-    for i in range(8):
-        answers.append(pool.submit(router.post, json={"model": "m", "i": i}))
-        until(lambda i=i: router.in_flight() + router.waiting() == i + 1, "the request to queue")  # type: ignore[misc]
-    begun = time.monotonic()
-    farm("release", url=upstream)
-    assert all(a.result().ok for a in answers)
-    # Seven hand-overs: with a poll of one second between them they would take seven.
-    assert time.monotonic() - begun < 5
+    with ThreadPoolExecutor(n) as pool:
+        answers = []
+        for i in range(n):
+            answers.append(pool.submit(router.post, json={"model": "m", "i": i}))
+            until(lambda i=i: router.in_flight() + router.waiting() == i + 1, "it to queue")  # type: ignore[misc]
+        begun = time.monotonic()
+        farm("release", url=upstream)
+        assert all(a.result().ok for a in answers)
+    # With a poll of one second the hand-overs between them would take one each.
+    assert time.monotonic() - begun < n - 5
     bodies = [json.loads(base64.b64decode(s["body"])) for s in farm.state(upstream)["seen"]]
-    assert [body["i"] for body in bodies] == list(range(8))
+    assert [body["i"] for body in bodies] == list(range(n))
 
 
 def test_defect_04_the_limit_holds_under_simultaneous_arrivals(
@@ -165,14 +176,15 @@ def test_defect_05_the_limit_is_per_upstream_not_per_model(
 def test_defect_06_a_place_is_free_the_moment_the_answer_ends_whatever_else_is_dead(
     farm: Farm, start: Start
 ) -> None:
+    """The dead one's probe goes on for longer than anybody waits here."""
     upstream = farm.new()
-    dead = farm.new(models_delay=60)
-    router = start(dead, upstream, probe_timeout=2).probed()
-    with pytest.raises(requests.Timeout):
-        requests.get(f"{dead}/v1/models", timeout=0.05)
+    dead = farm.new(models_delay=3600)
+    router = start(dead, upstream, probe_timeout=3600)
+    until(lambda: router.upstreams()[upstream]["ready"], "the live upstream")
+    assert router.get("/health").status_code == 503  # the dead one is being probed
     for _ in range(3):
         assert router.post().ok
-        until(lambda: router.in_flight() == 0, "the place to be free", timeout_s=1)
+        until(lambda: router.in_flight() == 0, "the place to be free")
 
 
 def test_defect_07_a_dead_upstream_evicts_only_itself(farm: Farm, start: Start) -> None:
@@ -193,8 +205,12 @@ def test_defect_08_an_upstream_removed_under_a_running_request_harms_nothing(
     running = pool.submit(router.post)
     until(lambda: router_in_flight(router) == 1, "the request to run")
     key = {"Authorization": "Bearer k"}
-    assert requests.post(f"{router.url}/upstreams", json={"url": stays}, headers=key, timeout=5).ok
-    assert requests.delete(f"{router.url}/upstreams", json={"url": gone}, headers=key, timeout=5).ok
+    assert requests.post(
+        f"{router.url}/upstreams", json={"url": stays}, headers=key, timeout=TIMEOUT_S
+    ).ok
+    assert requests.delete(
+        f"{router.url}/upstreams", json={"url": gone}, headers=key, timeout=TIMEOUT_S
+    ).ok
     farm("release", url=gone)
     assert origin(running.result()) == gone
     assert origin(router.post()) == stays
@@ -240,8 +256,8 @@ def test_defect_11_authorization_reaches_the_upstream_as_it_was(
 def test_defect_12_a_failed_request_is_tried_elsewhere_and_a_full_queue_says_so(
     farm: Farm, start: Start, pool: ThreadPoolExecutor
 ) -> None:
-    broken, good = farm.new(status=500), farm.new(models_delay=0.1)
-    router = start(broken, good).probed()
+    broken, good = farm.new(status=500), farm.new()
+    router = start(broken, good, policy="round-robin").probed()
     assert origin(router.post()) == good
     assert router.metric("eb_router_retries_total", upstream=broken) == 1
     busy = farm.new(hold=True)
@@ -261,10 +277,12 @@ def test_defect_13_latency_is_kept_fresh_and_dropped_models_are_dropped(
 ) -> None:
     upstream = farm.new(models=["m", "old"])
     router = start(upstream, probe_interval=0.03).probed()
-    before = router.upstreams()[upstream]["latency_s"]
-    farm("behave", url=upstream, models=["m", "new"], models_delay=0.3)
-    until(lambda: router.upstreams()[upstream]["latency_s"] > before + 0.05, "a new latency")
-    assert router.upstreams()[upstream]["models"] == ["m", "new"]
+    farm("behave", url=upstream, models=["m", "new"])
+    until(lambda: router.upstreams()[upstream]["models"] == ["m", "new"], "the new models")
+    # below what the delay makes of it, though a busy machine may have slowed the first probes
+    until(lambda: router.upstreams()[upstream]["latency_s"] < 0.15, "a low latency")
+    farm("behave", url=upstream, models_delay=0.3)
+    until(lambda: router.upstreams()[upstream]["latency_s"] > 0.15, "a new latency")
     assert router.post(json={"model": "old"}).status_code == 422
 
 
@@ -275,7 +293,7 @@ def test_defect_14_cross_origin_headers_are_on_answers_to_post(
     for body in ({"model": "m"}, {"model": "m", "stream": True}, {"model": "none"}):
         assert router.post(json=body).headers["Access-Control-Allow-Origin"] == "*"
     asked = {"Access-Control-Request-Headers": "authorization, x-stainless-os"}
-    preflight = requests.options(f"{router.url}/v1/completions", headers=asked, timeout=5)
+    preflight = requests.options(f"{router.url}/v1/completions", headers=asked, timeout=TIMEOUT_S)
     assert preflight.status_code == 204
     assert "x-stainless-os" in preflight.headers["Access-Control-Allow-Headers"]
 

@@ -9,6 +9,7 @@ import pytest
 from tests.router.conftest import Farm, RouterProcess, until
 
 Start = Callable[..., RouterProcess]
+IN_TURN = "round-robin"  # the first request goes to the upstream that is listed first
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,8 @@ Start = Callable[..., RouterProcess]
 def test_what_fails_before_the_first_byte_succeeds_elsewhere(
     farm: Farm, start: Start, how: dict[str, object]
 ) -> None:
-    broken, good = farm.new(**how), farm.new(models_delay=0.1)
-    router = start(broken, good).probed()
+    broken, good = farm.new(**how), farm.new()
+    router = start(broken, good, policy=IN_TURN).probed()
     answer = router.post()
     assert answer.ok
     assert answer.headers["X-Upstream-Origin"] == good
@@ -30,8 +31,9 @@ def test_what_fails_before_the_first_byte_succeeds_elsewhere(
 def test_a_stream_that_breaks_before_its_first_event_begins_anew_elsewhere(
     farm: Farm, start: Start
 ) -> None:
-    broken, good = farm.new(cut_after=0), farm.new(models_delay=0.1)
-    answer = start(broken, good).probed().post(json={"model": "m", "stream": True})
+    broken, good = farm.new(cut_after=0), farm.new()
+    router = start(broken, good, policy=IN_TURN).probed()
+    answer = router.post(json={"model": "m", "stream": True})
     assert answer.headers["X-Upstream-Origin"] == good
     assert answer.text.endswith("data: [DONE]\n\n")
     assert "unfinished" not in answer.text
@@ -41,8 +43,8 @@ def test_a_stream_that_breaks_before_its_first_event_begins_anew_elsewhere(
 def test_an_upstream_lost_mid_stream_ends_the_stream_with_an_error_event(
     farm: Farm, start: Start, path: str
 ) -> None:
-    upstream, spare = farm.new(cut_after=3), farm.new(models_delay=0.1)
-    router = start(upstream, spare).probed()
+    upstream, spare = farm.new(cut_after=3), farm.new()
+    router = start(upstream, spare, policy=IN_TURN).probed()
     answer = router.post(path, json={"model": "m", "stream": True})
     events = [json.loads(e.removeprefix("data: ")) for e in answer.text.split("\n\n") if e]
     assert len(events) == 4
@@ -121,8 +123,8 @@ def test_a_fleet_that_only_fails_is_not_hammered(farm: Farm, start: Start) -> No
 
 
 def test_a_frozen_upstream_holds_up_only_its_own_request(farm: Farm, start: Start) -> None:
-    frozen, good = farm.new(hold=True), farm.new(models_delay=0.1)
-    router = start(frozen, good).probed()
+    frozen, good = farm.new(hold=True), farm.new()
+    router = start(frozen, good, policy=IN_TURN).probed()
     with ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(router.post)
         until(lambda: router.in_flight() == 1, "the stuck request to run")

@@ -4,15 +4,14 @@ import base64
 import json
 import signal
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.router.conftest import Farm, RouterProcess, until
+from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
 
 Start = Callable[..., RouterProcess]
 ADMIN = {"Authorization": "Bearer adm"}
@@ -43,7 +42,7 @@ def test_sigterm_finishes_what_runs_and_waits_and_refuses_the_rest(
         farm("release", url=upstream)
         assert running.raw.read().endswith(b"data: [DONE]\n\n")
         assert queued.result().ok
-    assert router.process.wait(timeout=10) == 0
+    assert router.process.wait(timeout=TIMEOUT_S) == 0
 
 
 def test_at_the_drain_limit_streams_end_with_an_error_event_and_the_rest_with_503(
@@ -59,7 +58,7 @@ def test_at_the_drain_limit_streams_end_with_an_error_event_and_the_rest_with_50
         assert b"shutting_down" in rest
         assert b"[DONE]" not in rest
         assert queued.result().status_code == 503
-    assert router.process.wait(timeout=10) == 0
+    assert router.process.wait(timeout=TIMEOUT_S) == 0
 
 
 def test_sighup_reads_the_file_again_and_running_streams_survive(
@@ -112,11 +111,12 @@ def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: 
 
     def state() -> dict[str, dict[str, object]]:
         return {
-            u["url"]: u for u in requests.get(door, headers=ADMIN, timeout=5).json()["upstreams"]
+            u["url"]: u
+            for u in requests.get(door, headers=ADMIN, timeout=TIMEOUT_S).json()["upstreams"]
         }
 
     def change(verb: Callable[..., requests.Response], path: str, **body: object) -> int:
-        return verb(door + path, json=body, headers=ADMIN, timeout=5).status_code
+        return verb(door + path, json=body, headers=ADMIN, timeout=TIMEOUT_S).status_code
 
     assert change(requests.post, "", url=second, limit=3) == 201
     until(lambda: state()[second]["ready"], "the added upstream")
@@ -130,14 +130,14 @@ def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: 
     assert change(requests.delete, "", url=second) == 404
     assert change(requests.post, "", url="file:///etc/passwd") == 400
     assert change(requests.post, "", url=second, limit=0) == 400
-    assert requests.get(door, timeout=5).status_code == 401
-    assert requests.post(door, json={"url": second}, timeout=5).status_code == 401
+    assert requests.get(door, timeout=TIMEOUT_S).status_code == 401
+    assert requests.post(door, json={"url": second}, timeout=TIMEOUT_S).status_code == 401
 
 
 def test_without_an_admin_key_nothing_can_be_changed(shared: tuple[RouterProcess, str]) -> None:
     router, upstream = shared
     assert router.get("/upstreams").ok
-    refused = requests.delete(f"{router.url}/upstreams", json={"url": upstream}, timeout=5)
+    refused = requests.delete(f"{router.url}/upstreams", json={"url": upstream}, timeout=TIMEOUT_S)
     assert refused.status_code == 403
     assert "ADMIN_KEY" in refused.json()["error"]["message"]
 
@@ -170,7 +170,7 @@ def test_a_client_that_leaves_the_queue_is_never_sent_on(farm: Farm, start: Star
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(router.post)
         until(lambda: router.in_flight() == 1, "a running request")
-        with socket.create_connection(("127.0.0.1", router.port)) as leaver:
+        with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as leaver:
             body = b'{"model": "m"}'
             head = (
                 f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -187,21 +187,33 @@ def test_a_body_with_broken_chunks_is_400_and_the_next_request_is_served(
     shared: tuple[RouterProcess, str],
 ) -> None:
     router, _ = shared
-    with socket.create_connection(("127.0.0.1", router.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         client.sendall(head + b"zz\r\n{}\r\n")
         assert b" 400 " in client.recv(4096).splitlines()[0]
     assert router.post().ok
 
 
-@pytest.mark.parametrize("sent", [b"POST /v1/comple", b"", None])
+@pytest.fixture(scope="module")
+def hasty(farm: Farm) -> Iterator[RouterProcess]:
+    router = RouterProcess(farm.new(), client_idle=1)
+    yield router
+    router.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/comple",
+        b"",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+    ],
+)
 def test_a_client_that_dawdles_over_headers_or_body_is_dropped(
-    farm: Farm, start: Start, sent: bytes | None
+    hasty: RouterProcess, sent: bytes
 ) -> None:
-    router = start(farm.new(), client_idle=0.3).probed()
-    if sent is None:
-        sent = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
-    with socket.create_connection(("127.0.0.1", router.port), timeout=10) as client:
+    router = hasty
+    with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
         client.sendall(sent)
         answer = b""
         while chunk := client.recv(4096):
@@ -212,13 +224,14 @@ def test_a_client_that_dawdles_over_headers_or_body_is_dropped(
 def test_a_client_that_stops_reading_loses_its_place(farm: Farm, start: Start) -> None:
     upstream = farm.new(events=200_000)
     router = start(upstream, stream_idle=0.3).probed()
-    with socket.create_connection(("127.0.0.1", router.port)) as client:
+    with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = b'{"model": "m", "stream": true}'
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
-        until(lambda: farm.state(upstream)["current"] == 1, "the request to run")
+        until(lambda: farm.state(upstream)["seen"], "the request to run")
         until(lambda: farm.state(upstream)["current"] == 0, "the place to be taken back")
+        assert farm.state(upstream)["cancelled"] == 1
     assert router.upstreams()[upstream]["breaker"] == "closed"
 
 
@@ -256,9 +269,7 @@ def test_health_is_503_until_every_upstream_was_probed_once(farm: Farm, start: S
     silent = farm.new(models_delay=60)
     router = start(silent, farm.new(), probe_timeout=0.5)
     assert router.get("/health").status_code == 503
-    begun = time.monotonic()
     until(lambda: router.get("/health").status_code == 200, "health")
-    assert time.monotonic() - begun < 20
     assert router.get("/health").json() == {"status": "ok", "upstreams": 2, "ready": 1}
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import requests
 
-from tests.router.conftest import Farm, RouterProcess
+from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess
 
 Shared = tuple[RouterProcess, str]
 ODD_BODY = '{"model" : "m",\n "prompt":"\\u00e9 é 🚀", "n": 1.0, "n": 2 , "x":[ ]}'.encode()
@@ -58,7 +58,7 @@ def test_a_stream_passes_byte_for_byte_and_event_by_event(
 ) -> None:
     router, _ = shared
     ask = {"model": "m", "stream": True, "behave": {"separator": end}}
-    direct = requests.post(f"{shared[1]}/v1/completions", json=ask, timeout=20)
+    direct = requests.post(f"{shared[1]}/v1/completions", json=ask, timeout=TIMEOUT_S)
     routed = router.post(json=ask)
     assert routed.content == direct.content
     assert routed.headers["Content-Type"] == "text/event-stream"

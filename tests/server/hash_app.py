@@ -4,6 +4,8 @@ of `app:create_app()`. What the model does is told by the environment variables 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from flask import Flask
@@ -15,15 +17,18 @@ from text import Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes
 FAIL_ON = "HASH_FAIL_ON"  # numbers of the iterations that fail, comma separated
+HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until it is gone
+HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
+ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading goes on when someone opens it to write
 
 END_ID = VOCAB_SIZE - 1
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(end_ids: Sequence[int] = (END_ID,)) -> Tokenizer:
     table = {byte: bytes([byte]) for byte in range(256)} | {END_ID: b"<|endoftext|>"}
-    return Tokenizer(lambda text: list(text.encode()), table, [END_ID])
+    return Tokenizer(lambda text: list(text.encode()), table, end_ids)
 
 
 def load(config: Config) -> LoadedModel:
@@ -31,12 +36,23 @@ def load(config: Config) -> LoadedModel:
         Path(gate).read_bytes()
     if message := os.environ.get(LOAD_ERROR):
         raise LoadError(message)
-    return HashModel(
+    model = HashModel(
         step_s=float(os.environ.get(STEP_S, "0")),
         fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
         rectangles=config.mode != "dynamic",
     )
+    hold, hurry = os.environ.get(HOLD), os.environ.get(HURRY)
+
+    def pace(_: int) -> None:
+        while hold and os.path.exists(hold):
+            time.sleep(0.005)
+        if hurry and os.path.exists(hurry):
+            model.step_s = 0.0
+
+    model.before_iteration = pace
+    return model
 
 
 def make_app() -> Flask:
-    return create_app(load=load, tokenizer=byte_tokenizer())
+    end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
+    return create_app(load=load, tokenizer=byte_tokenizer(end_ids))

@@ -22,7 +22,7 @@ from config import ENV_PREFIX, UNPREFIXED, Config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HASH_APP = "tests.server.hash_app:make_app()"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0  # only a failing test waits so long
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
@@ -31,6 +31,21 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s: {what}"
         time.sleep(0.01)
+
+
+_opened: list[socket.socket] = []
+
+
+def connected(server: Server) -> socket.socket:
+    """Closed when the test ends, if not before."""
+    client = socket.create_connection((server.config.host, server.config.port), PATIENCE_S)
+    _opened.append(client)
+    return client
+
+
+def close_all() -> None:
+    while _opened:
+        _opened.pop().close()
 
 
 @dataclass(slots=True)
@@ -87,11 +102,18 @@ class Server:
         os.killpg(self.process.pid, signal.SIGINT)
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port for a server that is still to be started. It stays bound here, without a listener, so
+    that the system gives it to nobody else; servers bind it all the same by SO_REUSEADDR."""
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    _reserved.append(probe)
+    port: int = probe.getsockname()[1]
+    return port
 
 
 def environment(**added: str) -> dict[str, str]:
@@ -104,7 +126,7 @@ def environment(**added: str) -> dict[str, str]:
 def spawned(
     folder: Path, config: Config, command: Sequence[str], env: Mapping[str, str]
 ) -> Iterator[Server]:
-    """A server in a process group of its own, as a terminal would start it."""
+    """A server in a process group of its own, as a terminal would start it; killed in the end."""
     log_path = folder / f"server-{config.port}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -113,11 +135,7 @@ def spawned(
     server = Server(config, process, log_path)
     try:
         yield server
-    finally:
-        if process.poll() is None:
-            server.interrupt()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+    finally:  # without its good manners, which take a second; the tests of its end are others
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -19,7 +19,7 @@ def test_an_example_runs(embedded: Server, language: str, source: str) -> None:
     source = source.replace("http://127.0.0.1:8500", embedded.url)
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
     done = subprocess.run(
-        [*command, source], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*command, source], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

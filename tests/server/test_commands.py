@@ -14,6 +14,7 @@ import pytest
 
 from config import MODES, Config
 from tests.server.process import (
+    PATIENCE_S,
     ROOT,
     Server,
     clients,
@@ -34,7 +35,7 @@ def run(*command: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProc
         env=environment(**{"EB_PYTHON": sys.executable, **env}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * PATIENCE_S,
     )
 
 
@@ -190,6 +191,6 @@ def test_the_command_serves_the_embedded_model(embedded: Server) -> None:
 
 def test_ctrl_c_ends_the_command_and_all_it_started(embedded: Server) -> None:
     embedded.interrupt()
-    assert embedded.process.wait(30) == 0
+    assert embedded.process.wait(PATIENCE_S) == 0
     assert embedded.members() == []
     assert not os.path.exists(f"/proc/{embedded.process.pid}")

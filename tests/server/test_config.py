@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config import Config, ConfigError, env_name, flag
@@ -79,6 +79,7 @@ def test_the_environment_alone_needs_a_mode() -> None:
         Config.from_environment({})
 
 
+@settings(max_examples=40)
 @given(
     config=st.builds(
         Config,

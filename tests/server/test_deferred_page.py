@@ -19,7 +19,7 @@ def test_the_job_of_the_page_is_answered(embedded: Server) -> None:
         [sys.executable, "-c", source],
         capture_output=True,
         text=True,
-        timeout=3 * PATIENCE_S,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

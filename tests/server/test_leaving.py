@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from config import MODES
-from tests.server.hash_app import STEP_S
-from tests.server.process import Server, serving
+from tests.server.hash_app import HOLD, HURRY, STEP_S
+from tests.server.process import Server, connected, serving
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -32,7 +32,7 @@ def before(one_place: Server) -> dict[str, int]:
 def send(server: Server, num_tokens: int, *, stream: bool) -> socket.socket:
     """A request whose answer nobody reads yet."""
     body = json.dumps({"prompt": "x", "num_tokens": num_tokens, "stream": stream}).encode()
-    client = socket.create_connection((server.config.host, server.config.port), timeout=30)
+    client = connected(server)
     head = (
         "POST /inference HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -89,11 +89,14 @@ def test_one_that_leaves_in_the_middle_of_a_stream_is_noticed(
 
 
 def test_one_that_leaves_during_prefill_frees_its_place(tmp_path: Path) -> None:
-    with serving(tmp_path, hash_model={STEP_S: 0.5}) as server:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with serving(tmp_path, hash_model={STEP_S: 0.5, HOLD: hold}) as server:
         client = send(server, 1000, stream=False)
         server.reaches(running=1)
         assert server.stats()["batch-size"]["max"] == 0  # the first iteration has not ended
         client.close()
+        hold.unlink()
         server.reaches(running=0, cancelled=1)
         assert server.stats()["total-tokens-handled"] <= 2
 
@@ -112,14 +115,14 @@ def test_one_that_sends_its_next_request_early_is_not_taken_for_gone(
 
 
 def test_the_others_in_its_batch_do_not_notice(tmp_path: Path) -> None:
-    with serving(tmp_path, hash_model={STEP_S: 0.01}) as server:
-        alone = server.ask("stay", 100, seed=1).json()["generated"]
-        stays = send(server, 100, stream=False)
+    hurry = tmp_path / "hurry"
+    with serving(tmp_path, hash_model={STEP_S: 0.02, HURRY: hurry}) as server:
+        stays = send(server, 1000, stream=False)
         leaves = [send(server, 1000, stream=s) for s in (True, False, True)]
         server.reaches(running=4)
         for client in leaves:
             client.close()
+        server.reaches(running=1, cancelled=3)
+        hurry.touch()
         with stays:
-            assert b'"num_tokens":100' in read_answer(stays)
-        server.reaches(running=0, cancelled=3)
-        assert server.ask("stay", 100, seed=1).json()["generated"] == alone
+            assert b'"num_tokens":1000' in read_answer(stays)

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from config import MODES
 from tests.hash_model import reference
-from tests.server.hash_app import END_ID, FAIL_ON, LOAD_GATE, STEP_S, byte_tokenizer
+from tests.server.hash_app import END_ID, FAIL_ON, HURRY, LOAD_GATE, STEP_S, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, serving, starting
 from text import Detokenizer, load_tokenizer
 
@@ -155,13 +155,15 @@ def test_without_a_key_there_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_one_choice_beyond_the_queue_refuses_them_all(tmp_path: Path) -> None:
+    hurry = tmp_path / "hurry"
+    steps: dict[str, object] = {STEP_S: 0.02, HURRY: hurry}
     with (
-        serving(tmp_path, hash_model={STEP_S: 0.02}, max_batch_size=1, max_waiting=2) as server,
+        serving(tmp_path, hash_model=steps, max_batch_size=1, max_waiting=2) as server,
         clients(2) as call,
     ):
         client = official(server)
         fields: Any = {"model": "embedded", "prompt": "x", "extra_body": {"ignore_eos": True}}
-        answers = [call(client.completions.create, max_tokens=200, **fields)]
+        answers = [call(client.completions.create, max_tokens=1000, **fields)]
         server.reaches(running=1)
         answers.append(call(client.completions.create, max_tokens=5, **fields))
         server.reaches(running=1, waiting=1)
@@ -172,6 +174,7 @@ def test_one_choice_beyond_the_queue_refuses_them_all(tmp_path: Path) -> None:
             server.reaches(running=1, waiting=1)
         with pytest.raises(openai.BadRequestError, match="--max-waiting"):
             client.completions.create(n=3, **fields)
+        hurry.touch()
         assert [len(answer.result().choices) for answer in answers] == [1, 1]
 
 

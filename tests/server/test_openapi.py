@@ -24,7 +24,7 @@ from tests.server.process import PATIENCE_S, Server, serving
 
 KEY = "sesame"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-EXAMPLES = 25
+EXAMPLES = 12
 UNASKED = {("POST", "/v1/files")}  # multipart bodies have tests of their own
 CHECKS = [
     not_a_server_error,

@@ -10,7 +10,7 @@ import pytest
 
 from scheduling.registry import POLICIES
 from tests.server.hash_app import STEP_S
-from tests.server.process import clients, serving
+from tests.server.process import PATIENCE_S, clients, eventually, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,8 @@ def test_a_request_that_takes_too_long_is_answered_with_504(tmp_path: Path) -> N
         answer = server.ask("x", 1000)
         assert answer.status_code == 504
         assert "--request-timeout" in answer.json()["error"]
-        assert server.ask("x", 1).status_code == 200
+        # a busy machine may make it late as well, not for ever
+        eventually(lambda: server.ask("x", 1).status_code == 200, "a short request to be in time")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_server_with_a_wrong_choice_does_not_start_and_says_why(
         [sys.executable, ROOT / "app.py", "dynamic", *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * PATIENCE_S,
     )
     assert done.returncode != 0
     assert told in done.stderr

@@ -12,8 +12,8 @@ import requests
 
 from config import MODES
 from tests.hash_model import reference
-from tests.server.hash_app import STEP_S, byte_tokenizer
-from tests.server.process import Server, clients, serving
+from tests.server.hash_app import HOLD, STEP_S, byte_tokenizer
+from tests.server.process import PATIENCE_S, Server, clients, serving
 from text import Detokenizer
 
 
@@ -25,7 +25,7 @@ def expected(prompt: str, num_tokens: int, seed: int | None) -> str:
 
 def stream(server: Server, **body: Any) -> list[dict[str, Any]]:
     with requests.post(
-        f"{server.url}/inference", json={**body, "stream": True}, stream=True, timeout=30
+        f"{server.url}/inference", json={**body, "stream": True}, stream=True, timeout=PATIENCE_S
     ) as answer:
         assert answer.status_code == 200
         assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -62,11 +62,15 @@ def test_every_mode_gives_each_request_the_tokens_it_would_get_alone(
 
 
 def test_forty_concurrent_requests_run_in_one_batch(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
     with (
-        serving(tmp_path, hash_model={STEP_S: 0.02}, max_batch_size=40) as server,
+        serving(tmp_path, hash_model={HOLD: hold}, max_batch_size=40) as server,
         clients(40) as call,
     ):
         answers = [call(server.ask, f"request {i}", 100) for i in range(40)]
+        server.reaches(received=40)
+        hold.unlink()
         assert all(answer.result().status_code == 200 for answer in answers)
         assert server.stats()["batch-size"]["max"] == 40
 
@@ -89,7 +93,7 @@ def test_a_stream_arrives_while_it_is_generated(server: Server) -> None:
         f"{server.url}/inference",
         json={"prompt": "x", "num_tokens": 900, "stream": True},
         stream=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     ) as answer:
         next(answer.iter_lines())
         assert server.counts()["running"] == 1
@@ -142,11 +146,11 @@ def test_a_request_is_in_stats_before_its_answer_is_sent(server: Server) -> None
 
 def test_a_reset_starts_a_new_window(server: Server) -> None:
     server.ask("x", 3)
-    assert requests.post(f"{server.url}/stats/reset", timeout=30).status_code == 200
+    assert requests.post(f"{server.url}/stats/reset", timeout=PATIENCE_S).status_code == 200
     assert server.counts()["received"] == 0
     server.ask("x", 7)
     assert server.stats()["total-tokens-handled"] == 7
-    told = requests.get(f"{server.url}/stats/iterations", timeout=30).json()
+    told = requests.get(f"{server.url}/stats/iterations", timeout=PATIENCE_S).json()
     rows = [dict(zip(told["columns"], row, strict=True)) for row in told["iterations"]]
     assert [row["tokens"] for row in rows] == [1] * 7
     assert all(row["start_s"] > 0 and row["rows"] == 1 and row["padding"] == 0 for row in rows)
@@ -164,6 +168,6 @@ def test_one_connection_serves_many_requests(server: Server) -> None:
     with requests.Session() as session:
         for seed in range(5):
             body = {"prompt": "x", "num_tokens": 3, "seed": seed}
-            answer = session.post(f"{server.url}/inference", json=body, timeout=30)
+            answer = session.post(f"{server.url}/inference", json=body, timeout=PATIENCE_S)
             assert answer.json()["generated"] == expected("x", 3, seed)
             assert answer.headers["Connection"] == "keep-alive"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, OverloadedError, ValidationError
 
 from tests.hash_model import reference
-from tests.server.hash_app import FAIL_ON, STEP_S, byte_tokenizer
+from tests.server.hash_app import ENDLESS, FAIL_ON, HOLD, STEP_S, byte_tokenizer
 from tests.server.process import (
     PATIENCE_S,
     Server,
     clients,
+    connected,
     eventually,
     serving,
 )
@@ -168,11 +170,14 @@ def test_a_stream_that_fails_before_its_first_token_has_a_true_status(tmp_path: 
 
 
 def test_beyond_the_concurrent_requests_one_is_told_to_come_back(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    steps: dict[str, object] = {STEP_S: 0.01, ENDLESS: "1", HOLD: hold}
     with (
-        serving(tmp_path, hash_model={STEP_S: 0.01}, max_concurrent_requests=1) as server,
+        serving(tmp_path, hash_model=steps, max_concurrent_requests=1) as server,
         clients(1) as call,
     ):
-        running = call(post, server, "/generate", "x", max_new_tokens=200)
+        running = call(post, server, "/generate", "x", max_new_tokens=20)
         server.reaches(running=1)
         for path in ("/generate", "/generate_stream"):
             answer = post(server, path, "x", max_new_tokens=1)
@@ -182,6 +187,7 @@ def test_beyond_the_concurrent_requests_one_is_told_to_come_back(tmp_path: Path)
             assert int(answer.headers["Retry-After"]) >= 1
         with pytest.raises(OverloadedError):
             official(server).text_generation("x", max_new_tokens=1, stream=True)
+        hold.unlink()
         assert running.result().status_code == 200
         for path in ("/generate", "/generate_stream") * 2:  # places come back
             assert post(server, path, "x", max_new_tokens=1).status_code == 200
@@ -191,13 +197,21 @@ def test_beyond_the_concurrent_requests_one_is_told_to_come_back(tmp_path: Path)
 
 def send(server: Server, path: str, **parameters: Any) -> socket.socket:
     body = json.dumps({"inputs": "x", "parameters": parameters}).encode()
-    client = socket.create_connection((server.config.host, server.config.port), PATIENCE_S)
+    client = connected(server)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     client.sendall(head.encode() + body)
     return client
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Whose generations end when they are complete, cancelled or stopped."""
+    folder = tmp_path_factory.mktemp("endless")
+    with serving(folder, hash_model={STEP_S: 0.02, ENDLESS: "1"}) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -210,14 +224,13 @@ def send(server: Server, path: str, **parameters: Any) -> socket.socket:
     ],
 )
 def test_a_client_that_leaves_frees_all_it_held(
-    server: Server, path: str, parameters: dict[str, Any], generations: int
+    endless: Server, path: str, parameters: dict[str, Any], generations: int
 ) -> None:
-    server.reaches(running=0, waiting=0)
-    before = server.counts()["cancelled"]
-    client = send(server, path, max_new_tokens=1000, **parameters)
-    server.reaches(running=generations)
+    before = endless.counts()["cancelled"]
+    client = send(endless, path, max_new_tokens=1000, **parameters)
+    endless.reaches(running=generations)
     client.close()
-    server.reaches(running=0, cancelled=before + generations)
+    endless.reaches(running=0, cancelled=before + generations)
 
 
 def test_a_stop_string_that_is_found_frees_the_place(server: Server) -> None:
