@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from gpt.network import GeluLinear
 from kernels import linear_library
 
-# the kernel's W, GROUP and DEPTH: outputs in a panel, panels in a group, words in a block
-PANEL, GROUP, DEPTH = 16, 4, 512
+PANEL = 16  # outputs whose weights lie together: the kernel's W
 
 
 class PanelLinear(nn.Module):
@@ -40,10 +39,9 @@ class PanelLinear(nn.Module):
         self.outputs = linear.out_features
         word = 1 if weight.dtype == torch.float32 else 2  # inputs that the kernel takes at once
         self.words = linear.in_features // word
-        absent = -self.outputs % (GROUP * PANEL)
-        weight = F.pad(weight, (0, 0, 0, absent)).view(-1, GROUP, PANEL, self.words, word)
-        blocks = [b.transpose(2, 3).flatten(1) for b in torch.split(weight, DEPTH, dim=3)]
-        self.register_buffer("weight", torch.cat(blocks, dim=1))
+        absent = -self.outputs % PANEL
+        panels = F.pad(weight, (0, 0, 0, absent)).view(-1, PANEL, self.words, word)
+        self.register_buffer("weight", panels.transpose(1, 2).contiguous())
         bias = torch.zeros(self.outputs) if linear.bias is None else linear.bias.detach().float()
         self.register_buffer("bias", F.pad(bias, (0, absent)))
         gelu = linear.approximate if isinstance(linear, GeluLinear) else None

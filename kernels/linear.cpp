@@ -3,10 +3,10 @@
 // rows. Torch's kernels are made for more.
 //
 // Weights lie in panels of W outputs, so that one vector of weights meets the broadcast inputs of up
-// to MAX_ROWS rows, whose sums stay in registers. The loops around that tile are Goto and van de
-// Geijn's ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008): panels are
-// cut into blocks of DEPTH inputs that the caches hold while all rows pass, and lie in the order in
-// which the loops come by, so that memory is read in one straight line, once.
+// to MAX_ROWS rows, whose sums stay in registers. Weights come from memory in one straight line,
+// once; the inputs are packed so that they, too, come in one line. The loops around that tile are
+// Goto and van de Geijn's ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3),
+// 2008): what a block of inputs and of panels needs stays in a core's second-level cache.
 //
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit whatever rows share its batch.
@@ -29,12 +29,13 @@
 namespace {
 
 constexpr int W = 16;               // outputs in a panel: lanes of a vector
-constexpr int64_t GROUP = 4;        // panels that share a block of inputs
-constexpr int64_t DEPTH = 512;      // inputs in a block, whose sums then wait in memory
-constexpr int64_t STRIDE = DEPTH + W;  // from row to row of a block, or all fell into one cache set
 constexpr int MAX_ROWS = 28;        // sums in registers; the rest hold weights and inputs
-constexpr int64_t BLOCK_ROWS = 256;  // rows at once: their inputs and sums stay in the second cache
-constexpr int64_t AHEAD = 128;      // vectors of weights fetched ahead
+constexpr int64_t GROUP = 4;        // panels that share a block of inputs
+constexpr int64_t CACHE = 384 << 10;  // bytes of inputs and weights in a block
+constexpr int64_t MIN_DEPTH = 128;  // inputs in a block, or storing the sums would cost too much
+constexpr int64_t BLOCK_ROWS = 3 * MAX_ROWS;  // rows at once, or their inputs left the cache
+constexpr int64_t RUN = 64;         // inputs of a row that are packed together
+constexpr int64_t AHEAD = 64;       // vectors of weights fetched ahead
 constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
 
 typedef float Floats __attribute__((vector_size(4 * W)));
@@ -62,16 +63,16 @@ inline Floats multiply_add(Floats sum, const Pair* weights, Pair input) {
 }
 #endif
 
-// R rows times one panel, added to sums [R][W]; inputs [R][STRIDE], weights [depth][W].
+// R rows times one panel, added to sums [R][W]; inputs [depth][R], weights [depth][W].
 template <typename T, int R>
 void tile(int64_t depth, const T* inputs, const T* weights, float* sums) {
   Floats sum[R];
 #pragma GCC unroll 32
   for (int r = 0; r < R; ++r) sum[r] = load(sums + r * W);
-  for (int64_t k = 0; k < depth; ++k, weights += W) {
+  for (int64_t k = 0; k < depth; ++k, inputs += R, weights += W) {
     __builtin_prefetch(weights + AHEAD * W);
 #pragma GCC unroll 32
-    for (int r = 0; r < R; ++r) sum[r] = multiply_add(sum[r], weights, inputs[r * STRIDE + k]);
+    for (int r = 0; r < R; ++r) sum[r] = multiply_add(sum[r], weights, inputs[r]);
   }
 #pragma GCC unroll 32
   for (int r = 0; r < R; ++r) store(sums + r * W, sum[r]);
@@ -115,7 +116,7 @@ inline void put(uint16_t* to, float x) {
   *to = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties even
 }
 
-// One row's sums of one panel; `left` outputs are still to be written, and may be none.
+// One row's sums of one panel, of whose outputs `left` exist.
 template <typename Y>
 inline void finish(const float* sums, const float* bias, bool with_gelu, Y* y, int64_t left) {
   float x[W];
@@ -131,10 +132,9 @@ inline void finish(const float* sums, const float* bias, bool with_gelu, Y* y, i
 template <typename T, typename Y>
 void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, const float* bias,
                   bool with_gelu, Y* y, int64_t outputs) {
-  const int64_t blocks = (depth + DEPTH - 1) / DEPTH;
   static thread_local std::vector<T> kept;
-  if (static_cast<int64_t>(kept.size()) < blocks * rows * STRIDE) kept.resize(blocks * rows * STRIDE);
-  T* const packed = kept.data();  // [block][row][STRIDE]
+  if (static_cast<int64_t>(kept.size()) < rows * depth) kept.resize(rows * depth);
+  T* const packed = kept.data();  // [block][tile][input of block][row of tile]
 
   const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
@@ -142,30 +142,42 @@ void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, con
   const Tile<T> short_tile = tile_of<T>(shorter, sizes);
   const Tile<T> long_tile = tile_of<T>(longer ? shorter + 1 : shorter, sizes);
 
+  const int64_t fitting = CACHE / (4 * (rows + GROUP * W)) / RUN * RUN;
+  const int64_t block = std::max(MIN_DEPTH, std::min(depth, fitting));
+  const int64_t panels = (outputs + W - 1) / W;
+
 #pragma omp parallel if (rows * depth * outputs > SMALL)
   {
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t b = 0; b < blocks; ++b)
-        std::copy_n(x + r * depth + b * DEPTH, std::min(DEPTH, depth - b * DEPTH),
-                    packed + (b * rows + r) * STRIDE);
+    for (int64_t k0 = 0; k0 < depth; k0 += RUN) {
+      const int64_t begin = k0 / block * block, n = std::min(RUN, depth - k0);
+      const int64_t of_block = std::min(block, depth - begin);
+      for (int64_t t = 0, first = 0; t < tiles; ++t) {
+        const int64_t count = shorter + (t < longer);
+        T* to = packed + begin * rows + first * of_block + (k0 - begin) * count;
+        for (int64_t r = 0; r < count; ++r)
+          for (int64_t k = 0; k < n; ++k) to[k * count + r] = x[(first + r) * depth + k0 + k];
+        first += count;
+      }
+    }
 
     static thread_local std::vector<float> sums;  // [panel of group][row][W]
     if (static_cast<int64_t>(sums.size()) < GROUP * rows * W) sums.resize(GROUP * rows * W);
 #pragma omp for schedule(static)
-    for (int64_t first = 0; first < outputs; first += GROUP * W) {
-      const T* panel = weights + first * depth;
-      std::fill_n(sums.data(), GROUP * rows * W, 0.0f);
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t n = std::min(DEPTH, depth - b * DEPTH);
-        for (int64_t p = 0; p < GROUP; ++p, panel += n * W)
-          for (int64_t t = 0, r = 0; t < tiles; r += shorter + (t < longer), ++t)
-            (t < longer ? long_tile : short_tile)(n, packed + (b * rows + r) * STRIDE, panel,
-                                                  sums.data() + (p * rows + r) * W);
+    for (int64_t p0 = 0; p0 < panels; p0 += GROUP) {
+      const int64_t members = std::min(GROUP, panels - p0);
+      std::fill_n(sums.data(), members * rows * W, 0.0f);
+      for (int64_t k0 = 0; k0 < depth; k0 += block) {
+        const int64_t n = std::min(block, depth - k0);
+        for (int64_t p = 0; p < members; ++p)
+          for (int64_t t = 0, first = 0; t < tiles; first += shorter + (t < longer), ++t)
+            (t < longer ? long_tile : short_tile)(
+                n, packed + k0 * rows + first * n, weights + ((p0 + p) * depth + k0) * W,
+                sums.data() + (p * rows + first) * W);
       }
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t p = 0; p < GROUP; ++p) {
-          const int64_t at = first + p * W;
+        for (int64_t p = 0; p < members; ++p) {
+          const int64_t at = (p0 + p) * W;
           finish(sums.data() + (p * rows + r) * W, bias + at, with_gelu, y + r * outputs + at,
                  outputs - at);
         }
@@ -186,9 +198,9 @@ void linear(const T* x, int64_t rows, int64_t depth, const T* weights, const flo
 
 }  // namespace
 
-// x: [rows][depth] words, y: [rows][outputs], both contiguous. weights: per group of outputs and
-// block of inputs [panel][input][W] words; bias: [outputs] floats; both filled up with zeros to
-// whole groups. A word is a float, or two neighbouring bfloat16, of which depth counts the pairs.
+// x: [rows][depth] words, y: [rows][outputs], both contiguous. weights: [panel][depth][W] words,
+// bias: [panel][W] floats, both filled up with zeros behind the last output. A word is a float, or
+// two neighbouring bfloat16, of which depth counts the pairs.
 extern "C" void linear_f32(const Single* x, int64_t rows, int64_t depth, const Single* weights,
                            const float* bias, int32_t with_gelu, float* y, int64_t outputs) {
   linear(x, rows, depth, weights, bias, with_gelu != 0, y, outputs);
