@@ -4,9 +4,9 @@
 //
 // Weights lie in panels of W outputs, so that one vector of weights meets the broadcast inputs of up
 // to MAX_ROWS rows, whose sums stay in registers. Weights come from memory in one straight line,
-// once; the inputs are packed so that they, too, come in one line. The loops around that tile are
-// Goto and van de Geijn's ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3),
-// 2008): what a block of inputs and of panels needs stays in a core's second-level cache.
+// once, and the inputs from the second-level cache, packed so that they too come in one line: the
+// tile and the packing of Goto and van de Geijn ("Anatomy of High-Performance Matrix
+// Multiplication", ACM TOMS 34(3), 2008), without the blocking that more rows would ask for.
 //
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit whatever rows share its batch.
@@ -30,12 +30,9 @@ namespace {
 
 constexpr int W = 16;               // outputs in a panel: lanes of a vector
 constexpr int MAX_ROWS = 28;        // sums in registers; the rest hold weights and inputs
-constexpr int64_t GROUP = 4;        // panels that share a block of inputs
-constexpr int64_t CACHE = 384 << 10;  // bytes of inputs and weights in a block
-constexpr int64_t MIN_DEPTH = 128;  // inputs in a block, or storing the sums would cost too much
 constexpr int64_t BLOCK_ROWS = 3 * MAX_ROWS;  // rows at once, or their inputs left the cache
 constexpr int64_t RUN = 64;         // inputs of a row that are packed together
-constexpr int64_t AHEAD = 64;       // vectors of weights fetched ahead
+constexpr int64_t AHEAD = 128;      // vectors of weights fetched ahead
 constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
 
 typedef float Floats __attribute__((vector_size(4 * W)));
@@ -63,12 +60,10 @@ inline Floats multiply_add(Floats sum, const Pair* weights, Pair input) {
 }
 #endif
 
-// R rows times one panel, added to sums [R][W]; inputs [depth][R], weights [depth][W].
+// R rows times one panel: inputs [depth][R], weights [depth][W], sums [R][W].
 template <typename T, int R>
 void tile(int64_t depth, const T* inputs, const T* weights, float* sums) {
-  Floats sum[R];
-#pragma GCC unroll 32
-  for (int r = 0; r < R; ++r) sum[r] = load(sums + r * W);
+  Floats sum[R] = {};
   for (int64_t k = 0; k < depth; ++k, inputs += R, weights += W) {
     __builtin_prefetch(weights + AHEAD * W);
 #pragma GCC unroll 32
@@ -134,7 +129,7 @@ void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, con
                   bool with_gelu, Y* y, int64_t outputs) {
   static thread_local std::vector<T> kept;
   if (static_cast<int64_t>(kept.size()) < rows * depth) kept.resize(rows * depth);
-  T* const packed = kept.data();  // [block][tile][input of block][row of tile]
+  T* const packed = kept.data();  // [tile][input][row of tile]
 
   const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
@@ -142,45 +137,25 @@ void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, con
   const Tile<T> short_tile = tile_of<T>(shorter, sizes);
   const Tile<T> long_tile = tile_of<T>(longer ? shorter + 1 : shorter, sizes);
 
-  const int64_t fitting = CACHE / (4 * (rows + GROUP * W)) / RUN * RUN;
-  const int64_t block = std::max(MIN_DEPTH, std::min(depth, fitting));
-  const int64_t panels = (outputs + W - 1) / W;
-
 #pragma omp parallel if (rows * depth * outputs > SMALL)
   {
 #pragma omp for schedule(static)
-    for (int64_t k0 = 0; k0 < depth; k0 += RUN) {
-      const int64_t begin = k0 / block * block, n = std::min(RUN, depth - k0);
-      const int64_t of_block = std::min(block, depth - begin);
+    for (int64_t k0 = 0; k0 < depth; k0 += RUN)
       for (int64_t t = 0, first = 0; t < tiles; ++t) {
-        const int64_t count = shorter + (t < longer);
-        T* to = packed + begin * rows + first * of_block + (k0 - begin) * count;
-        for (int64_t r = 0; r < count; ++r)
-          for (int64_t k = 0; k < n; ++k) to[k * count + r] = x[(first + r) * depth + k0 + k];
-        first += count;
+        const int64_t count = shorter + (t < longer), n = std::min(RUN, depth - k0);
+        T* to = packed + first * depth + k0 * count;
+        for (int64_t r = 0; r < count; ++r, ++first)
+          for (int64_t k = 0; k < n; ++k) to[k * count + r] = x[first * depth + k0 + k];
       }
-    }
 
-    static thread_local std::vector<float> sums;  // [panel of group][row][W]
-    if (static_cast<int64_t>(sums.size()) < GROUP * rows * W) sums.resize(GROUP * rows * W);
 #pragma omp for schedule(static)
-    for (int64_t p0 = 0; p0 < panels; p0 += GROUP) {
-      const int64_t members = std::min(GROUP, panels - p0);
-      std::fill_n(sums.data(), members * rows * W, 0.0f);
-      for (int64_t k0 = 0; k0 < depth; k0 += block) {
-        const int64_t n = std::min(block, depth - k0);
-        for (int64_t p = 0; p < members; ++p)
-          for (int64_t t = 0, first = 0; t < tiles; first += shorter + (t < longer), ++t)
-            (t < longer ? long_tile : short_tile)(
-                n, packed + k0 * rows + first * n, weights + ((p0 + p) * depth + k0) * W,
-                sums.data() + (p * rows + first) * W);
-      }
+    for (int64_t at = 0; at < outputs; at += W) {
+      float sums[BLOCK_ROWS * W];
+      for (int64_t t = 0, first = 0; t < tiles; first += shorter + (t < longer), ++t)
+        (t < longer ? long_tile : short_tile)(depth, packed + first * depth, weights + at * depth,
+                                              sums + first * W);
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t p = 0; p < members; ++p) {
-          const int64_t at = (p0 + p) * W;
-          finish(sums.data() + (p * rows + r) * W, bias + at, with_gelu, y + r * outputs + at,
-                 outputs - at);
-        }
+        finish(sums + r * W, bias + at, with_gelu, y + r * outputs + at, outputs - at);
     }
   }
 }
