@@ -36,6 +36,8 @@ constexpr int64_t AHEAD = 128;      // vectors of weights fetched ahead
 constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
 
 typedef float Floats __attribute__((vector_size(4 * W)));
+typedef uint32_t Words __attribute__((vector_size(4 * W)));
+typedef uint16_t Halves __attribute__((vector_size(2 * W)));
 
 inline Floats load(const float* from) {
   Floats x;
@@ -84,44 +86,44 @@ Tile<T> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
 
 // x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form. The exponential is of a negative
 // number, by Cephes' scheme as in attention.cpp: 2^n times a polynomial on [-ln2/2, ln2/2].
-inline float gelu(float x) {
-  const float twice = 1.5957691216f * (x + 0.044715f * x * x * x);
-  const float power = std::max(-std::fabs(twice), -87.0f);
-  const float n = std::nearbyint(power * 1.44269504f);
-  const float r = (power - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+inline Floats gelu(Floats x) {
+  const Floats twice = 1.5957691216f * (x + 0.044715f * x * x * x);
+  const Floats negative = twice < 0.0f ? twice : -twice;
+  const Floats least = Floats{} - 87.0f;
+  const Floats power = negative < least ? least : negative;
+  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+  const Floats n = (power * 1.44269504f + shift) - shift;
+  const Floats r = (power - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-  float scale;
+  const Words exponent = __builtin_convertvector(n + 127.0f, Words) << 23;
+  Floats scale;
   std::memcpy(&scale, &exponent, sizeof scale);
-  const float small = p * scale;
-  return x * (twice >= 0 ? 1.0f : small) / (1.0f + small);
+  const Floats small = p * scale;
+  return (twice < 0.0f ? x * small : x) / (1.0f + small);
 }
 
-inline void put(float* to, float x) { *to = x; }
-
-inline void put(uint16_t* to, float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  *to = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties even
-}
-
-// One row's sums of one panel, of whose outputs `left` exist.
-template <typename Y>
-inline void finish(const float* sums, const float* bias, bool with_gelu, Y* y, int64_t left) {
-  float x[W];
-  for (int j = 0; j < W; ++j) x[j] = sums[j] + bias[j];
-  if (with_gelu)
-    for (int j = 0; j < W; ++j) x[j] = gelu(x[j]);
+template <typename T, typename Vector>
+inline void write_some(T* to, Vector x, int64_t left) {
   if (left >= W)
-    for (int j = 0; j < W; ++j) put(y + j, x[j]);
+    std::memcpy(to, &x, sizeof x);
   else
-    for (int j = 0; j < left; ++j) put(y + j, x[j]);
+    std::memcpy(to, &x, sizeof(T) * left);
+}
+
+// One row's results of one panel, of whose outputs `left` exist.
+inline void write(float* to, Floats x, int64_t left) { write_some(to, x, left); }
+
+inline void write(uint16_t* to, Floats x, int64_t left) {
+  Words bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += 0x7fff + ((bits >> 16) & 1);  // round to nearest, ties to even
+  const Halves halves = __builtin_convertvector(bits >> 16, Halves);
+  write_some(to, halves, left);
 }
 
 template <typename T, typename Y>
@@ -154,8 +156,10 @@ void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, con
       for (int64_t t = 0, first = 0; t < tiles; first += shorter + (t < longer), ++t)
         (t < longer ? long_tile : short_tile)(depth, packed + first * depth, weights + at * depth,
                                               sums + first * W);
-      for (int64_t r = 0; r < rows; ++r)
-        finish(sums + r * W, bias + at, with_gelu, y + r * outputs + at, outputs - at);
+      for (int64_t r = 0; r < rows; ++r) {
+        const Floats sum = load(sums + r * W) + load(bias + at);
+        write(y + r * outputs + at, with_gelu ? gelu(sum) : sum, outputs - at);
+      }
     }
   }
 }
