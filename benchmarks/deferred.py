@@ -1,15 +1,16 @@
 """What deferred requests cost the immediate ones beside them, and what they get: a trade-off curve.
 
-    python -m benchmarks.deferred                                               # some 13 minutes
-    python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 12
+    python -m benchmarks.deferred                                               # some 28 minutes
+    python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 28
 
 One process, the bare loop in real time, the same weights and, in each round, the same arrivals
 under every policy: immediate requests at shares of the measured capacity (Poisson, and the burst
 shapes `medium` and `high` of the load generator), beside a backlog of deferred requests of the same
 sizes that never ends. `alone` runs without the backlog; ratios are to it, over the requests of all
-rounds, with their confidence intervals. What is left over is the rate of deferred requests alone,
-less what immediate ones generate. What the curve allows is computed from the step times measured in
-the same round (benchmarks/deferred_points.py).
+rounds, with their confidence intervals. `alone again` is the same once more: what its ratios differ
+from 1 is noise. The runs of a round come in an order drawn for it. What is left over is the rate of
+deferred requests alone, less what immediate ones generate. What the curve allows is computed from
+the step times measured in the same round (benchmarks/deferred_points.py).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from seams import Policy
 SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 BACKLOG = 64  # deferred requests that wait, at all times
+ALONE = ("alone", "alone again")  # without the backlog
 WARM_UP_S = 0.5
-
 
 Make = Callable[[Predictor], Policy]
 
@@ -48,6 +49,7 @@ def policies(factors: Sequence[float], max_step_s: float) -> dict[str, Make]:
         return lambda predictor: Noted(Orca(), predictor, factor, max_step_s)
 
     return {
+        **dict.fromkeys(ALONE, lambda _: Orca()),
         **{f"budget {factor:g}": budget(factor) for factor in factors},
         "fifo": lambda _: Orca(),
         "priority": lambda _: Priority(Orca()),
@@ -73,20 +75,24 @@ def measure(
     bench.play(Orca(), [], WARM_UP_S, BACKLOG, predictor, args.seed)
     only = bench.play(Orca(), [], args.calibrate, BACKLOG, predictor, args.seed)
     capacity = only.deferred_tokens_per_s / only.mean_output
-    cells = []
+    cells, rng = [], np.random.default_rng(args.seed)
     for seed in range(args.seed, args.seed + args.rounds):
         for load in args.loads:
             for shape in args.shapes:
                 times = arrivals(shape, load * capacity, args.seconds, seed)
                 learnt = copy.deepcopy(predictor)
                 what = f"round {1 + seed - args.seed}, {shape} at {load:.0%}"
-                advance(f"{what}: alone")
-                runs = {"alone": bench.play(Orca(), times, args.seconds, 0, learnt, seed)}
-                for name, make in policies(args.factors, args.max_step_ms / 1000).items():
+                advance(f"{what}: learning")
+                bench.play(Orca(), times, args.seconds, 0, learnt, seed)
+                every = policies(args.factors, args.max_step_ms / 1000)
+                runs = {}
+                for name in rng.permutation(list(every)).tolist():
                     advance(f"{what}: {name}")
-                    own = copy.deepcopy(learnt)
-                    runs[name] = bench.play(make(own), times, args.seconds, BACKLOG, own, seed)
-                cells.append(Cell(shape, load, runs))
+                    own, backlog = copy.deepcopy(learnt), 0 if name in ALONE else BACKLOG
+                    runs[name] = bench.play(
+                        every[name](own), times, args.seconds, backlog, own, seed
+                    )
+                cells.append(Cell(shape, load, {name: runs[name] for name in every}))
     return only.deferred_tokens_per_s, cells
 
 
@@ -98,7 +104,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--limit", type=int, default=32, help="batch limit")
-    parser.add_argument("--rounds", type=int, help="3; of other models than embedded 1")
+    parser.add_argument("--rounds", type=int, help="5; of other models than embedded 2")
     parser.add_argument("--seconds", type=float, help="of each of the runs; 4, or 10")
     parser.add_argument("--calibrate", type=float, help="seconds of deferred alone; 10, or 30")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
@@ -108,7 +114,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the table, the figure and the JSON")
     args = parser.parse_args(argv)
-    defaults = (3, 4.0, 10.0) if args.model == "embedded" else (1, 10.0, 30.0)
+    defaults = (5, 4.0, 10.0) if args.model == "embedded" else (2, 10.0, 30.0)
     for name, value in zip(("rounds", "seconds", "calibrate"), defaults, strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -122,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = Sizes() if args.model == "embedded" else SHORT
     clock = RealClock()
     bench = Bench(model, model.vocab_size, dynamic.generate, clock, args.limit, sizes)
-    runs = 1 + args.rounds * len(args.loads) * len(args.shapes) * (4 + len(args.factors))
+    runs = 1 + args.rounds * len(args.loads) * len(args.shapes) * (6 + len(args.factors))
     with tqdm(total=runs, desc="benchmark", file=sys.stderr) as bar:
 
         def advance(what: str) -> None:

@@ -210,22 +210,12 @@ def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int)
     return tokens / run.within_s
 
 
-def _rows(curve: Curve, beside: Work, one: Work, budget_s: float, most: float) -> float:
+def _rows(curve: Curve, immediate: Work, one: Work, budget_s: float, most: float) -> float:
     low, high = 0.0, max(0.0, most)
     for _ in range(20):
         rows = (low + high) / 2
-        if curve.seconds(_sum(beside, one.scaled(rows))) <= budget_s:
+        if curve.seconds(immediate.beside(one.scaled(rows))) <= budget_s:
             low = rows
         else:
             high = rows
     return low
-
-
-def _sum(a: Work, b: Work) -> Work:
-    return Work(
-        a.tokens + b.tokens,
-        a.rows + b.rows,
-        a.drawn + b.drawn,
-        a.attended + b.attended,
-        a.context + b.context,
-    )

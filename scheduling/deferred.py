@@ -12,11 +12,12 @@ The budget, where immediate requests are in the iteration: `factor` x the time i
 1/`factor` of their work. Requests that take `factor` times as long are together for as much longer,
 so that as many more of them share an iteration (Little's law); what they would be without deferred
 ones is the smaller iteration. What an iteration leaves of its budget, since rows are whole, the
-next may add, up to `factor` x the time of its own immediate work. Where places or memory would not
-hold `factor` times as many, the factor is what they hold. Where no immediate request is in the
-iteration: `(factor - 1) / factor` of the TTFT of late, so that the wait for the iteration under way
-stays within the same factor; at least `factor` x a single row, since less is nothing; at most
-`max_step_s`, which is all that counts once none was seen for `QUIET_S`.
+next may add, up to `factor` x the time of its own immediate work, or up to a row beyond its budget:
+under a small factor none would ever fit. Where places or memory would not hold `factor` times as
+many, the factor is what they hold. Where no immediate request is in the iteration: `(factor - 1) /
+factor` of the TTFT of late, so that the wait for the iteration under way stays within the same
+factor; at least `factor` x a single row, since less is nothing; at most `max_step_s`, which is all
+that counts once none was seen for `QUIET_S`.
 
 Order: who has less than twice the time that is needed at the present pace, least laxity first; then
 by deadline, residents before those who wait: what was begun is finished, and nobody is admitted to
@@ -50,10 +51,11 @@ MISSES = 3  # rows that find no room, after which the iteration counts as full
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an iteration may take: on average, at most, and in tokens."""
+    """What an iteration may take: on average, how much more where earlier ones took less, and in
+    tokens."""
 
     budget_s: float
-    most_s: float
+    spare_s: float
     tokens: float
 
 
@@ -79,7 +81,7 @@ class Budget(Wrapper):
         self._crowd = self._crowd_tokens = 0.0  # places and memory of immediates, at most, lately
         self._immediate_s = -math.inf  # when one was last seen
         self._quiet = True
-        self._saved_s = 0.0  # of earlier budgets
+        self._saved_s = 0.0  # of earlier budgets, where immediate requests were there
         self._newest = -1  # of those who wait, when they were last looked at
         self._calm_s = -math.inf  # before this time, at this pace, none of them is short of time
         self._calm_pace_s = 0.0
@@ -92,16 +94,18 @@ class Budget(Wrapper):
         if gap.resident or gap.waiting:
             self._immediate_s = view.now_s
         self._quiet = view.now_s - self._immediate_s > QUIET_S
-        work = Work.of(gap.plan.advance)
-        allowance = self.allowance(work, self._stretch(gap))
-        steps = self._joining(gap, work, allowance)
+        work = immediate = Work.of(gap.plan.advance)
+        allowance = self.allowance(immediate, self._stretch(gap))
+        steps = self._joining(gap, immediate, allowance)
         self._starved = 0 if steps else self._starved + 1
         if not steps and (self._starved >= FLOOR_ITERATIONS or not gap.plan.advance):
             steps = self._floor(gap)
         for step in steps:
             work = work.plus(step)
         self._pace_s = self.predictor.seconds(work) or 0.0
-        self._save(allowance)
+        if immediate.tokens:
+            left_s = self._saved_s + allowance.budget_s - self._pace_s
+            self._saved_s = min(max(0.0, left_s), allowance.spare_s)
         advance = [*gap.plan.advance, *steps]
         return Plan(advance, [*gap.plan.preempt, *gap.dropped], gap.plan.wake_s)
 
@@ -116,27 +120,22 @@ class Budget(Wrapper):
         blind = work.tokens + (BLIND_TOKENS if work.tokens else BLIND_TOKENS_ALONE)
         alone_s = predictor.seconds(work.scaled(1 / factor))
         if alone_s is None:
-            return Allowance(math.inf, math.inf, blind)
+            return Allowance(math.inf, 0.0, blind)
         trusted = 1.0 + predictor.margin  # not of a factor: what slows one side slows the other
         if work.tokens:
             if self.target_s is not None:
-                return Allowance(
-                    self.target_s / trusted, self.target_s / trusted, max(reach, blind)
-                )
-            most_s = factor * (predictor.seconds(work) or 0.0)
-            return Allowance(factor * alone_s, most_s, max(reach, blind))
+                return Allowance(self.target_s / trusted, 0.0, max(reach, blind))
+            context = work.context / work.rows
+            row = Work(1, 1, 1, context, context)
+            work_s, with_row_s = (predictor.seconds(w) or 0.0 for w in (work, work.beside(row)))
+            spare_s = max(factor * (work_s - alone_s), with_row_s - work_s)
+            return Allowance(factor * alone_s, spare_s, max(reach, blind))
         wait_s = self.max_step_s
         if (ttft_s := predictor.ttft_s) is not None and not self._quiet:
             wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
         single_s = predictor.seconds(Work(1, 1, 1, 1, 1)) or 0.0
         wait_s = max(wait_s / trusted, factor * single_s)
-        return Allowance(wait_s, wait_s, max(reach, blind))
-
-    def _save(self, allowance: Allowance) -> None:
-        """What this iteration left of its budget, for want of a row so small, is for the next."""
-        left_s = self._saved_s + allowance.budget_s - self._pace_s
-        most_s = (self.factor - 1) * allowance.budget_s
-        self._saved_s = min(max(0.0, left_s), most_s) if most_s < math.inf else 0.0
+        return Allowance(wait_s, 0.0, max(reach, blind))
 
     def _first(self, gap: Gap) -> list[Request]:
         """Who has less than twice the time it needs, by laxity; then residents, by deadline."""
@@ -175,7 +174,7 @@ class Budget(Wrapper):
 
     def _joining(self, gap: Gap, work: Work, allowance: Allowance) -> list[Advance]:
         seconds, steps = self.predictor.seconds, list[Advance]()
-        most_s = min(allowance.budget_s + self._saved_s, allowance.most_s)
+        most_s = allowance.budget_s + min(self._saved_s, allowance.spare_s)
         misses, closed = 0, False
 
         def candidates() -> Iterator[Request]:

@@ -76,7 +76,7 @@ class Gap:
         self.admitted: list[Request] = []  # deferred ones, by `take`
 
     def held(self, requests: Iterable[Request]) -> int:
-        return sum(self.memory.cost([Need(request.room, 0)]) for request in requests)
+        return self.memory.cost([Need(request.room, 0) for request in requests])
 
     def growth(self, step: Advance) -> int:
         """The most tokens that the room of a resident grows by, if it takes this step."""

@@ -60,6 +60,15 @@ class Work(NamedTuple):
             self.context * by,
         )
 
+    def beside(self, other: Work) -> Work:
+        return Work(
+            self.tokens + other.tokens,
+            self.rows + other.rows,
+            self.drawn + other.drawn,
+            self.attended + other.attended,
+            self.context + other.context,
+        )
+
     def plus(self, step: Advance) -> Work:
         request, n = step.request, step.tokens
         start = request.computed
