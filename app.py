@@ -170,9 +170,7 @@ class Engine:
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         try:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
-        except (
-            BaseException
-        ):  # what the loop itself does not survive: better no server than a mute one
+        except BaseException:  # better no server than a mute one
             log.critical("the engine's loop has ended", exc_info=True)
             os._exit(LOOP_FAILED)
 

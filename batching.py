@@ -239,6 +239,8 @@ class BatchingManager:
                 if end != "stop" or self.policy.answers == "own":
                     self._answer(inference, now_s)
         if mail.aborting is not None:
+            for inference in self._present():
+                inference.cut_by = "shutdown"
             self._fail_all(mail.aborting, now_s)
         elif mail.departures or overdue:
             self._drop_done(now_s)
@@ -247,7 +249,7 @@ class BatchingManager:
         running = [inference for inference in self._present() if not inference.done]
         for inference in running:
             if self._due_s(inference) <= now_s:
-                inference.end, inference.timed_out = "failed", True
+                inference.end, inference.cut_by = "failed", "timeout"
                 inference.error = (
                     f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
                 )
@@ -361,8 +363,9 @@ class BatchingManager:
         busy_since_s = self.busy_since_s
         if self._resident or self._queue.waiting or busy_since_s is None:
             return
-        self._queue.busy_since_s, self._idle_since_s = None, now_s
+        # in this order, or whoever asks in between would miss the whole stretch
         self._record(self.recorder.busy, busy_since_s, now_s)
+        self._queue.busy_since_s, self._idle_since_s = None, now_s
         assert self.model is not None
         if self.model.memory.used:
             log.critical(

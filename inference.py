@@ -6,8 +6,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from typing import Literal
 
 from seams import End, Need, RequestRecord, Sampling, ServiceClass, TokenLogprobs
+
+Cut = Literal["timeout", "shutdown"]
 
 
 class RefusedError(Exception):
@@ -69,7 +72,7 @@ class Inference:
         self.growth_tokens: int | None = None  # set by the manager that takes it in
         self.end: End | None = None  # set when no further token is wanted
         self.error: str | None = None
-        self.timed_out = False
+        self.cut_by: Cut | None = None  # where it failed by no fault of the model
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None

@@ -16,4 +16,7 @@ done
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
-"$PYTHON" -m pytest -m "$marks" ${arguments[@]+"${arguments[@]}"}
+# Three at a time, since most wait for processes; -n 0 runs them in one process, for a debugger.
+# Idle threads of torch should not spin on cores that others need.
+export OMP_WAIT_POLICY=passive
+"$PYTHON" -m pytest -m "$marks" -n 3 --dist worksteal ${arguments[@]+"${arguments[@]}"}

@@ -14,10 +14,12 @@ from api.metrics import Metrics
 from api.writer import Writer
 from batching import BatchingManager
 from config import Config
-from inference import Inference, OverloadedError, RefusedError
+from inference import Cut, Inference, OverloadedError, RefusedError
 from seams import RequestRecord
 from stats import Stats
 from text import EncodingError, Tokenizer
+
+FAILED_STATUS: Mapping[Cut | None, int] = {None: 500, "shutdown": 503, "timeout": 504}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,9 @@ class Service:
         """The record of a request that has ended well. Raises ApiError for the others."""
         record = inference.record
         assert record is not None
-        if inference.timed_out:
-            raise ApiError(504, inference.error or "the request took too long")
         if record.end == "failed":
-            draining = not self.manager.ready
-            raise ApiError(503 if draining else 500, inference.error or "the request failed")
+            status = FAILED_STATUS[inference.cut_by]
+            raise ApiError(status, inference.error or "the request failed")
         if record.end == "cancelled":
             raise ApiError(CLIENT_GONE, "the client has left")
         return record

@@ -99,7 +99,8 @@ def measure_bare_texts(args: argparse.Namespace, dtype: str) -> Result:
 def measure_original(network: GPT, dtype: str) -> Result:
     work = offline_work(network.config.vocab_size)[:ORIGINAL_REQUESTS]
     run_original(network, [Job(work[0].prompt, 1)])
-    tokens, seconds = run_original(network, work)
+    outputs, seconds = run_original(network, work)
+    tokens = sum(len(output) for output in outputs)
     return Result(dtype, "the original's method", len(work), len(work), tokens, seconds)
 
 

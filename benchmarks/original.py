@@ -18,12 +18,11 @@ from gpt.network import GPT
 
 
 @torch.inference_mode()
-def run_original(network: GPT, work: Sequence[Job]) -> tuple[int, float]:
-    """All of the work as one dynamic batch; (tokens generated, seconds)."""
+def run_original(network: GPT, work: Sequence[Job]) -> tuple[list[list[int]], float]:
+    """All of the work as one dynamic batch, greedy; (tokens generated, seconds)."""
     sequences = [list(job.prompt) for job in work]
     targets = [len(job.prompt) + job.output_tokens for job in work]
     start_s = time.perf_counter()
-    generated = 0
     while active := [i for i, ids in enumerate(sequences) if len(ids) < targets[i]]:
         lengths = [len(sequences[i]) for i in active]
         tokens = torch.tensor([token for i in active for token in sequences[i]])
@@ -32,8 +31,8 @@ def run_original(network: GPT, work: Sequence[Job]) -> tuple[int, float]:
         last = torch.tensor(lengths).cumsum(0) - 1
         for i, token in zip(active, network.head(hidden[last]).argmax(-1).tolist(), strict=True):
             sequences[i].append(token)
-        generated += len(active)
-    return generated, time.perf_counter() - start_s
+    seconds = time.perf_counter() - start_s
+    return [ids[len(job.prompt) :] for ids, job in zip(sequences, work, strict=True)], seconds
 
 
 def _attend(lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -28,7 +28,14 @@ from client.metrics import Objectives, measure, parse_objectives
 from client.play import play
 from client.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
 from client.records import Run
-from client.servers import Server, ServerError, described, settled_stats, stats
+from client.servers import (
+    Server,
+    ServerError,
+    described,
+    end_as_ctrl_c,
+    settled_stats,
+    stats,
+)
 from client.spec import SpecError, refuse_given
 from client.statistics import Interval, mean_interval
 from client.target import parse_target
@@ -275,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = parse_target(args.target) if args.target else None
     except SpecError as error:
         p.error(str(error))
+    end_as_ctrl_c()
     name = args.mode or (target.name if target else "")
     model = args.model or "embedded"
     command = server_command(args.mode, model, args.server_options) if args.mode else None

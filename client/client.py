@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check(args)
         if args.self_test:
+            servers.end_as_ctrl_c()
             return self_test(as_json=args.json)
         target = parse_target(args.target or _default_target())
         if args.prompt is not None:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from client.compare_options import BUDGET_S, Asked, parser, understood
@@ -29,7 +28,7 @@ from client.gates import FAILED
 from client.live import say
 from client.machine import commit, machine, versions
 from client.report import write_report
-from client.servers import ServerError, note_of
+from client.servers import ServerError, end_as_ctrl_c, note_of
 from client.spec import SpecError
 from client.summary import final
 from client.workload_file import WorkloadError
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error(str(error))
     except OSError as error:
         p.error(f"--out {args.out}: {error.strerror}")
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    end_as_ctrl_c()
     sys.unraisablehook = _interrupt_again
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:
         try:
@@ -218,10 +217,6 @@ def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(unraisable)
-
-
-def _as_interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

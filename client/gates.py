@@ -17,6 +17,7 @@ from client.statistics import slope
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
 LAG = "dispatch lag"
+UNDONE = 0.02  # of the arrivals: a server that leaves more does not keep up
 _SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
@@ -164,7 +165,9 @@ def _load(run: Run, m: Measured) -> list[Gate]:
     )
     growth = grows.value * float(times[-1] - times[0])
     both = (grows.low or 0.0) > 0 and (waits.low or 0.0) > 0
-    behind = m.offered > 0 and m.achieved / m.offered < 0.98
+    # a queue that is not kept up with grows by the share that is left undone: so many of the
+    # arrivals, and each waits longer than the one before by so much of the time between them
+    undone = min(grows.value / m.offered if m.offered else 0.0, waits.value)
     found = f"{growth:+.1f} requests over the sends, TTFT {waits.value * 1e3:+.0f} ms/s"
-    saturated = both and behind and growth > 3
+    saturated = both and undone > UNDONE and growth > 3
     return [kept, Gate("backlog", found, SATURATED if saturated else VALID)]

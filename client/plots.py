@@ -118,26 +118,29 @@ def by_tokens(points: Sequence[Point], results: Sequence[Result], path: Path) ->
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
         for name in names:
             c = colour(name, names)
-            outcomes = [
+            asked = [
                 o
                 for r in final(results)
                 if r.contestant == name and r.load == load
                 for o in r.run.outcomes
-                if o.ok and o.end_s is not None
             ]
+            outcomes = [o for o in asked if o.ok and o.end_s is not None]
             x = np.array([o.requested_tokens for o in outcomes], dtype=np.float64)
             y = np.array([(o.end_s or 0.0) - o.origin_s for o in outcomes])
             if not x.size:
                 continue
             point = next(p for p in points if p.contestant == name and p.load == load)
+            label = _labelled(name, point.verdict)
+            if cut := sum(o.unfinished for o in asked):
+                label += f", {cut} of {len(asked)} unfinished: not shown"
             left.plot(x, y, ".", color=c, alpha=0.35, ms=4)
             centres, medians = _binned(x, y)
-            left.plot(centres, medians, "-", color=c, lw=1.8, label=_labelled(name, point.verdict))
+            left.plot(centres, medians, "-", color=c, lw=1.8, label=label)
             if point.fairness is not None:
                 b = point.fairness.buckets
                 right.plot(
                     [(q.low + q.high) / 2 for q in b], [q.mean for q in b], "o-", color=c, lw=1.6,
-                    label=f"{_labelled(name, point.verdict)}, Jain {point.fairness.jain:.2f}",
+                    label=f"{label}, Jain {point.fairness.jain:.2f}",
                 )  # fmt: skip
         left.set_ylim(bottom=0)
         left.set_xlabel("requested tokens")

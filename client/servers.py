@@ -57,6 +57,14 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def end_as_ctrl_c() -> None:
+    """SIGTERM and a closed terminal interrupt as Ctrl-C does: servers that were started here are in
+    sessions of their own, and would stay. `nohup` is respected."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def started(
     command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None

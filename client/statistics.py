@@ -72,6 +72,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def rate_interval(values: Sequence[float]) -> Interval:
+    """The same of what is never negative."""
+    mean = mean_interval(values)
+    return mean if mean.low is None else Interval(mean.value, max(0.0, mean.low), mean.high)
+
+
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     """a/b from repeats that share a workload: exp of the mean log-ratio and its t interval.
 

@@ -21,9 +21,9 @@ from client.metrics import Fairness, Floats, fairness
 from client.statistics import (
     Interval,
     expected_max,
-    mean_interval,
     paired_ratio,
     percentile,
+    rate_interval,
 )
 
 _WORST = (VALID, SATURATED, INVALID_CLIENT, FAILED)
@@ -194,7 +194,7 @@ def _point(
         reasons=tuple(
             dict.fromkeys(r.verdict.reason for r in runs if r.verdict.word == verdict != VALID)
         ),
-        throughput=mean_interval([r.measured.throughput for r in runs]),
+        throughput=rate_interval([r.measured.throughput for r in runs]),
         throughput_ratio=ratio("throughput"),
         e2e_ratio=ratio("e2e"),
         ttft_ratio=ratio("ttft"),

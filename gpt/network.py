@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 # (layer, q, k, v) -> y, all [..., n_head, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -93,7 +94,14 @@ def init_weights(network: GPT, seed: int) -> None:
     """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer)."""
     generator = torch.Generator().manual_seed(seed)
     residual_std = 0.02 / (2 * network.config.n_layer) ** 0.5
-    for name, parameter in network.named_parameters():
+    parameters = tqdm(
+        network.named_parameters(),
+        total=len(list(network.parameters())),
+        desc="drawing weights",
+        leave=False,
+        disable=None,  # on a terminal only
+    )
+    for name, parameter in parameters:
         if parameter.dim() == 1:
             nn.init.constant_(parameter, 1.0 if "ln_" in name and name.endswith("weight") else 0.0)
         else:

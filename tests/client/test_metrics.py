@@ -202,6 +202,12 @@ def test_growing_queues_are_saturated() -> None:
     assert "backlog" in verdict.reason
 
 
+def test_a_queue_that_fills_from_empty_and_settles_is_valid() -> None:
+    """Each takes 3 s, so those in flight grow for a third of the run, and TTFT by 1 ms a second."""
+    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * 1e-4, gap=0.7) for i in range(100)])
+    assert judge(run, measure(run)).word == VALID
+
+
 def test_books_that_do_not_close_are_invalid() -> None:
     outcomes = [outcome(i, at=i * 0.1) for i in range(100)]
     run = run_of(outcomes)

@@ -1,0 +1,38 @@
+"""What the modes are measured against does the same work, and the ratios are of like with like."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.common import Job, run_bare
+from benchmarks.http import text_work
+from benchmarks.modes import NOBATCH_REQUESTS, Result, ratios
+from benchmarks.original import run_original
+from generate import nobatch
+from gpt.checkpoint import load_network
+from model import LoadOptions, load_model
+from scheduling.nobatch import NoBatch
+
+
+def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
+    network = load_network("embedded", torch.device("cpu"), torch.float32, 0)
+    work = [Job(job.prompt, 8 + 4 * i) for i, (_, job) in enumerate(text_work("embedded")[:3])]
+    model = load_model(LoadOptions("nobatch", "embedded"))
+    expected = run_bare(model, NoBatch(), nobatch.generate, work, 1).outputs
+    found, seconds = run_original(network, work)
+    assert found == expected
+    assert [len(output) for output in found] == [8, 12, 16]
+    assert seconds > 0
+
+
+def test_ratios_are_of_tokens_per_second_within_a_dtype() -> None:
+    results = [
+        Result("float32", "nobatch", 1, NOBATCH_REQUESTS, 80, 8.0),  # 10 tokens/s
+        Result("float32", "static", 32, 64, 640, 16.0),  # 40
+        Result("float32", "dynamic", 32, 64, 640, 8.0),  # 80
+        Result("bfloat16", "dynamic", 32, 64, 640, 1.0),
+    ]
+    assert ratios(results) == {
+        "float32": {"dynamic at 32 / static at 32": 2.0, "dynamic at 32 / nobatch at 1": 8.0},
+        "bfloat16": {},
+    }
