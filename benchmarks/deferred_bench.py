@@ -159,18 +159,15 @@ class Bench:
                 break
             while due and due[-1].arrival_s <= now_s:
                 manager.submit(due.pop())
-            deferred = [inference for inference in deferred if not inference.record]
             if now_s < end_s:
                 while backlog and manager.counts["waiting"] < backlog:
                     deferred.append(self._inference(next(filling), now_s, "deferred"))
                     manager.submit_stored(deferred[-1])
             else:
-                for inference in deferred:
-                    manager.cancel(inference)
+                self._give_up(manager, deferred)
             if manager.step(now_s, self.generate) is None:
                 self.clock.wait_until(min(due[-1].arrival_s if due else end_s, now_s + 0.1))
-        for inference in deferred:
-            manager.cancel(inference)
+        self._give_up(manager, deferred)
         while manager.step(self.clock.now_s(), self.generate) is not None:
             pass
         if failed := [i.error for i in immediate if i.error]:
@@ -183,6 +180,13 @@ class Bench:
             [i.record for i in immediate if i.record],
             [r for r in tally.requests if r.service_class == "deferred"],
         )
+
+    @staticmethod
+    def _give_up(manager: BatchingManager, deferred: list[Inference]) -> None:
+        for inference in deferred:
+            if not inference.record:
+                manager.cancel(inference)
+        deferred.clear()
 
     @staticmethod
     def _steps(tally: Stretches, notes: dict[float, tuple[Work, float]]) -> list[Step]:

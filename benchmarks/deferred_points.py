@@ -182,7 +182,8 @@ def ratios(runs: Sequence[Measured], alone: Sequence[Measured]) -> list[Ratio]:
 
 def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int) -> float:
     """Deferred tokens/s that would use up the budget of each iteration of this run exactly, by the
-    measured curve, every token paying for its share of its prompt. `budget` is the policy's own:
+    measured curve, every token paying for its share of its prompt; where a budget holds no row, its
+    share of one. `budget` is the policy's own:
     `factor` x the time of 1/`factor` of the immediate work, as far as the places go, and where no
     immediate request is, its cap."""
     prompt = float(np.mean([r.prompt_tokens for r in run.deferred]))
@@ -194,6 +195,7 @@ def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int)
         drawn=1,
         attended=length + prompt**2 / 2 / output,
         context=length + prompt / output,
+        deferred=True,
     )
     busy_s = idle_s = tokens = idle_tokens = 0.0
     for _, step in run.within:
@@ -218,4 +220,7 @@ def _rows(curve: Curve, immediate: Work, one: Work, budget_s: float, most: float
             low = rows
         else:
             high = rows
+    if low < 1 <= most:
+        alone_s, with_one_s = curve.seconds(immediate), curve.seconds(immediate.beside(one))
+        return max(0.0, budget_s - alone_s) / (with_one_s - alone_s)
     return low

@@ -46,6 +46,7 @@ FLOOR_ITERATIONS = 100
 FLOOR_TOKENS = 16  # of a prompt that the floor computes
 BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
 CROWD_DECAY = 0.995  # of an iteration: places of immediate requests stay free for their like
+SMALLEST = Work(1, 1, 1, 1, 1, deferred=True)  # that a decode takes
 MISSES = 3  # rows that find no room, after which the iteration counts as full
 
 
@@ -87,12 +88,21 @@ class Budget(Wrapper):
         self._calm_pace_s = 0.0
         self._starved = 0  # iterations since a deferred row took part
 
+    def plan(self, view: View) -> Plan:
+        if not view.deferred:  # who comes next may be, and is to know what was before
+            self._remember(view.now_s, len(view.resident), view.memory.used)
+        return super().plan(view)
+
+    def _remember(self, immediate_s: float, crowd: int, crowd_tokens: int) -> None:
+        self._immediate_s = immediate_s
+        self._crowd = max(crowd, self._crowd * CROWD_DECAY)
+        self._crowd_tokens = max(crowd_tokens, self._crowd_tokens * CROWD_DECAY)
+
     def mixed(self, view: View) -> Plan:
         gap = Gap(self.inner, view)
-        self._crowd = max(gap.crowd, self._crowd * CROWD_DECAY)
-        self._crowd_tokens = max(gap.crowd_tokens, self._crowd_tokens * CROWD_DECAY)
-        if gap.resident or gap.waiting:
-            self._immediate_s = view.now_s
+        present = bool(gap.resident or gap.waiting)
+        immediate_s = view.now_s if present else self._immediate_s
+        self._remember(immediate_s, gap.crowd, gap.crowd_tokens)
         self._quiet = view.now_s - self._immediate_s > QUIET_S
         work = immediate = Work.of(gap.plan.advance)
         allowance = self.allowance(immediate, self._stretch(gap))
@@ -126,14 +136,14 @@ class Budget(Wrapper):
             if self.target_s is not None:
                 return Allowance(self.target_s / trusted, 0.0, max(reach, blind))
             context = work.context / work.rows
-            row = Work(1, 1, 1, context, context)
+            row = Work(1, 1, 1, context, context, deferred=True)
             work_s, with_row_s = (predictor.seconds(w) or 0.0 for w in (work, work.beside(row)))
             spare_s = max(factor * (work_s - alone_s), with_row_s - work_s)
             return Allowance(factor * alone_s, spare_s, max(reach, blind))
         wait_s = self.max_step_s
         if (ttft_s := predictor.ttft_s) is not None and not self._quiet:
             wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
-        single_s = predictor.seconds(Work(1, 1, 1, 1, 1)) or 0.0
+        single_s = predictor.seconds(SMALLEST) or 0.0
         wait_s = max(wait_s / trusted, factor * single_s)
         return Allowance(wait_s, 0.0, max(reach, blind))
 
@@ -175,6 +185,8 @@ class Budget(Wrapper):
     def _joining(self, gap: Gap, work: Work, allowance: Allowance) -> list[Advance]:
         seconds, steps = self.predictor.seconds, list[Advance]()
         most_s = allowance.budget_s + min(self._saved_s, allowance.spare_s)
+        if (seconds(work.beside(SMALLEST)) or 0.0) > most_s:
+            return []
         misses, closed = 0, False
 
         def candidates() -> Iterator[Request]:

@@ -67,7 +67,9 @@ class Gap:
             - sum(self.growth(step) for step in self.plan.advance)
         )
         self.dropped: list[Request] = []
-        self.paused = sorted(deferred, key=lambda r: (-r.computed, r.id))
+        self.paused = deferred
+        if self.places < 0 or self.free < 0:
+            self.paused = sorted(deferred, key=lambda r: (-r.computed, r.id))
         while self.paused and (self.places < 0 or self.free < 0):
             victim = self.paused.pop()
             self.dropped.append(victim)
@@ -76,7 +78,7 @@ class Gap:
         self.admitted: list[Request] = []  # deferred ones, by `take`
 
     def held(self, requests: Iterable[Request]) -> int:
-        return self.memory.cost([Need(request.room, 0) for request in requests])
+        return sum(request.room for request in requests)
 
     def growth(self, step: Advance) -> int:
         """The most tokens that the room of a resident grows by, if it takes this step."""

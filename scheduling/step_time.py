@@ -3,11 +3,12 @@
 Non-negative least squares. Features: a constant (an iteration reads all weights, however little it
 computes); the tokens computed, in segments, since the cost of linear layers is a curve that is flat
 while reading the weights bounds it and then bends with the widths of the kernels; rows; tokens
-drawn (each passes through the whole vocabulary); query-key pairs; and the sum of contexts (keys and
-values read). No coefficient is negative, so more work is never predicted to take less time. Errors
-count relative to the duration, and the fit is repeated without outliers: iterations in which the
-machine did something else too (Rousseeuw and Leroy, "Robust Regression and Outlier Detection",
-1987, chapter 1). R2 is of those that are left.
+drawn (each passes through the whole vocabulary); query-key pairs; the sum of contexts (keys and
+values read); and whether deferred requests take part, since to choose and to serve them takes time.
+No coefficient is negative, so more work is never predicted to take less time. Errors count relative
+to the duration, and the fit is repeated without outliers: iterations in which the machine did
+something else too (Rousseeuw and Leroy, "Robust Regression and Outlier Detection", 1987, chapter
+1). R2 is of those that are left.
 
 The solver is Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, on the normal
 equations (Bro and de Jong, J. Chemometrics 11, 1997).
@@ -30,7 +31,7 @@ ROUNDS = 3  # of fitting, each without what the one before found to be outliers
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
 SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
-FEATURES = len(KNOTS) + 5
+FEATURES = len(KNOTS) + 6
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,6 +44,7 @@ class Work(NamedTuple):
     drawn: float = 0  # rows of which a token is drawn
     attended: float = 0  # query-key pairs
     context: float = 0  # keys read: of each row, those before its tokens and theirs
+    deferred: bool = False  # some of it is of deferred requests
 
     @classmethod
     def of(cls, steps: Iterable[Advance]) -> Work:
@@ -58,6 +60,7 @@ class Work(NamedTuple):
             self.drawn * by,
             self.attended * by,
             self.context * by,
+            self.deferred,
         )
 
     def beside(self, other: Work) -> Work:
@@ -67,6 +70,7 @@ class Work(NamedTuple):
             self.drawn + other.drawn,
             self.attended + other.attended,
             self.context + other.context,
+            self.deferred or other.deferred,
         )
 
     def plus(self, step: Advance) -> Work:
@@ -78,6 +82,7 @@ class Work(NamedTuple):
             self.drawn + (start + n == request.known),
             self.attended + n * start + n * (n + 1) // 2,
             self.context + start + n,
+            self.deferred or request.service_class == "deferred",
         )
 
 
@@ -87,11 +92,11 @@ class Curve:
 
     offsets: Sequence[float]  # of the segments of tokens: what those before cost, and the constant
     slopes: Sequence[float]  # of the segments, a token
-    others: Sequence[float]  # a row, a token drawn, a pair, a token of context
+    others: Sequence[float]  # a row, a token drawn, a pair, a token of context; deferred ones
     r2: float
 
     def seconds(self, work: Work) -> float:
-        rows, drawn, attended, context = self.others
+        rows, drawn, attended, context, deferred = self.others
         segment = bisect_right(KNOTS, work.tokens) - 1
         return (
             self.offsets[segment]
@@ -100,6 +105,7 @@ class Curve:
             + drawn * work.drawn
             + attended * work.attended
             + context * work.context
+            + deferred * work.deferred
         )
 
     def all_seconds(self, features: Floats) -> Floats:
@@ -114,7 +120,8 @@ def features(record: IterationRecord) -> list[float]:
         max(0, min(tokens, end) - start)
         for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
     ]
-    return [1.0, *segments, record.rows, record.generated, record.attended, record.context]
+    others = record.rows, record.generated, record.attended, record.context
+    return [1.0, *segments, *others, float(record.deferred_tokens > 0)]
 
 
 def fit(features: Floats, durations_s: Floats) -> Curve:

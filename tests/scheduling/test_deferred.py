@@ -254,6 +254,17 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
     assert taken_s(None, 1e-6) <= 1.25 * virtual_duration_s(1, 1)
 
 
+def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
+    waiting = [Shown(n, service_class="deferred") for n in range(20)]
+    shown = view(waiting, limit=30)
+    policy = Budget(Orca(), Law(0.01), factor=1.25, max_step_s=1.0)
+    crowd = [decoding(90 + n) for n in range(28)]
+    policy.plan(view([], crowd, limit=30, used=336, now_s=shown.now_s - 1.0))
+    plan = policy.plan(shown)
+    assert virtual_duration_s(len(plan.advance), Work.of(plan.advance).tokens) <= 0.01 * 0.25 / 1.25
+    assert len(plan.advance) <= 3  # places stay free for their like
+
+
 @every_policy
 @settings(max_examples=50)
 @given(waiting=queues(), resident=batches())

@@ -28,6 +28,7 @@ def record(work: Work, duration_s: float) -> IterationRecord:
         generated=int(work.drawn),
         attended=int(work.attended),
         context=int(work.context),
+        deferred_tokens=int(work.tokens) if work.deferred else 0,
     )
 
 
@@ -65,6 +66,17 @@ def test_work_counts_what_an_iteration_computes() -> None:
     prompt = Advance(Shown(2, prompt_tokens=4), 4)
     piece = Advance(Shown(3, prompt_tokens=9, computed=3), 2)
     assert Work.of([decode, prompt, piece]) == Work(7, 3, 2, 10 + 10 + (4 + 5), 10 + 4 + 5)
+
+
+def test_what_deferred_requests_cost_by_being_there_is_learnt_apart() -> None:
+    rng, predictor = random.Random(1), Predictor()
+    for n in range(600):
+        work = random_work(rng)._replace(deferred=n % 2 == 0)
+        predictor.iteration(record(work, law_s(work) + 0.01 * work.deferred))
+    work = random_work(rng)
+    alone_s, beside_s = (predictor.seconds(work._replace(deferred=d)) for d in (False, True))
+    assert alone_s == pytest.approx(law_s(work), rel=0.02)
+    assert beside_s == pytest.approx(law_s(work) + 0.01, rel=0.02)
 
 
 def test_without_enough_iterations_or_a_fit_nothing_is_foretold() -> None:
