@@ -29,6 +29,7 @@ from seams import Advance, IterationRecord
 
 ROUNDS = 3  # of fitting, each without what the one before found to be outliers
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
+LEAST_OUTLIER = 0.01  # of the duration
 SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
 FEATURES = len(KNOTS) + 6
@@ -133,7 +134,7 @@ def fit(features: Floats, durations_s: Floats) -> Curve:
     for _ in range(ROUNDS):
         x = nnls(scaled[good], np.ones(int(good.sum())))
         error = np.abs(scaled @ x - 1)
-        good = error <= OUTLIER * float(np.median(error)) + 1e-9
+        good = error <= max(OUTLIER * float(np.median(error)), LEAST_OUTLIER)
     residuals_s = (1 - scaled[good] @ x) * durations_s[good]
     spread = float(((durations_s[good] - durations_s[good].mean()) ** 2).sum())
     x = x / scale
