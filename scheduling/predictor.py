@@ -22,7 +22,8 @@ from scheduling.step_time import FEATURES, KNOTS, Curve, Work, features, fit
 from seams import IterationRecord, RequestRecord
 
 KEPT = 64  # iterations of each segment of KNOTS
-REFIT_EVERY = 64  # iterations
+REFIT_EVERY = 64  # iterations, at least
+REFIT_EVERY_S = 0.5  # at least, since a fit takes 1 to 2 ms
 LEAST_R2 = 0.8
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
@@ -60,7 +61,7 @@ class Predictor:
         self._seen = [0] * len(KNOTS)
         self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
         self._last: IterationRecord | None = None  # that the next one may follow at once
-        self._unlearnt = 0  # iterations since the last fit
+        self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit
         self._curve: Curve | None = None
         self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
         self.reach_tokens = 0
@@ -77,6 +78,7 @@ class Predictor:
             self._learn(self._last, record.start_s - self._last.start_s)
         self._last = record
         self._unlearnt += 1
+        self._unlearnt_s += record.duration_s
 
     def _learn(self, record: IterationRecord, step_s: float) -> None:
         segment = bisect_right(KNOTS, record.tokens) - 1
@@ -99,12 +101,13 @@ class Predictor:
         self._last = None
 
     def seconds(self, work: Work) -> float | None:
-        if self._unlearnt >= REFIT_EVERY:  # not before somebody asks: a fit takes 1 to 2 ms
+        due = self._curve is None or self._unlearnt_s >= REFIT_EVERY_S
+        if due and self._unlearnt >= REFIT_EVERY:  # not before somebody asks
             self._refit()
         return None if self._curve is None else self._curve.seconds(work)
 
     def _refit(self) -> None:
-        self._unlearnt = 0
+        self._unlearnt, self._unlearnt_s = 0, 0.0
         if self._curve is not None:  # how it did on what it had not seen
             foretold_s = self._curve.all_seconds(np.array([row for row, _ in self._newest]))
             errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
