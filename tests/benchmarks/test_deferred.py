@@ -17,7 +17,8 @@ from scheduling.step_time import Work
 from seams import Outcome, RaggedModel, RequestRecord, Row
 from tests.hash_model import VOCAB_SIZE, HashModel
 
-FACTORS = (1.05, 1.15, 1.5, 2.0)
+FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
+NOISE = 1.05  # of a p99, between two runs without deferred requests
 PLANNING_S = 2e-4  # and delivery, of an iteration
 
 
@@ -74,9 +75,9 @@ def test_immediate_requests_stay_within_the_factor_and_deferred_ones_get_what_it
     found: dict[tuple[float, str], Point], load: float, factor: float
 ) -> None:
     point = found[load, f"budget {factor:g}"]
-    assert point.ttft_p99.low <= factor
-    assert point.tpot_p99.low <= factor
-    assert point.tpot_p50.value <= factor * 1.05
+    assert point.ttft_p99.value <= factor * NOISE
+    assert point.tpot_p99.value <= factor * NOISE
+    assert point.tpot_p50.value <= factor * NOISE
     assert point.of_allowed is not None
     assert point.of_allowed >= 0.85
 
@@ -88,6 +89,7 @@ def test_the_simple_policies_are_dominated(
     best = found[load, "budget 2"]
     for name in ("fifo", "priority"):
         assert found[load, name].ttft_p99.value > best.ttft_p99.value
+        assert found[load, name].tpot_p99.value > best.tpot_p99.value
     assert found[load, "exclusive"].of_left_over < found[load, "budget 1.15"].of_left_over
 
 
