@@ -220,23 +220,23 @@ def _next_lines(
     """The batch's next pending lines, locked, and whether all that there are up to `n` fit."""
     # a statement of its own: within the update PostgreSQL may evaluate it anew for each row, and
     # then claim more than n. SQLite, which has one writer, leaves the lock out.
-    next_lines = connection.execute(
-        select(batch_items.c.line)
+    size_bytes = (
+        select(func.length(item_bodies.c.body))
+        .where(item_bodies.c.batch == batch_items.c.batch, item_bodies.c.line == batch_items.c.line)
+        .scalar_subquery()
+    )
+    found = connection.execute(
+        select(batch_items.c.line, size_bytes)
         .where(batch_items.c.batch == number, batch_items.c.state == "pending")
         .order_by(batch_items.c.line)
         .limit(n)
         .with_for_update(skip_locked=True)
-    ).scalars()
-    sizes = connection.execute(
-        select(item_bodies.c.line, func.length(item_bodies.c.body))
-        .where(item_bodies.c.batch == number, item_bodies.c.line.in_([*next_lines]))
-        .order_by(item_bodies.c.line)
     ).all()
-    ends = accumulate(size_bytes for _, size_bytes in sizes)
+    ends = accumulate(size for _, size in found)
     fit = sum(end <= most_bytes for end in ends)
     if one_at_least:
         fit = max(fit, 1)
-    return [line for line, _ in sizes[:fit]], fit >= len(sizes)
+    return [line for line, _ in found[:fit]], fit >= len(found)
 
 
 def _claim_of(
