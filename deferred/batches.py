@@ -28,6 +28,7 @@ from deferred.finalisation import Finalisation
 from deferred.records import Batch, LineError, NewBatch, Page, Unrun
 from deferred.schema import batch_items, batches, files
 from deferred.transitions import (
+    CANCELLING_S,
     batch_of,
     end_items,
     lease_one,
@@ -109,7 +110,8 @@ class Batches:
         return Page(tuple(batch_of(row) for row in rows[:limit]), len(rows) > limit)
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> Batch:
-        """Now `cancelling`: pending items are cancelled, running ones may finish. Again: no effect.
+        """Now `cancelling`: pending items are cancelled; of the running ones `items.withdraw` has
+        those cancelled that have not begun, the others may finish. Again: no effect.
 
         Raises NotFoundError; StatusConflictError where it is finalizing or ended.
         """
@@ -134,29 +136,44 @@ class Batches:
 
     # --- for the worker ---
 
-    def claim_validation(self, worker: str, model: str, now_s: float) -> Batch | None:
-        """The oldest batch in `validating` that nobody else validates, leased to `worker`; what an
-        earlier, interrupted validation had added is gone. Then: `input`, `items.add`, and `start`
-        or `fail`. None: there is none.
+    def claim_validation(
+        self,
+        worker: str,
+        model: str,
+        now_s: float,
+        besides: Collection[str] = (),
+        rest: Callable[[], None] = lambda: None,
+    ) -> Batch | None:
+        """The oldest batch in `validating` that nobody else validates and that is none of `besides`
+        (ids), leased to `worker`; what an earlier, interrupted validation had added is gone. Then:
+        `input`, `items.add`, and `start` or `fail`. None: there is none. `rest` is called between
+        transactions.
 
         One thread of a worker validates: a batch that it had claimed before it may claim again.
         """
         which = (batches.c.status == "validating") & (batches.c.model == model)
+        which &= batches.c.id.not_in(list(besides))
         if not self._any(which):
             return None
         with self._database.write(durable=False) as connection:
             row = lease_one(connection, which, worker, now_s)
         if row is None:
             return None
-        removed = ITEMS_A_COMMIT
-        while removed == ITEMS_A_COMMIT:
-            with self._database.write(durable=False) as connection:
-                try:
-                    lock_leased(connection, row.id, worker, ["validating"])
-                except LeaseLostError:
-                    return None
-                removed = remove_items(connection, row.number, ITEMS_A_COMMIT)
+        try:
+            self._remove_added(row.id, worker, rest)
+        except LeaseLostError:
+            return None
         return batch_of(row)
+
+    def _remove_added(self, batch_id: str, worker: str, rest: Callable[[], None]) -> None:
+        """Removes what a validation added. Raises LeaseLostError."""
+        while True:
+            with self._database.write(durable=False) as connection:
+                number = lock_leased(connection, batch_id, worker, ["validating"]).number
+                removed = remove_items(connection, number, ITEMS_A_COMMIT)
+            if removed < ITEMS_A_COMMIT:
+                return
+            rest()
 
     def input(self, batch: Batch) -> Iterator[bytes]:
         """The bytes of its input file in pieces of at most 1 MiB, also where the owner deleted it
@@ -197,19 +214,26 @@ class Batches:
                 lease_owner=None,
             )
 
-    def expire_due(self, now_s: float) -> int:
-        """Ends the windows that are over: their pending and running items are expired (a result
-        that comes later is dropped) and the batches can be finalised. Returns how many."""
-        due = (batches.c.expires_at <= now_s) & or_(
-            batches.c.status == "validating", (batches.c.status == "in_progress") & OPEN
+    def end_due(self, now_s: float) -> int:
+        """Ends what has had its time: the windows that are over, whose pending and running items
+        are expired, and what still runs CANCELLING_S after its batch was cancelled. A result that
+        comes later is dropped, and the batches can be finalised. Returns how many."""
+        over = batches.c.expires_at <= now_s
+        given_up = over | (batches.c.cancelling_at <= now_s - CANCELLING_S)
+        due = or_(
+            over & (batches.c.status == "validating"),
+            over & (batches.c.status == "in_progress") & OPEN,
+            given_up & (batches.c.status == "cancelling") & OPEN,
         )
         with self._database.read() as connection:
             numbers = connection.execute(select(batches.c.number).where(due)).scalars().all()
-        return sum(self._expire(number, now_s) for number in numbers)
+        return sum(self._end(number, now_s) for number in numbers)
 
-    def _expire(self, number: int, now_s: float) -> bool:
+    def _end(self, number: int, now_s: float) -> bool:
         with self._database.write(durable=True) as connection:
             (row,) = lock_batches(connection, [number])
+            if row.status == "cancelling":
+                return end_items(connection, number, ["running"], "cancelled") > 0
             if row.status == "in_progress":
                 if not end_items(connection, number, ["pending", "running"], "expired"):
                     return False  # all was answered in time
@@ -251,6 +275,7 @@ class Batches:
         worker: str,
         now_s: float,
         unrun_text: Callable[[str, int, str, Unrun], bytes],
+        rest: Callable[[], None] = lambda: None,
     ) -> Batch:
         """Writes the output and the error file in the order of lines and gives the batch its final
         status, the files becoming visible in the same transaction; a file without a line is not
@@ -259,25 +284,39 @@ class Batches:
         Args:
             unrun_text: (batch id, line, custom_id, why) -> the line (JSON, no newline) of the error
                 file for an item that was not executed.
+            rest: called between transactions; what it raises interrupts.
 
         Raises LeaseLostError.
         """
-        return Finalisation(self._database, batch_id, worker, unrun_text).run(now_s)
+        finalisation = Finalisation(self._database, batch_id, worker, rest)
+        return finalisation.run(now_s, unrun_text)
 
-    def sweep(self) -> int:
-        """Removes some items of one ended batch. Returns how many; 0: there are none."""
+    def give_up(self, batch_id: str, worker: str, rest: Callable[[], None] = lambda: None) -> None:
+        """Removes what an interrupted validation or finalisation by `worker` has written, which
+        keeps the batch. `rest` is called between transactions. Raises LeaseLostError."""
+        with self._database.read() as connection:
+            query = select(batches.c.status).where(batches.c.id == batch_id)
+            validating = connection.execute(query).scalar() == "validating"
+        if validating:
+            self._remove_added(batch_id, worker, rest)
+        else:
+            Finalisation(self._database, batch_id, worker, rest).remove_earlier()
+
+    def sweep(self) -> int | None:
+        """Removes some items of one ended batch. Returns how many; None: there is none."""
         with self._database.write(durable=False) as connection:
             ended = batches.c.status.in_(["completed", "expired", "cancelled", "failed"])
             number = connection.execute(
                 select(batches.c.number)
                 .where(ended, batches.c.swept == 0)
+                .order_by(batches.c.number)
                 .limit(1)
                 .with_for_update(skip_locked=True)
             ).scalar()
             if number is None:
-                return 0
+                return None
             removed = remove_items(connection, number, ITEMS_A_COMMIT)
-            if removed == 0:
+            if removed < ITEMS_A_COMMIT:
                 connection.execute(
                     update(batches).where(batches.c.number == number).values(swept=1)
                 )

@@ -21,12 +21,13 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0  # other servers may have made batches
 SWEEP_S = 60.0
 BACK_OFF_S = 1.0
-ASIDE_S = 30.0  # how long a batch that could not be finalised is left alone: others come first
+LOOK_S = 1.0
+ASIDE_S = 30.0  # how long a batch that could not do its step is left alone: others come first
 STROKE_LINES = 4  # a fraction of a millisecond
 
 
 class _StoppedError(Exception):
-    """In the middle of a validation, which is then not ours any more."""
+    """The server stops in the middle of a step, which can be repeated."""
 
 
 class Clerk:
@@ -52,8 +53,10 @@ class Clerk:
         self._started = started
         self._news = threading.Event()
         self._sweep_s = 0.0
-        self._failed_s: dict[str, float] = {}  # batches that could not be finalised, and when
-        self.progress: Progress | None = None  # as of the last turn; None: the store is away
+        self._aside_s: dict[str, float] = {}  # batches that are left alone, and since when
+        self._failing = False  # the last turn had a step that could not be done
+        self._look_s = 0.0
+        self.progress: Progress | None = None  # about a second old; None: the store is away
 
     def wake(self) -> None:
         self._news.set()
@@ -81,48 +84,96 @@ class Clerk:
             self._news.clear()
 
     def _turn(self) -> bool:
-        """Whether there may be more to do at once."""
-        store = self._store
-        expired = store.batches.expire_due(time.time())
-        found = expired > 0
-        if (
-            batch := store.batches.claim_validation(self._name, self._model, time.time())
-        ) is not None:
-            found = True
-            try:
-                self._validate(batch)
-            except LeaseLostError:
-                log.info("%s was cancelled, or expired, while it was validated", batch.id)
-            except (_StoppedError, StoreError):
-                raise
-            except Exception as error:  # or it would be claimed again for ever, before all others
-                log.exception("%s cannot be validated", batch.id)
-                fault = LineError("server_error", f"the file cannot be validated: {error}")
-                store.batches.fail(batch.id, self._name, [fault], time.time())
-        if self._finalise_one():
-            found = True
-        self._sweep()
-        self.progress = store.progress()
-        return found
+        """Whether there may be more to do at once. A step that fails keeps no other from its turn:
+        on a full disk it is sweeping that frees space.
 
-    def _finalise_one(self) -> bool:
-        """Whether there was a batch to finalise."""
+        Raises StoreUnavailableError where the database cannot be read, and _StoppedError.
+        """
         now_s = time.monotonic()
-        self._failed_s = {id: s for id, s in self._failed_s.items() if now_s - s < ASIDE_S}
+        self._aside_s = {id: s for id, s in self._aside_s.items() if now_s - s < ASIDE_S}
+        found, failed = False, False
+        for step in (self._expire, self._validate_one, self._finalise_one, self._sweep):
+            try:
+                found |= step()
+            except _StoppedError:
+                raise
+            except StoreUnavailableError as error:
+                self._look()
+                failed = True
+                if not self._failing:
+                    log.error("the job store cannot do a step of the batches: %s", error)
+            except Exception:
+                failed = True
+                log.exception("a step of the batch clerk failed; it goes on")
+        self._failing = failed
+        self._look()
+        return found and not failed
+
+    def _look(self) -> None:
+        self.progress = self._store.progress()
+        self._look_s = time.monotonic() + LOOK_S
+
+    def _rest(self) -> None:
+        """Between two strokes, outside of transactions. Raises _StoppedError,
+        StoreUnavailableError."""
+        self._pace.rest()
+        if self._pace.stopped:
+            raise _StoppedError
+        if time.monotonic() >= self._look_s:
+            self._look()
+
+    def _set_aside(self, batch: Batch) -> None:
+        """What keeps this batch from its next step must neither keep others from theirs nor take
+        their space. Raises StoreUnavailableError where it is not the batch: the database is gone.
+        """
+        self._look()
+        log.exception("%s cannot go on; again in %g s", batch.id, ASIDE_S)
+        self._aside_s[batch.id] = time.monotonic()
+        try:
+            self._store.batches.give_up(batch.id, self._name, self._rest)
+        except StoreError as error:
+            log.warning("what was written for %s stays until then: %s", batch.id, error)
+
+    def _expire(self) -> bool:
+        return self._store.batches.end_due(time.time()) > 0
+
+    def _validate_one(self) -> bool:
+        """Whether there was a batch to validate."""
         batches = self._store.batches
-        batch = batches.claim_finalisation(self._name, time.time(), self._failed_s)
+        batch = batches.claim_validation(
+            self._name, self._model, time.time(), self._aside_s, self._rest
+        )
         if batch is None:
             return False
         try:
-            ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun)
+            self._validate(batch)
+        except LeaseLostError:
+            log.info("%s was cancelled, or expired, while it was validated", batch.id)
+        except _StoppedError:
+            raise
+        except StoreError:
+            self._set_aside(batch)
+        except Exception as error:  # or it would be claimed again for ever, before all others
+            log.exception("%s cannot be validated", batch.id)
+            fault = LineError("server_error", f"the file cannot be validated: {error}")
+            batches.fail(batch.id, self._name, [fault], time.time())
+        return True
+
+    def _finalise_one(self) -> bool:
+        """Whether there was a batch to finalise."""
+        batches = self._store.batches
+        batch = batches.claim_finalisation(self._name, time.time(), self._aside_s)
+        if batch is None:
+            return False
+        try:
+            ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun, self._rest)
             log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
         except LeaseLostError:
             log.info("%s is finalised by another server", batch.id)
-        except StoreError:
+        except _StoppedError:
             raise
         except Exception:  # or it would be claimed again for ever, before all others
-            log.exception("%s cannot be finalised; again in %g s", batch.id, ASIDE_S)
-            self._failed_s[batch.id] = now_s
+            self._set_aside(batch)
         return True
 
     def _validate(self, batch: Batch) -> None:
@@ -169,12 +220,11 @@ class Clerk:
         for count, line in enumerate(numbered, start=1):
             yield line
             if count % STROKE_LINES == 0:
-                self._pace.rest()
-                if self._pace.stopped:
-                    raise _StoppedError
+                self._rest()
 
-    def _sweep(self) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._sweep_s:
-            swept = self._store.sweep(time.time())
-            self._sweep_s = now_s if swept.unfinished else now_s + SWEEP_S
+    def _sweep(self) -> bool:
+        """False: more to sweep may wait for the next turn."""
+        if time.monotonic() >= self._sweep_s:
+            swept = self._store.sweep(time.time(), self._rest)
+            self._sweep_s = time.monotonic() + (0.0 if swept.unfinished else SWEEP_S)
+        return False

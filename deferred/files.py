@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 
@@ -117,9 +117,9 @@ class Files:
             row = _find(connection, owner, file_id, now_s)
         return read_chunks(self._database, row)
 
-    def sweep(self, now_s: float) -> bool:
+    def sweep(self, now_s: float, rest: Callable[[], None]) -> bool:
         """Removes one file that is deleted, expired or abandoned, and that no batch waits to be
-        validated from. False: there is none."""
+        validated from. `rest` is called between transactions. False: there is none."""
         with self._database.write(durable=False) as connection:
             connection.execute(
                 update(files)
@@ -144,7 +144,7 @@ class Files:
         if number is None:
             return False
         while self._remove_some(number):
-            pass
+            rest()
         return True
 
     def _remove_some(self, number: int) -> bool:

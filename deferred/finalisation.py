@@ -30,23 +30,24 @@ class Finalisation:
         database: Database,
         batch_id: str,
         worker: str,
-        unrun_text: Callable[[str, int, str, Unrun], bytes],
+        rest: Callable[[], None],
     ) -> None:
+        """`rest`: called between transactions; what it raises interrupts the attempt."""
         self._database = database
         self._batch_id = batch_id
         self._worker = worker
-        self._unrun_text = unrun_text
+        self._rest = rest
 
-    def run(self, now_s: float) -> Batch:
+    def run(self, now_s: float, unrun_text: Callable[[str, int, str, Unrun], bytes]) -> Batch:
         """Raises LeaseLostError."""
-        row = self._remove_earlier()
+        row = self.remove_earlier()
         with self._database.write(durable=False) as connection:
             self._check(connection)
             output = _writer(connection, row, row.planned_output_id, "output", now_s)
             error = _writer(connection, row, row.planned_error_id, "error", now_s)
         for item in self._ended(row):
             if item.state in ("expired", "cancelled"):
-                text = self._unrun_text(row.id, item.line, item.custom_id, item.state)
+                text = unrun_text(row.id, item.line, item.custom_id, item.state)
             else:
                 text = item.text
             writer = output if item.state == "completed" else error
@@ -54,6 +55,7 @@ class Finalisation:
                 with self._database.write(durable=False) as connection:
                     self._check(connection)
                     writer.flush(connection)
+                self._rest()
         with self._database.write(durable=True) as connection:
             self._check(connection)
             return self._end(connection, row, output, error, now_s)
@@ -61,8 +63,8 @@ class Finalisation:
     def _check(self, connection: Connection) -> AnyRow:
         return lock_leased(connection, self._batch_id, self._worker, STATUSES)
 
-    def _remove_earlier(self) -> AnyRow:
-        """Removes what an interrupted attempt left."""
+    def remove_earlier(self) -> AnyRow:
+        """Removes what an interrupted attempt left. Raises LeaseLostError."""
         while True:
             with self._database.write(durable=False) as connection:
                 row = self._check(connection)
@@ -72,6 +74,7 @@ class Finalisation:
                 if left is None:
                     return row
                 remove_chunks(connection, left, CHUNKS_A_COMMIT)
+            self._rest()
 
     def _ended(self, row: AnyRow) -> Iterator[AnyRow]:
         """The batch's items with their texts, in the order of lines; of one whose validation never
@@ -105,6 +108,7 @@ class Finalisation:
                 return
             yield from items
             line = items[-1].line
+            self._rest()
 
     def _end(
         self,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 
-from sqlalchemy import Connection, and_, bindparam, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, select, tuple_, update
 
 from deferred.database import AnyRow, Database
 from deferred.records import Duplicate, Item, NewItem, Result, Ticket
@@ -20,6 +21,7 @@ from deferred.transitions import LEASE_S, give_back, lock_batches, lock_leased
 
 ITEMS_A_COMMIT = 500
 BYTES_A_COMMIT = 4 * 2**20
+CLAIM_BYTES = 8 * 2**20  # of bodies, which are in memory at once
 
 
 class Items:
@@ -72,9 +74,12 @@ class Items:
             connection.execute(self._database.insert(item_bodies).on_conflict_do_nothing(), bodies)
         return duplicates
 
-    def claim(self, worker: str, model: str, n: int, now_s: float) -> list[Item]:
+    def claim(
+        self, worker: str, model: str, n: int, now_s: float, most_bytes: int = CLAIM_BYTES
+    ) -> list[Item]:
         """Up to `n` pending items of batches in progress, leased to `worker` until now + LEASE_S:
-        those of the earliest deadline first, in the order of lines."""
+        those of the earliest deadline first, in the order of lines. Beyond the first, no more than
+        have bodies of `most_bytes` together."""
         in_progress = (
             select(batches)
             .where(batches.c.status == "in_progress", batches.c.model == model)
@@ -86,9 +91,37 @@ class Items:
         if candidates:
             with self._database.write(durable=False) as connection:
                 for batch in candidates:
-                    if len(claimed) < n:
-                        claimed += _claim_of(connection, batch, worker, n - len(claimed), now_s)
+                    if len(claimed) == n:
+                        break
+                    lines, all_fit = _next_lines(
+                        connection, batch.number, n - len(claimed), most_bytes, not claimed
+                    )
+                    items = _claim_of(connection, batch, lines, worker, now_s)
+                    claimed += items
+                    most_bytes -= sum(len(item.body) for item in items)
+                    if not all_fit:
+                        break
         return claimed
+
+    def withdraw(self, worker: str, tickets: Collection[Ticket]) -> frozenset[Ticket]:
+        """Cancels those of these items, none of which has begun, whose batch is being cancelled,
+        and returns them."""
+        cancelling = select(batches.c.number).where(
+            batches.c.number.in_({ticket.batch for ticket in tickets}),
+            batches.c.status == "cancelling",
+        )
+        with self._database.read() as connection:
+            numbers = {*connection.execute(cancelling).scalars()}
+        withdrawn = frozenset(ticket for ticket in tickets if ticket.batch in numbers)
+        if withdrawn:
+            named = tuple_(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt)
+            ours = and_(
+                batch_items.c.lease_owner == worker,
+                named.in_([(ticket.batch, ticket.line, ticket.attempt) for ticket in withdrawn]),
+            )
+            with self._database.write(durable=False) as connection:
+                give_back(connection, ours, lost=False)
+        return withdrawn
 
     def heartbeat(
         self, worker: str, tickets: Collection[Ticket], now_s: float
@@ -181,22 +214,43 @@ def _duplicates(
     return [Duplicate(item.line, item.custom_id, line) for item, line in found if line != item.line]
 
 
-def _claim_of(
-    connection: Connection, batch: AnyRow, worker: str, n: int, now_s: float
-) -> list[Item]:
-    pending = and_(batch_items.c.batch == batch.number, batch_items.c.state == "pending")
+def _next_lines(
+    connection: Connection, number: int, n: int, most_bytes: int, one_at_least: bool
+) -> tuple[list[int], bool]:
+    """The batch's next pending lines, locked, and whether all that there are up to `n` fit."""
     # a statement of its own: within the update PostgreSQL may evaluate it anew for each row, and
     # then claim more than n. SQLite, which has one writer, leaves the lock out.
-    next_lines = connection.execute(
-        select(batch_items.c.line)
-        .where(pending)
+    size_bytes = (
+        select(func.length(item_bodies.c.body))
+        .where(item_bodies.c.batch == batch_items.c.batch, item_bodies.c.line == batch_items.c.line)
+        .scalar_subquery()
+    )
+    found = connection.execute(
+        select(batch_items.c.line, size_bytes)
+        .where(batch_items.c.batch == number, batch_items.c.state == "pending")
         .order_by(batch_items.c.line)
         .limit(n)
         .with_for_update(skip_locked=True)
-    ).scalars()
+    ).all()
+    ends = accumulate(size for _, size in found)
+    fit = sum(end <= most_bytes for end in ends)
+    if one_at_least:
+        fit = max(fit, 1)
+    return [line for line, _ in found[:fit]], fit >= len(found)
+
+
+def _claim_of(
+    connection: Connection, batch: AnyRow, lines: Sequence[int], worker: str, now_s: float
+) -> list[Item]:
+    if not lines:
+        return []
     rows = connection.execute(
         update(batch_items)
-        .where(pending, batch_items.c.line.in_([*next_lines]))
+        .where(
+            batch_items.c.batch == batch.number,
+            batch_items.c.state == "pending",
+            batch_items.c.line.in_(lines),
+        )
         .values(
             state="running",
             lease_owner=worker,
@@ -205,9 +259,6 @@ def _claim_of(
         )
         .returning(batch_items)
     ).all()
-    if not rows:
-        return []
-    lines = sorted(row.line for row in rows)
     bodies = dict(
         connection.execute(
             select(item_bodies.c.line, item_bodies.c.body).where(

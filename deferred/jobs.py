@@ -83,8 +83,9 @@ class Jobs:
 
     def wake(self) -> None:
         """There is a new batch, or one was cancelled."""
-        if self._clerk is not None:
-            self._clerk.wake()
+        for hand in (self._worker, self._clerk):
+            if hand is not None:
+                hand.wake()
 
     def stop(self, timeout_s: float) -> None:
         """Ends both threads; lines that are not done are given back."""

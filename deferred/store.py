@@ -10,6 +10,7 @@ Own tables rather than a job library: the engine picks rows at each step, pauses
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Connection, func, make_url, select, true, update
@@ -62,16 +63,19 @@ class JobStore:
         items["pending"] = sum(int(row.total) for row in rows) - sum(items.values())
         return Progress({row.status: row.batches for row in rows}, items, next_deadline)
 
-    def sweep(self, now_s: float) -> Swept:
+    def sweep(self, now_s: float, rest: Callable[[], None] = lambda: None) -> Swept:
         """Removes the bytes of deleted and expired files, uploads that broke off (a day ago, or
-        before this process on SQLite), and the items of ended batches; some of them a call."""
+        before this process on SQLite), and the items of ended batches; some of them a call. `rest`
+        is called between transactions; what it raises interrupts."""
         removed_files = 0
-        while removed_files < SWEEP_FILES and self.files.sweep(now_s):
+        while removed_files < SWEEP_FILES and self.files.sweep(now_s, rest):
             removed_files += 1
+            rest()
         removed_items, commits = 0, 0
-        while commits < SWEEP_COMMITS and (removed := self.batches.sweep()):
+        while commits < SWEEP_COMMITS and (removed := self.batches.sweep()) is not None:
             removed_items += removed
             commits += 1
+            rest()
         if self._database.is_sqlite:
             self._shrink()
         unfinished = removed_files == SWEEP_FILES or commits == SWEEP_COMMITS

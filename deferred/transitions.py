@@ -23,6 +23,7 @@ from deferred.schema import batch_items, batches, item_bodies, item_results
 
 LEASE_S = 30.0  # a worker that was silent for so long is taken for dead
 HEARTBEAT_S = 10.0  # how often a worker is to say that it lives
+CANCELLING_S = 600.0  # what runs then may go on: OpenAI's API reference, "Cancel batch"
 
 
 def claimable(worker: str, now_s: float) -> ColumnElement[bool]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from deferred import lines
 from deferred.errors import StoreUnavailableError
+from deferred.items import CLAIM_BYTES
 from deferred.pace import Pace
 from deferred.records import Item, Result, Ticket, Usage
 from deferred.store import JobStore
@@ -115,14 +116,15 @@ class Worker:
         self._first_result_s = 0.0
         self._beat_s = 0.0  # these and the following by the monotonic clock: not before
         self._claim_s = 0.0
+        self._withdraw_s = 0.0
         self._store_s = 0.0
         self._back_off_s = 0.0
 
     # --- from any thread --------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be lines to claim."""
-        self._claim_s = 0.0
+        """There may be lines to claim, or a batch was cancelled."""
+        self._claim_s = self._withdraw_s = 0.0
         self._news.set()
 
     def stop(self) -> None:
@@ -151,6 +153,7 @@ class Worker:
             try:
                 self._flush(now_s)
                 self._beat(now_s)
+                self._withdraw(now_s)
                 self._claim(now_s)
             except StoreUnavailableError as error:
                 self._back_off(error, now_s)
@@ -162,8 +165,12 @@ class Worker:
         due_s = [self._beat_s]
         if self._results:
             due_s.append(self._first_result_s + FLUSH_S)
-        if self._room > 0:
-            due_s.append(now_s + later_s if self._claimed else self._claim_s)
+        if self._claimed:
+            due_s.append(self._withdraw_s)
+            if self._room > 0:
+                due_s.append(now_s + later_s)
+        elif self._may_claim:
+            due_s.append(self._claim_s)
         wait_s = max(min(due_s), self._store_s) - time.monotonic()
         ends = (running.item.deadline for running in self._running.values())
         return max(0.0, min(wait_s, min(ends, default=math.inf) - time.time()))
@@ -224,14 +231,34 @@ class Worker:
         self._store.items.recover(time.time())
         self._beat_s = now_s + HEARTBEAT_S
 
-    def _claim(self, now_s: float) -> None:
-        if now_s < self._claim_s or self._claimed or self._room <= 0:
+    def _withdraw(self, now_s: float) -> None:
+        """Begins no line of a batch that is being cancelled."""
+        if now_s < self._withdraw_s or not self._claimed:
             return
-        self._claim_s = now_s + POLL_S  # before the claim: a wake that comes meanwhile counts
-        claimed = self._store.items.claim(self._name, self._model, self._window, time.time())
+        self._withdraw_s = now_s + POLL_S  # before it is done: a wake that comes meanwhile counts
+        tickets = [item.ticket for item, _ in self._claimed]
+        withdrawn = self._store.items.withdraw(self._name, tickets)
+        self._claimed = deque(entry for entry in self._claimed if entry[0].ticket not in withdrawn)
+
+    def _claim(self, now_s: float) -> None:
+        if now_s < self._claim_s or not self._may_claim:
+            return
+        self._claim_s = now_s + POLL_S  # as above
+        claimed = self._store.items.claim(
+            self._name, self._model, self._window, time.time(), CLAIM_BYTES - self._held_bytes
+        )
         self._claimed.extend((item, 0) for item in claimed)
-        if len(claimed) == self._window:
+        if claimed:
             self._claim_s = 0.0  # there may be more, to be claimed when these have begun
+
+    @property
+    def _may_claim(self) -> bool:
+        return not self._claimed and self._room > 0 and self._held_bytes < CLAIM_BYTES
+
+    @property
+    def _held_bytes(self) -> int:
+        """Of bodies, beside those that are claimed and have not begun."""
+        return sum(len(running.item.body) for running in self._running.values())
 
     @property
     def _room(self) -> int:

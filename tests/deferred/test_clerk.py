@@ -2,27 +2,70 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import threading
+import time
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import NoReturn
+
 import pytest
+from sqlalchemy import func, select
 
 from deferred import lines
-from deferred.clerk import Clerk
-from deferred.records import Unrun
-from deferred.store import JobStore
-from tests.deferred.jobs import MODEL, OWNER, started
+from deferred.clerk import Clerk, _StoppedError
+from deferred.errors import StoreUnavailableError
+from deferred.records import Batch, Duplicate, NewBatch, NewItem, Progress, Unrun
+from deferred.schema import batch_items
+from deferred.store import JobStore, open_store
+from tests.deferred.jobs import MODEL, NOW_S, OWNER, claim, finalise, record, started, upload
+from tests.deferred.test_worker import eventually
+
+URL = "/v1/completions"
+
+
+def clerk_of(store: JobStore, most_line_bytes: int = 1000) -> Clerk:
+    return Clerk(
+        store,
+        name="clerk",
+        model=MODEL,
+        most_line_bytes=most_line_bytes,
+        hurried=lambda: False,
+        started=lambda: None,
+    )
+
+
+def submitted(store: JobStore, count: int, prompt_bytes: int = 0) -> Batch:
+    """A batch of so many good lines, which nobody has validated."""
+    body = {"prompt": "x" * prompt_bytes}
+    envelopes = (
+        {"custom_id": str(number), "method": "POST", "url": URL, "body": body}
+        for number in range(count)
+    )
+    file = upload(store, (json.dumps(envelope).encode() + b"\n" for envelope in envelopes))
+    now_s = time.time()
+    spec = NewBatch(file, URL, MODEL, "24h")
+    return store.batches.create(OWNER, spec, now_s, expires_at=now_s + 24 * 3600)
+
+
+def status(store: JobStore, batch: Batch) -> str:
+    return store.batches.get(OWNER, batch.id).status
+
+
+def items_in(store: JobStore) -> int:
+    """The rows, of all batches."""
+    with store._database.read() as connection:
+        count: int = connection.execute(select(func.count()).select_from(batch_items)).scalar_one()
+        return count
 
 
 def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, *others = (started(store, 2) for _ in range(3))
-    clerk = Clerk(
-        store,
-        name="clerk",
-        model=MODEL,
-        most_line_bytes=1000,
-        hurried=lambda: False,
-        started=lambda: None,
-    )
+    clerk = clerk_of(store)
     unrun, tries = lines.unrun, 0
 
     def fails(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
@@ -33,7 +76,7 @@ def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
         return unrun(batch_id, line, custom_id, why)
 
     def statuses() -> list[str]:
-        return [store.batches.get(OWNER, batch.id).status for batch in (broken, *others)]
+        return [status(store, batch) for batch in (broken, *others)]
 
     monkeypatch.setattr(lines, "unrun", fails)
     for _ in range(4):  # the windows of all three are over
@@ -45,3 +88,160 @@ def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
     monkeypatch.setattr("deferred.clerk.ASIDE_S", 0.0)
     clerk._turn()
     assert statuses() == ["expired"] * 3
+
+
+def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = started(store, 500)
+    store.batches.cancel(OWNER, swept.id, NOW_S)
+    finalise(store)
+    answered = started(store, 2, expires_at=time.time() + 3600)
+    record(store, claim(store, 2))
+    broken, other = submitted(store, 7), submitted(store, 3)
+    clerk = clerk_of(store)
+    add, tries = store.items.add, 0
+
+    def full(batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
+        nonlocal tries
+        if batch_id != broken.id:
+            return add(batch_id, worker, items)
+        tries += 1
+        add(batch_id, worker, islice(items, 4))
+        raise StoreUnavailableError("the disk is full")
+
+    monkeypatch.setattr(store.items, "add", full)
+    for _ in range(4):
+        clerk._turn()
+    assert [status(store, batch) for batch in (broken, other, answered)] == [
+        "validating",
+        "in_progress",
+        "completed",
+    ]
+    assert tries == 1
+    # nothing is left of those that ended, nor of what was copied before there was no room
+    assert items_in(store) == 3
+    assert clerk.progress is not None
+
+    monkeypatch.setattr(store.items, "add", add)
+    monkeypatch.setattr("deferred.clerk.ASIDE_S", 0.0)
+    clerk._turn()
+    assert store.batches.get(OWNER, broken.id).counts.total == 7
+
+
+def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow beyond a size, which is how the database meets a full disk."""
+    store = open_store(data_dir, NOW_S)
+    answered = started(store, 2, expires_at=time.time() + 3600)
+    record(store, claim(store, 2))
+    large, small = submitted(store, 40, 500_000), submitted(store, 3)
+    clerk = clerk_of(store, 2**20)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = max(path.stat().st_size for path in data_dir.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 6 * 2**20, limits[1]))
+    try:
+        for _ in range(3):
+            clerk._turn()
+        assert [status(store, batch) for batch in (large, small, answered)] == [
+            "validating",
+            "in_progress",
+            "completed",
+        ]
+        assert items_in(store) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    monkeypatch.setattr("deferred.clerk.ASIDE_S", 0.0)
+    clerk._turn()
+    assert store.batches.get(OWNER, large.id).counts.total == 40
+    store.close()
+
+
+def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = submitted(store, 3)
+    clerk = clerk_of(store)
+    clerk._look()
+
+    def gone(*_: object) -> NoReturn:
+        raise StoreUnavailableError("gone")
+
+    with monkeypatch.context() as away:
+        away.setattr(store.items, "add", gone)
+        away.setattr(store, "progress", gone)
+        thread = threading.Thread(target=clerk.run)
+        thread.start()
+        try:
+            eventually(lambda: clerk.progress is None)
+            assert clerk._aside_s == {}
+            away.undo()
+            eventually(lambda: status(store, batch) == "in_progress")
+            eventually(lambda: clerk.progress is not None)
+        finally:
+            clerk.stop()
+            thread.join()
+
+
+def test_a_clerk_that_is_told_to_stop_leaves_a_finalisation_midway(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = started(store, 100)  # its window is over
+    clerk, unrun = clerk_of(store), lines.unrun
+
+    def stops(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
+        clerk.stop()
+        return unrun(batch_id, line, custom_id, why)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(lines, "unrun", stops)
+        with pytest.raises(_StoppedError):
+            clerk._turn()
+    assert status(store, batch) == "finalizing"
+    successor = clerk_of(store)
+    successor._turn()
+    assert store.batches.get(OWNER, batch.id).counts.expired == 100
+    assert status(store, batch) == "expired"
+
+
+def test_progress_is_refreshed_within_long_steps(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(store, 100)  # its window is over
+    submitted(store, 10)
+    clerk, add, unrun = clerk_of(store), store.items.add, lines.unrun
+    seen: list[Progress | None] = []
+
+    def added(batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
+        duplicates = add(batch_id, worker, items)
+        seen.append(clerk.progress)
+        return duplicates
+
+    def told(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
+        if line == 100:
+            seen.append(clerk.progress)
+        return unrun(batch_id, line, custom_id, why)
+
+    monkeypatch.setattr("deferred.clerk.LOOK_S", 0.0)
+    monkeypatch.setattr(store.items, "add", added)
+    monkeypatch.setattr(lines, "unrun", told)
+    clerk._turn()
+    assert [progress and progress.batches for progress in seen] == [
+        {"validating": 1, "finalizing": 1},
+        {"in_progress": 1, "finalizing": 1},
+    ]
+
+
+def test_a_job_has_at_most_50_000_lines(data_dir: Path) -> None:
+    store = open_store(data_dir, NOW_S)
+    most, more = submitted(store, 50_000), submitted(store, 50_001)
+    clerk = clerk_of(store)
+    clerk._turn()
+    clerk._turn()
+    assert store.batches.get(OWNER, most.id).counts.total == 50_000
+    refused = store.batches.get(OWNER, more.id)
+    assert refused.status == "failed"
+    assert [(error.code, error.line) for error in refused.errors] == [("too_many_tasks", None)]
+    assert "50000" in refused.errors[0].message
+    store.close()

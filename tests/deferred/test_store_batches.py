@@ -11,7 +11,7 @@ from deferred.errors import (
 )
 from deferred.records import ItemState, LineError, NewBatch, Progress, RequestCounts, Usage
 from deferred.store import JobStore
-from deferred.transitions import LEASE_S
+from deferred.transitions import CANCELLING_S, LEASE_S
 from tests.deferred.jobs import (
     EXPIRES_S,
     MODEL,
@@ -186,13 +186,30 @@ def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -
     assert store.sweep(NOW_S).items == 3
 
 
+@pytest.mark.parametrize("window_s", [10 * CANCELLING_S, CANCELLING_S / 10])
+def test_what_runs_when_its_batch_is_cancelled_may_go_on_for_ten_minutes_of_its_window(
+    store: JobStore, window_s: float
+) -> None:
+    batch = started(store, 3, expires_at=NOW_S + window_s)
+    done, running = claim(store, 1), claim(store, 1)
+    record(store, done)
+    store.batches.cancel(OWNER, batch.id, NOW_S)
+    end_s = NOW_S + min(window_s, CANCELLING_S)
+    assert store.batches.end_due(end_s - 1) == 0
+    assert store.batches.end_due(end_s) == 1
+    assert store.batches.end_due(end_s) == 0
+    assert record(store, running) == 0, "too late"
+    ended = finalise(store, end_s)
+    assert (ended.status, ended.counts) == ("cancelled", RequestCounts(3, completed=1, cancelled=2))
+
+
 def test_at_the_end_of_its_window_all_that_is_not_done_expires(store: JobStore) -> None:
     batch = started(store, 4)
     done, running = claim(store, 1), claim(store, 1)
     record(store, done)
-    assert store.batches.expire_due(EXPIRES_S - 1) == 0
-    assert store.batches.expire_due(EXPIRES_S) == 1
-    assert store.batches.expire_due(EXPIRES_S) == 0
+    assert store.batches.end_due(EXPIRES_S - 1) == 0
+    assert store.batches.end_due(EXPIRES_S) == 1
+    assert store.batches.end_due(EXPIRES_S) == 0
     assert record(store, running) == 0, "too late"
     assert claim(store, 9) == []
     with pytest.raises(StatusConflictError):
@@ -210,14 +227,14 @@ def test_at_the_end_of_its_window_all_that_is_not_done_expires(store: JobStore) 
 def test_a_batch_done_in_time_but_not_yet_finalised_does_not_expire(store: JobStore) -> None:
     started(store, 1)
     record(store, claim(store, 1))
-    assert store.batches.expire_due(EXPIRES_S) == 0
+    assert store.batches.end_due(EXPIRES_S) == 0
     ended = finalise(store, EXPIRES_S + 1)
     assert (ended.status, ended.completed_at) == ("completed", EXPIRES_S + 1)
 
 
 def test_a_batch_that_no_server_validated_in_time_expires(store: JobStore) -> None:
     create(store)
-    assert store.batches.expire_due(EXPIRES_S) == 1
+    assert store.batches.end_due(EXPIRES_S) == 1
     assert finalise(store, EXPIRES_S).status == "expired"
 
 

@@ -1,8 +1,9 @@
 import pytest
+from sqlalchemy import Table, func, select
 
 from deferred.errors import LeaseLostError, NotFoundError
 from deferred.records import NewBatch, Result
-from deferred.schema import CHUNK_BYTES
+from deferred.schema import CHUNK_BYTES, batch_items, file_chunks, item_bodies
 from deferred.store import JobStore
 from deferred.transitions import LEASE_S
 from tests.deferred.jobs import (
@@ -12,6 +13,7 @@ from tests.deferred.jobs import (
     OWNER,
     WORKER,
     claim,
+    create,
     finalise,
     ids,
     lines_of,
@@ -28,7 +30,7 @@ def test_the_files_hold_every_line_once_in_the_order_of_lines(store: JobStore) -
     items = claim(store, 80)
     record(store, items[50:][::-1])
     record(store, items[:25], succeeded=False)
-    store.batches.expire_due(EXPIRES_S)
+    store.batches.end_due(EXPIRES_S)
     ended = finalise(store)
     output = lines_of(store, OWNER, ended.output_file_id)
     error = lines_of(store, OWNER, ended.error_file_id)
@@ -106,7 +108,7 @@ def test_a_batch_is_finalised_when_nothing_is_left_to_run_and_by_one(store: JobS
 
 def test_who_loses_the_lease_in_the_middle_leaves_no_trace(store: JobStore) -> None:
     batch = started(store, 3)
-    store.batches.expire_due(EXPIRES_S)
+    store.batches.end_due(EXPIRES_S)
     later = EXPIRES_S + LEASE_S
 
     def overtaken(*of) -> bytes:
@@ -126,7 +128,7 @@ def test_who_loses_the_lease_in_the_middle_leaves_no_trace(store: JobStore) -> N
 
 def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(store: JobStore) -> None:
     batch = started(store, 30)
-    store.batches.expire_due(EXPIRES_S)
+    store.batches.end_due(EXPIRES_S)
 
     def breaks(batch_id: str, line: int, custom_id: str, why) -> bytes:
         if line == 25:
@@ -140,6 +142,72 @@ def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(store: Jo
     assert store.batches.get(OWNER, batch.id).status == "finalizing"
     ended = finalise(store, EXPIRES_S)
     assert len(lines_of(store, OWNER, ended.error_file_id, EXPIRES_S)) == 30
+
+
+def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) -> None:
+    batch = started(store, 1100)
+    store.batches.end_due(EXPIRES_S)
+    rests = 0
+
+    def rest() -> None:
+        nonlocal rests
+        rests += 1
+        upload(store)
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    store.batches.finalise(batch.id, WORKER, EXPIRES_S, unrun, rest)
+    assert rests > 30  # a second's work has many
+    store.files.delete(OWNER, batch.spec.input_file_id, EXPIRES_S)
+    rests = 0
+    assert store.sweep(EXPIRES_S, rest).items == 1100
+    assert rests >= 3  # a file, and twice items
+
+
+def rows_of(store: JobStore, table: Table) -> int:
+    with store._database.read() as connection:
+        count: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        return count
+
+
+def test_a_validation_that_is_given_up_leaves_nothing_and_can_begin_again(store: JobStore) -> None:
+    batch = create(store)
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    store.items.add(batch.id, WORKER, new_items(1100))
+    store.batches.give_up(batch.id, WORKER)
+    assert rows_of(store, batch_items) == rows_of(store, item_bodies) == 0
+    assert store.batches.get(OWNER, batch.id) == batch
+    assert store.batches.claim_validation(WORKER, MODEL, NOW_S, [batch.id]) is None
+    claimed = store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    assert claimed is not None
+    assert store.items.add(batch.id, WORKER, new_items(3)) == []
+
+
+def test_a_finalisation_that_is_given_up_leaves_nothing_and_can_begin_again(
+    store: JobStore,
+) -> None:
+    batch = started(store, 30)
+    store.batches.end_due(EXPIRES_S)
+    before = rows_of(store, file_chunks)
+
+    def breaks(batch_id: str, line: int, custom_id: str, why) -> bytes:
+        if line == 25:
+            raise RuntimeError("broken")
+        return b"x" * CHUNK_BYTES
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    with pytest.raises(RuntimeError, match="broken"):
+        store.batches.finalise(batch.id, WORKER, EXPIRES_S, breaks)
+    assert rows_of(store, file_chunks) > before
+    store.batches.give_up(batch.id, WORKER)
+    assert rows_of(store, file_chunks) == before
+    assert finalise(store, EXPIRES_S).status == "expired"
+
+
+def test_a_sweep_takes_as_many_ended_batches_as_there_are(store: JobStore) -> None:
+    for _ in range(3):
+        store.batches.cancel(OWNER, started(store, 5).id, NOW_S)
+        finalise(store)
+    assert store.sweep(NOW_S).items == 15
 
 
 def test_the_items_of_an_ended_batch_are_swept_and_its_files_stay(store: JobStore) -> None:

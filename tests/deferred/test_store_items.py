@@ -86,6 +86,36 @@ def test_a_claim_takes_no_more_than_asked_and_the_earliest_deadline_first(store:
     assert claimed == expected
 
 
+def sized(store: JobStore, sizes_bytes: list[int], expires_at: float = EXPIRES_S) -> str:
+    """A batch in progress, of lines with such bodies."""
+    batch = create(store, expires_at=expires_at)
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    bodies = enumerate(sizes_bytes, start=1)
+    items = [NewItem(line, f"id-{line}", b"x" * size_bytes) for line, size_bytes in bodies]
+    store.items.add(batch.id, WORKER, items)
+    store.batches.start(batch.id, WORKER, NOW_S)
+    return batch.id
+
+
+def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) -> None:
+    early = sized(store, [300, 100, 100, 100, 50, 60], expires_at=8000.0)
+    late = sized(store, [10], expires_at=9000.0)
+    claimed = []
+    while items := store.items.claim(WORKER, MODEL, 9, NOW_S, 200):
+        claimed.append([(item.batch_id, item.line) for item in items])
+    assert claimed == [
+        [(early, 1)],
+        [(early, 2), (early, 3)],
+        [(early, 4), (early, 5)],
+        [(early, 6), (late, 1)],
+    ]
+
+
+def test_a_claim_that_says_nothing_of_bytes_is_bounded(store: JobStore) -> None:
+    sized(store, [2**20] * 10)
+    assert len(claim(store, 64)) == 8
+
+
 def test_nothing_is_claimed_before_the_validation_has_ended(store: JobStore) -> None:
     batch_id = validating(store)
     store.items.add(batch_id, WORKER, new_items(3))
@@ -167,6 +197,21 @@ def test_a_lost_item_of_a_batch_that_is_being_cancelled_is_cancelled(store: JobS
     store.batches.cancel(OWNER, batch.id, NOW_S)
     assert store.items.recover(NOW_S + LEASE_S) == 2
     assert store.batches.get(OWNER, batch.id).counts == RequestCounts(2, cancelled=2)
+
+
+def test_what_has_not_begun_when_its_batch_is_cancelled_is_withdrawn(store: JobStore) -> None:
+    batch, other = started(store, 4), started(store, 2, expires_at=9000.0)
+    items = claim(store, 5)
+    elsewhere = claim(store, 1, worker="b")
+    tickets = [item.ticket for item in items]
+    waiting = [tickets[0], tickets[1], tickets[4]]
+    assert store.items.withdraw(WORKER, waiting) == frozenset()
+    store.batches.cancel(OWNER, batch.id, NOW_S)
+    assert store.items.withdraw(WORKER, waiting) == {tickets[0], tickets[1]}
+    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(4, cancelled=2)
+    assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
+    assert record(store, items) == 3, "what has begun may finish"
+    assert store.items.record("b", [result(elsewhere[0])]) == 1
 
 
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:

@@ -58,7 +58,7 @@ def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) ->
     recorded = counts.completed + counts.failed
     assert (counts.total, recorded) == (LINES, 50 * (0 + 9 + 11))
     assert store.progress().items["running"] == 0
-    assert store.batches.expire_due(batch.expires_at) == 1
+    assert store.batches.end_due(batch.expires_at) == 1
     store.close()
 
     for line in (recorded + 1, recorded + 1001, LINES):

@@ -170,7 +170,7 @@ class Store(RuleBasedStateMachine):
 
     @rule(
         worker=WORKERS,
-        chore=st.sampled_from(["heartbeat", "release", "recover", "sweep"]),
+        chore=st.sampled_from(["heartbeat", "release", "recover", "sweep", "withdraw"]),
         seconds=st.sampled_from([0.0, LEASE_S / 2, LEASE_S]),
     )
     def chore(self, worker: str, chore: str, seconds: float) -> None:
@@ -181,6 +181,8 @@ class Store(RuleBasedStateMachine):
             self.release(worker)
         elif chore == "recover":
             self.recover()
+        elif chore == "withdraw":
+            self.withdraw(worker)
         else:
             self.store.sweep(self.now_s)
 
@@ -197,6 +199,21 @@ class Store(RuleBasedStateMachine):
         for ticket in held:
             del self.running[ticket]
 
+    def withdraw(self, worker: str) -> None:
+        ours = {
+            item.ticket: item.batch_id
+            for _, item in self.seen
+            if self.running.get(item.ticket, ("",))[0] == worker
+        }
+        cancelled = {
+            ticket
+            for ticket, batch_id in ours.items()
+            if self.store.batches.get(self.owner, batch_id).status == "cancelling"
+        }
+        assert self.store.items.withdraw(self.worker(worker), list(ours)) == cancelled
+        for ticket in cancelled:
+            del self.running[ticket]
+
     def recover(self) -> None:
         self.store.items.recover(self.now_s)
         for ticket, (_, until) in list(self.running.items()):
@@ -209,9 +226,11 @@ class Store(RuleBasedStateMachine):
         job = self.jobs[data.draw(st.sampled_from(list(self.jobs)))]
         self.now_s = max(self.now_s, self.store.batches.get(self.owner, job.id).expires_at)
         with self.may_crash(fuse):
-            self.store.batches.expire_due(self.now_s)
+            self.store.batches.end_due(self.now_s)
         for _, item in self.seen:
-            if self.store.batches.get(self.owner, item.batch_id).counts.expired:
+            counts = self.store.batches.get(self.owner, item.batch_id).counts
+            ended = counts.completed + counts.failed + counts.expired + counts.cancelled
+            if ended == counts.total:
                 self.running.pop(item.ticket, None)
 
     @precondition(lambda self: self.jobs)

@@ -14,6 +14,7 @@ import pytest
 from deferred.errors import StoreUnavailableError
 from deferred.records import Batch, Usage
 from deferred.store import JobStore
+from deferred.transitions import CANCELLING_S
 from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from inference import Inference
 from seams import Sampling
@@ -129,7 +130,7 @@ def written(store: JobStore, file_id: str | None) -> dict[str, Any]:
 
 
 def finalised(store: JobStore, batch: Batch) -> Batch:
-    store.batches.expire_due(time.time())
+    store.batches.end_due(time.time())
     claimed = store.batches.claim_finalisation("f", time.time())
     assert claimed is not None
     return store.batches.finalise(batch.id, "f", time.time(), unrun)
@@ -243,6 +244,53 @@ def test_what_the_server_does_not_take_in_now_is_kept_for_later(
         eventually(lambda: store.progress().items["running"] == 3)
         endpoints.closed = False
         eventually(lambda: done(store, batch) == 3)
+
+
+def test_a_cancelled_batch_begins_no_line_that_is_claimed(
+    store: JobStore, endpoints: Endpoints
+) -> None:
+    endpoints.closed = True
+    batch, other = begun(store, 30), begun(store, 1, lasts_s=7200)
+    with working(store, endpoints) as worker:
+        eventually(lambda: store.progress().items["running"] == WINDOW)
+        store.batches.cancel(OWNER, batch.id, time.time())
+        worker.wake()
+        eventually(lambda: store.batches.get(OWNER, batch.id).counts.cancelled == 30)
+        endpoints.closed = False
+        eventually(lambda: done(store, other) == 1)
+    assert len(endpoints.begun) == 1
+    assert finalised(store, batch).status == "cancelled"
+
+
+def test_what_still_runs_long_after_its_batch_was_cancelled_leaves_the_engine(
+    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deferred.worker.HEARTBEAT_S", 0.05)
+    endpoints.held = True
+    batch = begun(store, 5)
+    with working(store, endpoints):
+        eventually(lambda: len(endpoints.open) == 5)
+        calls = list(endpoints.open)
+        store.batches.cancel(OWNER, batch.id, time.time())
+        assert store.batches.end_due(time.time() + CANCELLING_S) == 1
+        eventually(lambda: not endpoints.open)
+    assert all(call.cancelled for call in calls)
+    ended = finalised(store, batch)
+    assert (ended.status, ended.counts.cancelled) == ("cancelled", 5)
+
+
+def test_the_bodies_in_hand_are_bounded(
+    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deferred.worker.CLAIM_BYTES", 3 * len(new_items(1)[0].body))
+    endpoints.held = True
+    batch = begun(store, 9)
+    with working(store, endpoints):
+        while done(store, batch) < 9:
+            eventually(lambda: bool(endpoints.open) or done(store, batch) == 9)
+            for call in list(endpoints.open)[:1]:
+                call.end()
+        assert endpoints.most_open == 3
 
 
 class Absent:

@@ -6,7 +6,8 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
@@ -68,6 +69,31 @@ def require_whole(client: OpenAI, batch_id: str, total: int) -> None:
     assert files == {batch.input_file_id, batch.output_file_id}
 
 
+@contextlib.contextmanager
+def files_written_without_end(folder: Path) -> Iterator[None]:
+    """Who writes a piece of a file meanwhile is not done with it before it is killed. No server
+    runs at the beginning and at the end."""
+    with changing(folder) as jobs:
+        jobs.execute(
+            "CREATE VIEW endless AS WITH RECURSIVE numbers(n) AS "
+            "(SELECT 1 UNION ALL SELECT n + 1 FROM numbers) SELECT n FROM numbers"
+        )
+        jobs.execute(
+            "CREATE TRIGGER hold BEFORE INSERT ON file_chunks "
+            "BEGIN SELECT count(*) FROM endless; END"
+        )
+    yield
+    with changing(folder) as jobs:
+        jobs.execute("DROP TRIGGER hold")
+        jobs.execute("DROP VIEW endless")
+
+
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(folder / "data" / "jobs.db")) as jobs, jobs:
+        yield jobs
+
+
 def killed_again_and_again(folder: Path, total: int, moments: list[Moment]) -> None:
     """At each of the moments, of which the first is that after the job was submitted, and then
     while its files are written."""
@@ -80,8 +106,11 @@ def killed_again_and_again(folder: Path, total: int, moments: list[Moment]) -> N
     for moment in moments[1:]:
         with serving(folder, "dynamic", STEPS, port=port, max_batch_size=4) as server:
             assert killed_at(server, batch_id, moment)
-    with serving(folder, "dynamic", STEPS, port=port, max_batch_size=4) as server:
-        killed_at(server, batch_id, answered(total))
+    with (
+        files_written_without_end(folder),
+        serving(folder, "dynamic", STEPS, port=port, max_batch_size=4) as server,
+    ):
+        assert killed_at(server, batch_id, lambda batch: batch.status == "finalizing")
     with serving(folder, "dynamic", STEPS, port=port, max_batch_size=4) as server:
         require_whole(official(server), batch_id, total)
 
