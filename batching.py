@@ -114,6 +114,10 @@ class BatchingManager:
         return self._queue.busy_since_s
 
     @property
+    def max_waiting_deferred(self) -> int:
+        return self._queue.max_waiting_deferred
+
+    @property
     def retry_after_s(self) -> float:
         """An estimate of when there will be room for one who is refused now."""
         return self._queue.retry_after_s

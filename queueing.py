@@ -36,6 +36,7 @@ class RequestQueue:
 
     def __init__(self, max_waiting: int, max_waiting_prompt_tokens: float = math.inf) -> None:
         self.max_waiting = max_waiting
+        self.max_waiting_deferred = max(1, int(max_waiting * DEFERRED_SHARE))
         self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
         self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
         self.busy_since_s: float | None = None  # start of the present stretch with work
@@ -92,7 +93,7 @@ class RequestQueue:
                 f"{self.max_waiting} requests are waiting already (--max-waiting)",
                 self.retry_after_s,
             )
-        most_deferred = max(1, int(self.max_waiting * DEFERRED_SHARE))
+        most_deferred = self.max_waiting_deferred
         if inference.service_class == "deferred" and self._deferred >= most_deferred:
             raise OverloadedError(
                 f"{most_deferred} deferred requests are waiting already, half of --max-waiting",

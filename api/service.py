@@ -68,6 +68,14 @@ class Service:
 
     def submit(self, *inferences: Inference) -> None:
         """All of them, or none: raises ApiError when one is not taken in."""
+        deferred = sum(inference.service_class == "deferred" for inference in inferences)
+        most = self.manager.max_waiting_deferred
+        if deferred > most:
+            raise ApiError(
+                400,
+                f"{deferred} deferred requests at once are more than may wait here; allowed: "
+                f"{most}, half of --max-waiting",
+            )
         self._submit(self.manager.submit, inferences)
 
     def submit_stored(self, *inferences: Inference) -> None:

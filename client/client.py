@@ -66,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except servers.ServerError as error:  # of the self-test's own server
         say(f"error: {error}")
         return 1
+    except KeyboardInterrupt:  # of the self-test
+        say("interrupted")
+        return 130
     return _run(args, target, workload, jobs, objectives)
 
 

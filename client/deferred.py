@@ -5,6 +5,7 @@ Uploads and follows the job from a thread of its own while the immediate request
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -20,7 +21,9 @@ from client.target import Target, authorization
 from client.workload_file import Request, Workload, seal
 
 POLL_S = 0.5
+ANSWER_S = 60.0
 SILENCE_S = 60.0  # of a server that has the job, after which it is given up
+PASSING = (408, 429)  # as 5xx: a proxy's, or of a server that is busy or just being started again
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -127,15 +130,18 @@ class JobRun:
             }
             batch = self._ask("POST", "/batches", json=body)
             began_s = heard_s = time.monotonic()
-            cancelled = False
+            path, cancelled = f"/batches/{batch['id']}", False
             while batch["status"] not in ENDED:
-                if self._leaving.wait(POLL_S) and not cancelled:
-                    cancelled = True
-                    self._ask("POST", f"/batches/{batch['id']}/cancel")
-                if cancelled:
+                if self._leaving.is_set():
                     time.sleep(POLL_S)
+                else:
+                    self._leaving.wait(POLL_S)
                 try:
-                    batch = self._ask("GET", f"/batches/{batch['id']}")
+                    if self._leaving.is_set() and not cancelled:
+                        with contextlib.suppress(ValueError):  # refused: it has just ended
+                            self._ask("POST", f"{path}/cancel")
+                        cancelled = True
+                    batch = self._ask("GET", path)
                     heard_s = time.monotonic()
                 except requests.RequestException:
                     if time.monotonic() - heard_s > SILENCE_S:
@@ -160,9 +166,11 @@ class JobRun:
 
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         answer = requests.request(
-            method, self._url + path, headers=authorization(), timeout=SILENCE_S, **options
+            method, self._url + path, headers=authorization(), timeout=ANSWER_S, **options
         )
         if answer.status_code >= 400:
-            raise ValueError(f"HTTP {answer.status_code}: {answer.text[:300]}")
+            passing = answer.status_code >= 500 or answer.status_code in PASSING
+            kind = requests.HTTPError if passing else ValueError
+            raise kind(f"HTTP {answer.status_code}: {answer.text[:300]}")
         data: dict[str, Any] = answer.json()
         return data

@@ -42,5 +42,6 @@ def live_view(title: str, planned: int, *, leave: bool = True) -> Iterator[Watch
 
 
 def say(text: str) -> None:
-    """A line of progress that does not tear a bar."""
-    tqdm.write(text, file=sys.stderr)
+    """A line of progress that does not tear a bar; nothing in a terminal that was closed."""
+    with contextlib.suppress(OSError):
+        tqdm.write(text, file=sys.stderr)

@@ -28,7 +28,10 @@ def self_test(
     streams: Sequence[tuple[int, int]] = STREAMS,
     seconds: float = SECONDS,
 ) -> int:
-    """Play streams at several rates; 0 when all were on time. The last line is JSON on request."""
+    """Play streams at several rates; 0 when all were on time. The last line is JSON on request.
+
+    Raises KeyboardInterrupt, for half a run tells nothing, and ServerError.
+    """
     found = []
     command = (sys.executable, "-m", "client.nullserver", "--gap-s", str(GAP_S))
     with tempfile.TemporaryDirectory() as folder:
@@ -41,6 +44,8 @@ def self_test(
                 )
                 with live_view(f"{rate} requests/s", count, leave=False) as watch:
                     run = play(make(recipe), server.target, watch=watch)
+            if run.interrupted:
+                raise KeyboardInterrupt
             m = measure(run)
             verdict = judge(run, m)
             line: dict[str, Any] = {

@@ -113,14 +113,17 @@ def _await_health(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, which drains; what is left of the group after a while is killed."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """SIGTERM, which drains; what is left of the group after a while, or when an interrupt comes
+    meanwhile (a terminal that closes sends SIGHUP twice), is killed."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _end_of(log: Path, lines: int = 15) -> str:

@@ -6,7 +6,7 @@ it was passed on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -19,7 +19,8 @@ from router.exchange import ClientGoneError, Exchange
 from router.upstream import Upstream
 
 ANY = "any"
-PATHS = ("/v1/files", "/v1/batches")
+BATCHES = "/v1/batches"
+PATHS = ("/v1/files", BATCHES)
 _OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
 
 
@@ -32,19 +33,22 @@ class JobRelay:
         desk: Desk,
         *,
         upstream: str,
+        default_model: str,
         idle_s: float,
         drop_authorization: bool,
     ) -> None:
-        """`upstream`: its URL, `any`, or empty where there is none."""
+        """`upstream`: its URL, `any`, or empty where there is none. `default_model`: of new batches
+        that name none, empty where there is none."""
         self._session = session
         self._desk = desk
         self._upstream = upstream
+        self._default_model = default_model
         self._idle_s = idle_s
         self._drop_authorization = drop_authorization
 
     async def forward(self, x: Exchange) -> web.StreamResponse | Problem:
         """A Problem where nothing has reached the client. Raises ClientGoneError."""
-        upstream = self._choose()
+        upstream = self._choose(x.request)
         if isinstance(upstream, Problem):
             return upstream
         sent = headers.to_upstream(
@@ -75,25 +79,45 @@ class JobRelay:
             what = error or type(error).__name__
             return self._broken(x, f"The upstream {upstream.url} failed: {what}.", 502)
 
-    def _choose(self) -> Upstream | Problem:
+    def _choose(self, request: web.BaseRequest) -> Upstream | Problem:
         if not self._upstream:
             message = (
                 "This router passes no files and batches on: BATCH_UPSTREAM names no upstream. "
                 "Allowed: the URL of one of its upstreams, or 'any' where they share a database."
             )
             return Problem(501, "invalid_request_error", "no_batch_upstream", message)
+        candidates = self._candidates(request)
+        if isinstance(candidates, Problem):
+            return candidates
         now = self._desk.now()
-        usable = [
-            upstream
-            for upstream in self._desk.fleet
-            if self._upstream in (ANY, upstream.url) and upstream.usable(now)
-        ]
+        usable = [upstream for upstream in candidates if upstream.usable(now)]
         if not usable:
             message = (
                 f"No upstream for files and batches is ready (BATCH_UPSTREAM {self._upstream})."
             )
             return errors.unavailable(message, "no_upstream_ready")
         return min(usable, key=lambda upstream: upstream.in_flight)
+
+    def _candidates(self, request: web.BaseRequest) -> Sequence[Upstream] | Problem:
+        fleet = self._desk.fleet
+        if self._upstream != ANY:
+            return [upstream for upstream in fleet if upstream.url == self._upstream]
+        if (request.method, request.path) != ("POST", BATCHES):
+            return list(fleet)
+        # a batch gets the model of the server that takes it in, and its lines may name no other
+        if not fleet.all_probed():
+            return []  # the models are not known yet
+        known = list(fleet.models())
+        model = request.headers.get("X-Model") or self._default_model
+        if model:
+            return fleet.serving(model) or errors.unknown_model(model, known)
+        if len(known) > 1:
+            message = (
+                "The servers have several models, so a batch must say by the X-Model header which "
+                f"one its lines name, all available models: {', '.join(known)}."
+            )
+            return Problem(400, "invalid_request_error", "model_required", message, "X-Model")
+        return list(fleet)
 
     async def _body(self, x: Exchange, clock: asyncio.Timeout) -> AsyncIterator[bytes]:
         async for chunk in x.request.content.iter_any():

@@ -57,6 +57,7 @@ async def serve(config: Config) -> None:
             session,
             desk,
             upstream=config.batch_upstream,
+            default_model=config.default_model,
             idle_s=config.stream_idle,
             drop_authorization=bool(config.api_keys),
         )

@@ -16,6 +16,7 @@ from batching import BatchingManager
 from config import Config
 from inference import Inference
 from seams import End
+from tests.api.openai_calls import PATHS, ask, is_error
 from tests.hash_model import HashModel, reference
 from tests.server.hash_app import END_ID, byte_tokenizer
 from tests.server.process import PATIENCE_S, eventually
@@ -109,6 +110,17 @@ def test_more_texts_than_may_wait_are_the_clients_mistake() -> None:
         answer = client.post("/", json={"inputs": ["x", "y", "z"], "parameters": {}})
         assert answer.status_code == 422
         assert "--max-waiting" in answer.get_json()["error"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_more_deferred_choices_than_may_wait_are_the_clients_mistake(path: str) -> None:
+    """Not 429, as of all places deferred requests have half."""
+    with serving(HashModel(), max_waiting=8) as (client, _):
+        told = is_error(ask(client, path, n=5, service_tier="flex"), 400)
+        assert "allowed: 4, half of --max-waiting" in told
+        for tier, n in (("flex", 4), ("default", 5)):
+            answer = ask(client, path, n=n, service_tier=tier, max_tokens=1)
+            assert len(answer.get_json()["choices"]) == n
 
 
 def test_one_beyond_the_concurrent_requests_is_told_the_estimate_of_the_queue(

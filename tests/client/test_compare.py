@@ -7,13 +7,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from client.compare import main
@@ -114,24 +112,21 @@ def _rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def _compare(*options: str) -> list[str]:
-    return [
-        sys.executable, "-m", "client.compare", "--modes", "", "--prompts", "request",
-        "--output-tokens", "uniform:1,20", "--calibrate-s", "0.4", *options,
-    ]  # fmt: skip
-
-
 def test_the_command_compares_servers_that_already_run(
     server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = server("nobatch", base_s=0.004), server("dynamic", base_s=0.004)
-    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
-    options = _compare(
-        "--target", f"one={a.url}", "--target", f"many={b.url}", "--loads", "1,3", "--seeds",
-        "2", "--numsamples", "6", "--json", "--out", str(tmp_path / "out"),
-    )[3:]  # fmt: skip
+    numbers, hook = (signal.SIGTERM, signal.SIGHUP), sys.unraisablehook
+    before = [signal.getsignal(number) for number in numbers]
+    options = [
+        "--modes", "", "--prompts", "request", "--output-tokens", "uniform:1,20",
+        "--calibrate-s", "0.4", "--target", f"one={a.url}", "--target", f"many={b.url}",
+        "--loads", "1,3", "--seeds", "2", "--numsamples", "6", "--json",
+        "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
     status = main(options)
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
     sys.unraisablehook = hook
     told = capsys.readouterr()
     assert status == 0, told.err
@@ -142,30 +137,6 @@ def test_the_command_compares_servers_that_already_run(
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["machine"]["cores"] == os.cpu_count()
     assert sorted(manifest["order"]) != manifest["order"]
-
-
-def test_ctrl_c_reports_what_was_measured_and_leaves_no_process(
-    server: StartServer, tmp_path: Path
-) -> None:
-    target = server("dynamic", base_s=0.004)
-    process = subprocess.Popen(
-        _compare(
-            "--target", f"a={target.url}", "--loads", "1,2", "--seeds", "50", "--numsamples", "10",
-            "--out", str(tmp_path / "out"),
-        ),
-        cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "[2/" in line:
-            break
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "report.html" in out
-    assert (tmp_path / "out" / "report.html").exists()
-    assert not [c for c in children if c.is_running()]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client import deferred
 from client.client import main
-from client.deferred import job_lines, split
+from client.deferred import JobRun, job_lines, split
 from client.recipe import Recipe, make
 from client.spec import SpecError
 from client.target import parse_target
@@ -79,3 +83,94 @@ def test_tgi_has_no_such_api() -> None:
     _, later = split(make(Recipe(requests=50, rate=1.0, deferred_share=0.5)))
     with pytest.raises(SpecError, match="TGI"):
         job_lines(parse_target("tgi+http://localhost:1"), later)
+
+
+POLL = "GET /v1/batches/b"
+CANCEL = "POST /v1/batches/b/cancel"
+NOT_NOW = {"error": "not now"}
+
+
+def state(status: str) -> dict[str, Any]:
+    return {"id": "b", "status": status, "request_counts": {"completed": 9, "failed": 0}}
+
+
+@contextlib.contextmanager
+def following(answer: Callable[[str], tuple[int, object]]) -> Iterator[JobRun]:
+    """A job on a server that takes it and then answers POLL and CANCEL as it is told to."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked = f"{self.command} {self.path}"
+            known = asked in (POLL, CANCEL)
+            status, said = answer(asked) if known else (200, state("validating"))
+            content = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = answer  # noqa: N815 (names of http.server's)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        _, later = split(make(Recipe(requests=20, rate=1.0, deferred_share=0.5)))
+        job = JobRun(parse_target(f"http://127.0.0.1:{server.server_port}"), later)
+        job.start()
+        yield job
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "POLL_S", 0.001)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_server_that_passes_through_a_bad_time_keeps_its_job() -> None:
+    bad = [(status, NOT_NOW) for status in (503, 429, 502, 408, 500, 504)]
+    said = iter([*bad, (200, state("in_progress")), *bad, (200, state("completed"))])
+    with following(lambda _: next(said)) as job:
+        found = job.end()
+    assert (found.status, found.error, found.completed) == ("completed", None, 9)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bad_time_that_lasts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "SILENCE_S", 0.0)
+    with following(lambda _: (503, NOT_NOW)) as job:
+        found = job.end()
+    assert found.status == "lost"
+    assert found.error is not None
+    assert "HTTP 503" in found.error
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_refusal_is_told_at_once() -> None:
+    said = iter([(404, {"error": "no such batch"})])
+    with following(lambda _: next(said)) as job:
+        found = job.end()
+    assert found.status == "lost"
+    assert found.error is not None
+    assert "HTTP 404" in found.error
+
+
+@pytest.mark.usefixtures("quick")
+def test_cancelling_outlasts_a_bad_time_and_a_job_that_was_faster() -> None:
+    refusals = [(503, NOT_NOW), (400, {"error": "it is completed: it cannot be cancelled"})]
+
+    def answer(asked: str) -> tuple[int, object]:
+        if asked == CANCEL:
+            return refusals.pop(0)
+        return 200, state("in_progress" if refusals else "completed")
+
+    with following(answer) as job:
+        found = job.end(cancel=True)
+    assert (found.status, found.error) == ("completed", None)

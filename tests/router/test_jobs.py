@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
@@ -10,7 +10,7 @@ import pytest
 import requests
 from openai import OpenAI
 
-from tests.router.conftest import RouterProcess, until
+from tests.router.conftest import Farm, RouterProcess, until
 from tests.server.jobs import ended, line, outcome, require_answers, submitted
 from tests.server.process import PATIENCE_S, Server, serving
 
@@ -136,3 +136,50 @@ def test_any_upstream_is_taken_where_they_share_a_database(tmp_path: Path, serve
         assert answer.headers["X-Upstream-Origin"] == server.url
     finally:
         router.close()
+
+
+def new_batch(router: RouterProcess, **headers: str) -> requests.Response:
+    return router.post("/v1/batches", json={"input_file_id": "f"}, headers=headers)
+
+
+def test_a_new_batch_goes_to_an_upstream_of_its_model(
+    farm: Farm, start: Callable[..., RouterProcess]
+) -> None:
+    first, second = farm.new(models=["a"]), farm.new(models=["b"])
+    router = start(first, second, batch_upstream="any").probed()
+    for model, upstream in (("a", first), ("b", second)):
+        taken = new_batch(router, **{"X-Model": model})
+        assert (taken.status_code, taken.headers["X-Upstream-Origin"]) == (200, upstream)
+    by_default = start(first, second, batch_upstream="any", default_model="b").probed()
+    assert new_batch(by_default).headers["X-Upstream-Origin"] == second
+
+    unnamed = new_batch(router)
+    assert unnamed.status_code == 400
+    assert unnamed.json()["error"]["code"] == "model_required"
+    assert "X-Model" in unnamed.json()["error"]["message"]
+    assert "a, b." in unnamed.json()["error"]["message"]
+    unknown = new_batch(router, **{"X-Model": "c"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (422, "model_not_found")
+    assert len(farm.state(first)["seen"]) == 1
+    assert len(farm.state(second)["seen"]) == 2
+
+
+def test_only_a_new_batch_must_name_its_model_and_only_where_there_are_several(
+    farm: Farm, start: Callable[..., RouterProcess]
+) -> None:
+    first, second, other = (farm.new(models=[name]) for name in ("a", "a", "b"))
+    router = start(first, other, batch_upstream="any").probed()
+    assert router.post("/v1/files").status_code == 200
+    assert router.post("/v1/batches/b/cancel").status_code == 200
+    assert new_batch(start(first, second, batch_upstream="any").probed()).status_code == 200
+    assert new_batch(start(first, other, batch_upstream=other).probed()).status_code == 200
+
+
+def test_a_batch_is_put_off_while_no_upstream_of_its_model_is_ready(
+    farm: Farm, start: Callable[..., RouterProcess]
+) -> None:
+    first, second = farm.new(models=["a"]), farm.new(models=["b"])
+    router = start(first, second, batch_upstream="any", probe_interval=0.1).probed()
+    farm("behave", url=second, models_status=500)
+    until(lambda: new_batch(router, **{"X-Model": "b"}).status_code == 503, "503 for b")
+    assert not farm.state(first)["seen"]
