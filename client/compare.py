@@ -200,11 +200,15 @@ def _plan_figures(plan: Plan, calibration: Calibration) -> dict[str, Any]:
 def _servers(results: Sequence[Result]) -> dict[str, Any]:
     """What each server said it is, from its last answer."""
     keys = ("mode", "policy", "model", "machine", "options")
-    return {
+    told = {
         r.contestant: {key: r.server[key] for key in keys if key in r.server}
         for r in results
         if r.server
     }
+    for server in told.values():
+        if options := server.get("options"):  # a folder of this run, gone by now
+            server["options"] = {key: options[key] for key in options if key != "data_dir"}
+    return told
 
 
 def _utc() -> str:
