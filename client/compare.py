@@ -206,7 +206,7 @@ def _servers(results: Sequence[Result]) -> dict[str, Any]:
         if r.server
     }
     for server in told.values():
-        if options := server.get("options"):  # a folder of this run, gone by now
+        if isinstance(options := server.get("options"), dict):  # a folder of this run, gone by now
             server["options"] = {key: options[key] for key in options if key != "data_dir"}
     return told
 
