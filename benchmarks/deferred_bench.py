@@ -56,8 +56,8 @@ class Noted(Budget):
         self._now_s = view.now_s
         return super().mixed(view)
 
-    def allowance(self, work: Work, factor: float) -> Allowance:
-        allowance = super().allowance(work, factor)
+    def allowance(self, work: Work, factor: float, context: int) -> Allowance:
+        allowance = super().allowance(work, factor, context)
         self.notes[self._now_s] = work, allowance.budget_s
         return allowance
 
@@ -131,8 +131,8 @@ class Bench:
         predictor: Predictor,
         seed: int,
     ) -> Measured:
-        """Immediate requests at their times, deferred ones beside them until the time is over;
-        then what is immediate ends, and what is deferred is given up."""
+        """Immediate requests at their times, deferred ones beside them until the last of those that
+        came in time is answered; then what is deferred is given up."""
         rng, tally = np.random.default_rng(seed), Stretches()
         jobs = self.sizes.jobs(self.vocab_size, len(arrivals_s), rng)
         filling = cycle(self.sizes.jobs(self.vocab_size, JOBS, rng))
@@ -159,15 +159,14 @@ class Bench:
                 break
             while due and due[-1].arrival_s <= now_s:
                 manager.submit(due.pop())
-            if now_s < end_s:
-                while backlog and manager.counts["waiting"] < backlog:
-                    deferred.append(self._inference(next(filling), now_s, "deferred"))
-                    manager.submit_stored(deferred[-1])
-            else:
-                self._give_up(manager, deferred)
+            while backlog and manager.counts["waiting"] < backlog:
+                deferred.append(self._inference(next(filling), now_s, "deferred"))
+                manager.submit_stored(deferred[-1])
             if manager.step(now_s, self.generate) is None:
                 self.clock.wait_until(min(due[-1].arrival_s if due else end_s, now_s + 0.1))
-        self._give_up(manager, deferred)
+        for inference in deferred:
+            if not inference.record:
+                manager.cancel(inference)
         while manager.step(self.clock.now_s(), self.generate) is not None:
             pass
         if failed := [i.error for i in immediate if i.error]:
@@ -180,13 +179,6 @@ class Bench:
             [i.record for i in immediate if i.record],
             [r for r in tally.requests if r.service_class == "deferred"],
         )
-
-    @staticmethod
-    def _give_up(manager: BatchingManager, deferred: list[Inference]) -> None:
-        for inference in deferred:
-            if not inference.record:
-                manager.cancel(inference)
-        deferred.clear()
 
     @staticmethod
     def _steps(tally: Stretches, notes: dict[float, tuple[Work, float]]) -> list[Step]:

@@ -85,6 +85,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
                 # one by one, so that an interruption keeps them
                 losses.append(found) if isinstance(found, Loss) else results.append(found)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes sends it twice
             warnings.append("Interrupted: what had been measured until then is reported.")
             status = 130
         if calibration.baseline != asked.contestants[0].name:
@@ -110,7 +111,8 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         say(f"the servers' logs are kept in {kept}")
     for warning in warnings:
         say(f"note: {warning}")
-    print(json.dumps(figures) if asked.args.json else f"{text}\n\n{asked.folder}/report.html")
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(json.dumps(figures) if asked.args.json else f"{text}\n\n{asked.folder}/report.html")
     failed = bool(losses) or any(r.verdict.word == FAILED for r in final(results))
     return status or int(failed)
 

@@ -154,20 +154,22 @@ def _load(run: Run, m: Measured) -> list[Gate]:
     asked = [o for o in run.outcomes if o.first_s is not None]
     if len(window) < 20 or len(asked) < 10:
         return [kept, Gate("backlog", "run too short to tell")]
+    # Samples of a queue hang together over a residence; thinned, their slope can be judged.
+    window = window[:: max(1, round(len(window) / 20))]
     times = np.array([t for t, _ in window])
     counts = np.array([n for _, n in window], dtype=np.float64)
-    # Samples of a queue hang together over a residence; thinned, their slope can be judged.
-    stay = max(1, round(len(window) / 20))
-    grows = slope(times[::stay], counts[::stay])
+    half = len(window) // 2
+    grows, late = slope(times, counts), slope(times[half:], counts[half:])
     waits = slope(
         np.array([o.origin_s for o in asked]),
         np.array([(o.first_s or 0.0) - o.origin_s for o in asked]),
     )
     growth = grows.value * float(times[-1] - times[0])
     both = (grows.low or 0.0) > 0 and (waits.low or 0.0) > 0
-    # a queue that is not kept up with grows by the share that is left undone: so many of the
-    # arrivals, and each waits longer than the one before by so much of the time between them
-    undone = min(grows.value / m.offered if m.offered else 0.0, waits.value)
+    # Undone arrivals wait in line, each longer than the one before by their share of the time
+    # between them; or they are served too, all the slower, and those in flight go on to grow.
+    goes_on = (late.low or 0.0) > 0 and late.value > UNDONE * m.offered
+    undone = waits.value > UNDONE or goes_on
     found = f"{growth:+.1f} requests over the sends, TTFT {waits.value * 1e3:+.0f} ms/s"
-    saturated = both and undone > UNDONE and growth > 3
+    saturated = both and undone and growth > 3
     return [kept, Gate("backlog", found, SATURATED if saturated else VALID)]

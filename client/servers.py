@@ -51,10 +51,14 @@ class Server:
         return ended + _end_of(self.log)
 
 
-def free_port() -> int:
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port for a server that is started in the block. It stays bound here, without a listener, so
+    that the system gives it to nobody else; a server binds it all the same by SO_REUSEADDR."""
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])
 
 
 def end_as_ctrl_c() -> None:
@@ -75,11 +79,10 @@ def started(
     Ctrl-C in the terminal reaches the caller alone. Without `cwd` it runs where the caller does, so
     that relative paths among its options mean the same.
     """
-    port = free_port()
     # it must not work off jobs that are stored for the user's own server
     environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
     environment.pop("DATABASE_URL", None)
-    with log.open("ab") as sink:
+    with free_port() as port, log.open("ab") as sink:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
             stdout=sink, stderr=subprocess.STDOUT, cwd=cwd, env=environment,

@@ -96,7 +96,7 @@ def _unavailable() -> Iterator[None]:
         yield
     except OURS_TO_FIX:
         raise
-    except (DBAPIError, TimeoutError, sqlite3.Error) as error:  # the last: of the bare driver
+    except (DBAPIError, TimeoutError, sqlite3.OperationalError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         raise StoreUnavailableError(f"the database cannot do this now: {cause}") from error
 

@@ -165,8 +165,9 @@ class Worker:
         due_s = [self._beat_s]
         if self._results:
             due_s.append(self._first_result_s + FLUSH_S)
-        if self._claimed:
+        if self._claimed or self._queued:
             due_s.append(self._withdraw_s)
+        if self._claimed:
             if self._room > 0:
                 due_s.append(now_s + later_s)
         elif self._may_claim:
@@ -233,12 +234,23 @@ class Worker:
 
     def _withdraw(self, now_s: float) -> None:
         """Begins no line of a batch that is being cancelled."""
-        if now_s < self._withdraw_s or not self._claimed:
+        tickets = [*self._queued, *(item.ticket for item, _ in self._claimed)]
+        if now_s < self._withdraw_s or not tickets:
             return
         self._withdraw_s = now_s + POLL_S  # before it is done: a wake that comes meanwhile counts
-        tickets = [item.ticket for item, _ in self._claimed]
         withdrawn = self._store.items.withdraw(self._name, tickets)
+        for ticket in withdrawn & self._running.keys():
+            self._drop(ticket)
         self._claimed = deque(entry for entry in self._claimed if entry[0].ticket not in withdrawn)
+
+    @property
+    def _queued(self) -> list[Ticket]:
+        """Lines that wait in the engine's queue."""
+        return [
+            ticket
+            for ticket, running in self._running.items()
+            if all(inference.admitted_s is None for inference in running.call.inferences)
+        ]
 
     def _claim(self, now_s: float) -> None:
         if now_s < self._claim_s or not self._may_claim:

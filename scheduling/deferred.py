@@ -105,7 +105,8 @@ class Budget(Wrapper):
         self._remember(immediate_s, gap.crowd, gap.crowd_tokens)
         self._quiet = view.now_s - self._immediate_s > QUIET_S
         work = immediate = Work.of(gap.plan.advance)
-        allowance = self.allowance(immediate, self._stretch(gap))
+        longest = max((request.computed + 1 for request in gap.paused), default=1)
+        allowance = self.allowance(immediate, self._stretch(gap), longest)
         steps = self._joining(gap, immediate, allowance)
         self._starved = 0 if steps else self._starved + 1
         if not steps and (self._starved >= FLOOR_ITERATIONS or not gap.plan.advance):
@@ -124,8 +125,9 @@ class Budget(Wrapper):
         places = gap.view.max_batch_size / max(1, gap.crowd)
         return max(1.0, min(self.factor, places, gap.memory.budget / max(1, gap.crowd_tokens)))
 
-    def allowance(self, work: Work, factor: float) -> Allowance:
-        """Of an iteration with this immediate work, that may take `factor` times as long."""
+    def allowance(self, work: Work, factor: float, context: int) -> Allowance:
+        """Of an iteration with this immediate work, that may take `factor` times as long.
+        `context`: tokens, of the longest row that may join."""
         predictor, reach = self.predictor, self.predictor.reach_tokens
         blind = work.tokens + (BLIND_TOKENS if work.tokens else BLIND_TOKENS_ALONE)
         alone_s = predictor.seconds(work.scaled(1 / factor))
@@ -135,7 +137,6 @@ class Budget(Wrapper):
         if work.tokens:
             if self.target_s is not None:
                 return Allowance(self.target_s / trusted, 0.0, max(reach, blind))
-            context = work.context / work.rows
             row = Work(1, 1, 1, context, context, deferred=True)
             work_s, with_row_s = (predictor.seconds(w) or 0.0 for w in (work, work.beside(row)))
             spare_s = max(factor * (work_s - alone_s), with_row_s - work_s)
@@ -215,6 +216,8 @@ class Budget(Wrapper):
                 work = work.plus(step)
                 gap.take(step)
                 steps.append(step)
+            if not tokens:  # what was saved is for this one: those behind it may cost less for ever
+                most_s = min(most_s, allowance.budget_s)
             if tokens < most:
                 misses += 1
                 if misses == MISSES:

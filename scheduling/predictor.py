@@ -21,7 +21,8 @@ import numpy as np
 from scheduling.step_time import FEATURES, KNOTS, Curve, Work, features, fit
 from seams import IterationRecord, RequestRecord
 
-KEPT = 64  # iterations of each segment of KNOTS
+KEPT = 64  # iterations of each segment of KNOTS, with deferred requests and without
+SIZES = 2 * len(KNOTS)
 REFIT_EVERY = 64  # iterations, at least
 REFIT_EVERY_S = 0.5  # at least, since a fit takes 1 to 2 ms
 LEAST_R2 = 0.8
@@ -56,9 +57,9 @@ class Predictor:
     """A seams.Recorder and a StepTime."""
 
     def __init__(self) -> None:
-        self._features = np.zeros((len(KNOTS), KEPT, FEATURES))
-        self._durations_s = np.zeros((len(KNOTS), KEPT))  # 0: none yet
-        self._seen = [0] * len(KNOTS)
+        self._features = np.zeros((SIZES, KEPT, FEATURES))
+        self._durations_s = np.zeros((SIZES, KEPT))  # 0: none yet
+        self._seen = [0] * SIZES
         self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
         self._last: IterationRecord | None = None  # that the next one may follow at once
         self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit
@@ -81,12 +82,12 @@ class Predictor:
         self._unlearnt_s += record.duration_s
 
     def _learn(self, record: IterationRecord, step_s: float) -> None:
-        segment = bisect_right(KNOTS, record.tokens) - 1
-        at = segment, self._seen[segment] % KEPT
+        size = 2 * (bisect_right(KNOTS, record.tokens) - 1) + (record.deferred_tokens > 0)
+        at = size, self._seen[size] % KEPT
         row, step_s = features(record), max(step_s, record.duration_s)
         self._features[at] = row
         self._durations_s[at] = step_s
-        self._seen[segment] += 1
+        self._seen[size] += 1
         self._newest.append((row, step_s))
 
     def request(self, record: RequestRecord) -> None:

@@ -236,7 +236,8 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
         elif taken_s > max(factor * lasts_s(immediate), budget_s + row_s) * (1 + 1e-9):
             floors += 1
         else:
-            ahead_s += taken_s - budget_s
+            spare_s = max(factor * lasts_s(immediate) - budget_s, row_s)
+            ahead_s = max(ahead_s + taken_s - budget_s, -spare_s)
             if ahead_s > 1e-9:
                 floors += 1
                 ahead_s -= row_s

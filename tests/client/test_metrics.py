@@ -208,6 +208,14 @@ def test_a_queue_that_fills_from_empty_and_settles_is_valid() -> None:
     assert judge(run, measure(run)).word == VALID
 
 
+def test_a_server_that_takes_all_in_and_slows_down_is_saturated() -> None:
+    """No line before the first token; each answer takes half a second longer per second."""
+    run = steady(
+        [outcome(i, at=i * 0.1, first=0.05 + i * 1e-4, gap=0.1 + i * 0.0125) for i in range(100)]
+    )
+    assert judge(run, measure(run)).word == SATURATED
+
+
 def test_books_that_do_not_close_are_invalid() -> None:
     outcomes = [outcome(i, at=i * 0.1) for i in range(100)]
     run = run_of(outcomes)

@@ -37,9 +37,11 @@ class Law:
     reach_tokens: int = 1 << 30
     margin: float = 0.0
     known: bool = True
+    context_s: float = 0.0
 
     def seconds(self, work: Work) -> float | None:
-        return virtual_duration_s(work.rows, work.tokens) if self.known else None
+        taken_s = virtual_duration_s(work.rows, work.tokens) + self.context_s * work.context
+        return taken_s if self.known else None
 
 
 @st.composite
@@ -158,7 +160,7 @@ def test_what_still_fits_is_taken(shown: View, factor: float) -> None:
     plan = policy.plan(shown)
     work = Work.of(plan.advance)
     immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
-    seconds = policy.allowance(Work.of(immediate), 1.0).budget_s
+    seconds = policy.allowance(Work.of(immediate), 1.0, 1).budget_s
     advanced = [step.request for step in plan.advance]
     for request in of_class(shown.resident, "deferred"):
         if request not in (*advanced, *plan.preempt):
@@ -252,6 +254,19 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
     assert taken_s(0.01, 1.0, quiet_s=1.5 * QUIET_S) == whole_s
     assert taken_s(None, 0.002) <= 0.002 < whole_s
     assert taken_s(None, 1e-6) <= 1.25 * virtual_duration_s(1, 1)
+
+
+def test_a_row_that_costs_more_than_others_has_its_turn() -> None:
+    policy = Budget(Orca(), Law(context_s=2**-20), factor=1.05)
+    long = Shown(
+        1, prompt_tokens=100, computed=100, generated=1, room=120, service_class="deferred",
+        deadline_s=1.0,
+    )  # fmt: skip
+    shown = view([], [decoding(90), long, *(deferred(n) for n in range(2, 6))], limit=8, used=180)
+    plans = [policy.plan(shown) for _ in range(FLOOR_ITERATIONS // 2)]
+    turns = [sum(step.request.id == n for p in plans for step in p.advance) for n in range(1, 6)]
+    assert turns[0] > 0
+    assert sum(turns[1:]) == 0  # the earliest deadline takes all that is saved
 
 
 def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
