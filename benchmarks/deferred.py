@@ -1,7 +1,7 @@
 """What deferred requests cost the immediate ones beside them, and what they get: a trade-off curve.
 
-    python -m benchmarks.deferred                                               # some 28 minutes
-    python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 28
+    python -m benchmarks.deferred                                               # some 20 minutes
+    python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 13
 
 One process, the bare loop in real time, the same weights and, in each round, the same arrivals
 under every policy: immediate requests at shares of the measured capacity (Poisson, and the burst
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--limit", type=int, default=32, help="batch limit")
-    parser.add_argument("--rounds", type=int, help="5; of other models than embedded 2")
+    parser.add_argument("--rounds", type=int, help="4; of other models than embedded 1")
     parser.add_argument("--seconds", type=float, help="of each of the runs; 4, or 10")
     parser.add_argument("--calibrate", type=float, help="seconds of deferred alone; 10, or 30")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
@@ -114,7 +114,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the table, the figure and the JSON")
     args = parser.parse_args(argv)
-    defaults = (5, 4.0, 10.0) if args.model == "embedded" else (2, 10.0, 30.0)
+    defaults = (4, 4.0, 10.0) if args.model == "embedded" else (1, 10.0, 30.0)
     for name, value in zip(("rounds", "seconds", "calibrate"), defaults, strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
