@@ -15,8 +15,10 @@ from scheduling.step_time import Work
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, NullLocator
 
 BASELINES = {"fifo": "#b8a12a", "priority": "#8f5fa8", "exclusive": "#5e9c51"}
+TICKS = (1, 1.2, 1.5, 2, 3, 5, 8)
 
 
 def report(
@@ -91,6 +93,8 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
             axes.errorbar(
                 xs, ys, np.maximum(bars, 0), fmt="o-", color="#2a7fb8", capsize=2, label="budget"
             )
+            medians = [getattr(p, field.replace("p99", "p50")).value for p in curve]
+            axes.plot(xs, medians, ":", color="#2a7fb8", label="its p50")
             for x, y, point in zip(xs, ys, curve, strict=True):
                 axes.annotate(
                     point.policy.removeprefix("budget "),
@@ -106,9 +110,10 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
                     axes.plot(point.of_left_over, y, "s", color=colour, label=point.policy)
             axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=TICKS))
+            axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-            axes.grid(alpha=0.25, which="both")
+            axes.grid(alpha=0.25)
             axes.set_xlim(left=0)
             axes.set_xlabel("deferred tokens/s, share of the left-over")
             axes.set_ylabel(f"{label} of immediate requests / alone")
