@@ -74,8 +74,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One round of one load in one shape, under every policy, and `alone`: runs that followed each
-    other, of the same arrivals."""
+    """One round of one load in one shape, under every policy, and `alone` twice: runs that followed
+    each other, of the same arrivals."""
 
     shape: str
     load: float

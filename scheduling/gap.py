@@ -77,7 +77,8 @@ class Gap:
             self.free += self.held([victim])
         self.admitted: list[Request] = []  # deferred ones, by `take`
 
-    def held(self, requests: Iterable[Request]) -> int:
+    @staticmethod
+    def held(requests: Iterable[Request]) -> int:
         return sum(request.room for request in requests)
 
     def growth(self, step: Advance) -> int:

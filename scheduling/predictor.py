@@ -62,7 +62,7 @@ class Predictor:
         self._seen = [0] * SIZES
         self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
         self._last: IterationRecord | None = None  # that the next one may follow at once
-        self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit
+        self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit, their time
         self._curve: Curve | None = None
         self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
         self.reach_tokens = 0

@@ -29,7 +29,7 @@ from seams import Advance, IterationRecord
 
 ROUNDS = 3  # of fitting, each without what the one before found to be outliers
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
-LEAST_OUTLIER = 0.01  # of the duration
+LEAST_OUTLIER = 0.01  # of the duration: where most fit exactly, the median error is next to none
 SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
 FEATURES = len(KNOTS) + 6
