@@ -222,5 +222,5 @@ def _rows(curve: Curve, immediate: Work, one: Work, budget_s: float, most: float
             high = rows
     if low < 1 <= most:
         alone_s, with_one_s = curve.seconds(immediate), curve.seconds(immediate.beside(one))
-        return max(0.0, budget_s - alone_s) / (with_one_s - alone_s)
+        return (budget_s - alone_s) / (with_one_s - alone_s) if budget_s > alone_s else 0.0
     return low
