@@ -21,30 +21,32 @@ from typing import Any, Protocol
 
 from flask import Flask
 
-from api import batches, files, inference, openai, tgi
-from api.batch_lines import Endpoints
-from api.chat import load_chat_template
-from api.cors import register_cors
-from api.departed import Departures
-from api.errors import register_errors
-from api.job_metrics import JobCollector
-from api.keys import require_keys
-from api.logs import register_log
+from api import native
+from api.document.openapi import register_openapi
+from api.http.cors import register_cors
+from api.http.departed import Departures
+from api.http.errors import register_errors
+from api.http.keys import require_keys
+from api.http.logs import register_log
+from api.http.writer import Writer
+from api.jobs import batches, files
+from api.jobs.lines import Endpoints
+from api.jobs.metrics import JobCollector
 from api.metrics import Metrics, register_metrics
-from api.openai_answers import error_shape
-from api.openai_generation import Generations
-from api.openapi import register_openapi
+from api.openai import routes as openai
+from api.openai.answers import error_shape
+from api.openai.chat import load_chat_template
+from api.openai.generation import Generations
 from api.service import Service
-from api.tgi_answers import shape as tgi_shape
-from api.writer import Writer
+from api.tgi import routes as tgi
+from api.tgi.answers import shape as tgi_shape
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager
 from config import Config, env_name, flag
 from deferred.jobs import Jobs
-from scheduling.nobatch import NoBatch
-from scheduling.predictor import Predictor
-from scheduling.registry import PolicyOptionError, with_deferred
-from scheduling.registry import make_policy as make_dynamic_policy
-from scheduling.static import Static
+from scheduling.classes.predictor import Predictor
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.static import Static
+from scheduling.registry import PolicyOptionError, make_policy, with_deferred
 from seams import Model, Policy
 from stats import Recorders, Stats, describe_machine
 from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
@@ -175,7 +177,7 @@ class Engine:
             os._exit(LOOP_FAILED)
 
 
-def make_policy(config: Config) -> Policy:
+def policy_of_mode(config: Config) -> Policy:
     """Raises scheduling.registry.PolicyOptionError."""
     match config.mode:
         case "nobatch":
@@ -187,7 +189,7 @@ def make_policy(config: Config) -> Policy:
             folder = os.environ.get(POLICY_FOLDER)
             if folder is not None and ":" in config.policy and folder not in sys.path:
                 sys.path.append(folder)  # last: what else lies there must not shadow any module
-            return make_dynamic_policy(config.policy, config)
+            return make_policy(config.policy, config)
 
 
 def create_app(
@@ -202,7 +204,7 @@ def create_app(
     template = load_chat_template(config.model, tokenizer)
     stats = Stats(time.perf_counter())
     predictor = Predictor()
-    policy = with_deferred(make_policy(config), config, predictor)
+    policy = with_deferred(policy_of_mode(config), config, predictor)
     metrics = Metrics()
     manager = BatchingManager(
         policy,
@@ -239,7 +241,7 @@ def create_app(
         time.perf_counter,
         describe,
     )
-    app.register_blueprint(inference.make_door(service))
+    app.register_blueprint(native.make_door(service))
     app.register_blueprint(tgi.make_door(service))
     generations = Generations(service, template)
     jobs = Jobs(
@@ -275,7 +277,7 @@ def main() -> None:
     # a policy of one's own lies where the command was typed
     os.environ.setdefault(POLICY_FOLDER, os.getcwd())
     try:
-        make_policy(config)
+        policy_of_mode(config)
         load_chat_template(config.model, load_tokenizer(config.model))
         _check_port(config)
     except (VocabularyError, PolicyOptionError, LoadError) as error:

@@ -20,7 +20,7 @@ from typing import Any
 from gunicorn.util import close_graceful  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
 
-from api.logs import formatter
+from api.http.logs import formatter
 from config import Config
 
 _config = Config.from_environment()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.departed import Departures
-from api.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
-from api.logs import belongs_to_request
+from api.http.departed import Departures
+from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
+from api.http.logs import belongs_to_request
+from api.http.writer import Writer
 from api.metrics import Metrics
-from api.writer import Writer
 from batching import BatchingManager
 from config import Config
 from inference import Cut, Inference, OverloadedError, RefusedError

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from flask import Response, request
 
-from api.errors import ApiError, Shape, plain_shape
+from api.http.errors import ApiError, Shape, plain_shape
 from api.service import Service
 from inference import Inference
 from text import Detokenizer

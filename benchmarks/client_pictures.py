@@ -14,10 +14,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from client.arrivals import horizon, parse_arrivals
-from client.burstiness import describe, idc_curve
-from client.plots import STYLE, save
-from client.shape_plot import draw_shape
+from client.report.plots import STYLE, save
+from client.report.shape_plot import draw_shape
+from client.workloads.arrivals import horizon, parse_arrivals
+from client.workloads.burstiness import describe, idc_curve
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
 REQUESTS = 4000

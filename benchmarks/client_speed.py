@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from client.arrivals import horizon, parse_arrivals
-from client.burstiness import describe
-from client.machine import commit, machine, versions
+from client.load.machine import commit, machine, versions
 from client.selftest import self_test
-from client.traces import read_trace
+from client.workloads.arrivals import horizon, parse_arrivals
+from client.workloads.burstiness import describe
+from client.workloads.traces import read_trace
 
 N = 1_000_000
 SHAPES = (

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, offline_work, save
-from benchmarks.http import free_port, server, serving, stream_all
-from benchmarks.http_client import Received
+from benchmarks.http.__main__ import free_port, server, serving, stream_all
+from benchmarks.http.client import Received
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import BUILD, PEERS, python_of, variables_of
 from gpt.checkpoint import read_config

@@ -24,12 +24,12 @@ from benchmarks.common import Tally, cpu_name
 from generate import dynamic, nobatch, static
 from inference import Inference
 from model import LoadOptions, load_model
-from scheduling.nobatch import NoBatch
-from scheduling.orca import Orca
-from scheduling.shortest_first import ShortestFirst
-from scheduling.stall_free import StallFree
-from scheduling.static import Static
-from scheduling.tgi import TGI
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
+from scheduling.policies.tgi import TGI
 from seams import Plan, Policy, Request, Sampling, View
 
 mpl.use("Agg")

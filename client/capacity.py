@@ -19,26 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from client.experiment import MODES, Calibration, Contestant, calibrate, ready, server_command
-from client.gates import FAILED, INVALID_CLIENT, LAG, VALID, judge
-from client.html import Row, Table
-from client.live import live_view, say
-from client.machine import commit, machine, versions
-from client.metrics import Objectives, measure, parse_objectives
-from client.play import play
-from client.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
-from client.records import Run
-from client.servers import (
-    Server,
-    ServerError,
-    described,
-    end_as_ctrl_c,
-    settled_stats,
-    stats,
-)
-from client.spec import SpecError, refuse_given
-from client.statistics import Interval, mean_interval
-from client.target import parse_target
+from client.analysis.gates import FAILED, INVALID_CLIENT, LAG, VALID, judge
+from client.analysis.metrics import Objectives, measure, parse_objectives
+from client.analysis.results import MODES, Calibration
+from client.analysis.statistics import Interval, mean_interval
+from client.experiment import Contestant, calibrate, ready, server_command
+from client.load.live import live_view, say
+from client.load.machine import commit, machine, versions
+from client.load.play import play
+from client.load.records import Run
+from client.load.servers import Server, ServerError, described, end_as_ctrl_c, settled_stats, stats
+from client.load.target import parse_target
+from client.report.html import Row, Table
+from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
+from client.workloads.spec import SpecError, refuse_given
 
 _DEFAULTS = Recipe(exact_duration=True)
 

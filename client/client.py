@@ -21,20 +21,20 @@ from dotenv import load_dotenv
 if __package__ in (None, ""):  # run as a script: this folder is not the package's parent
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from client import servers
+from client.analysis.gates import FAILED, judge
+from client.analysis.metrics import Objectives, measure, parse_objectives
 from client.client_options import check, parser, workload_of
-from client.deferred import JobRun, split
 from client.experiment import adapted
-from client.gates import FAILED, judge
-from client.live import live_view, say
-from client.metrics import Objectives, measure, parse_objectives
-from client.play import SILENCE_S, play
-from client.records import Run
-from client.run_report import run_table, write_run_report
+from client.load import servers
+from client.load.deferred import JobRun, split
+from client.load.live import live_view, say
+from client.load.play import SILENCE_S, play
+from client.load.records import Run
+from client.load.target import Target, authorization, parse_target
+from client.report.run import run_table, write_run_report
 from client.selftest import self_test
-from client.spec import SpecError
-from client.target import Target, authorization, parse_target
-from client.workload_file import Workload, WorkloadError
+from client.workloads.spec import SpecError
+from client.workloads.workload_file import Workload, WorkloadError
 
 DEFAULT_PORT = 8500
 

@@ -9,8 +9,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from client.play import SILENCE_S
-from client.recipe import (
+from client.load.play import SILENCE_S
+from client.workloads.recipe import (
     SHAPE_OPTIONS,
     Recipe,
     add_shape_options,
@@ -19,8 +19,8 @@ from client.recipe import (
     make,
     recipe_from,
 )
-from client.spec import SpecError, refuse_given
-from client.workload_file import Workload, read_workload
+from client.workloads.spec import SpecError, refuse_given
+from client.workloads.workload_file import Workload, read_workload
 
 SELECTIONS = ("normal", "range", "buckets")
 RANGE_TOKENS = (1, 25, 100)

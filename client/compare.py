@@ -22,16 +22,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from client.analysis.gates import FAILED
+from client.analysis.results import Calibration, Loss, Result
+from client.analysis.summary import final
 from client.compare_options import BUDGET_S, Asked, parser, understood
-from client.experiment import Calibration, Loss, Plan, Result, calibrate, carry_out
-from client.gates import FAILED
-from client.live import say
-from client.machine import commit, machine, versions
-from client.report import write_report
-from client.servers import ServerError, end_as_ctrl_c, note_of
-from client.spec import SpecError
-from client.summary import final
-from client.workload_file import WorkloadError
+from client.experiment import Experiment, calibrate, carry_out
+from client.load.live import say
+from client.load.machine import commit, machine, versions
+from client.load.servers import ServerError, end_as_ctrl_c, note_of
+from client.report.comparison import write_report
+from client.workloads.spec import SpecError
+from client.workloads.workload_file import WorkloadError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -132,9 +133,11 @@ def _calibrated(asked: Asked, logs: Path, losses: list[Loss]) -> Calibration | N
     return None
 
 
-def _planned(asked: Asked, calibration: Calibration, losses: Sequence[Loss], logs: Path) -> Plan:
+def _planned(
+    asked: Asked, calibration: Calibration, losses: Sequence[Loss], logs: Path
+) -> Experiment:
     args, lost = asked.args, {loss.contestant for loss in losses}
-    return Plan(
+    return Experiment(
         contestants=tuple(c for c in asked.contestants if c.name not in lost),
         loads=asked.loads,
         seeds=tuple(range(args.seed, args.seed + args.seeds)),
@@ -151,7 +154,9 @@ def _planned(asked: Asked, calibration: Calibration, losses: Sequence[Loss], log
     )
 
 
-def _with_window(plan: Plan, calibration: Calibration, asked: Asked, spent_s: float) -> Plan:
+def _with_window(
+    plan: Experiment, calibration: Calibration, asked: Asked, spent_s: float
+) -> Experiment:
     """The plan with each run's length: as asked, or what fits the budget at worst."""
     if asked.args.numsamples is not None:
         window = asked.args.numsamples / calibration.capacity
@@ -188,7 +193,7 @@ def _manifest(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _plan_figures(plan: Plan, calibration: Calibration) -> dict[str, Any]:
+def _plan_figures(plan: Experiment, calibration: Calibration) -> dict[str, Any]:
     return {
         "seeds": list(plan.seeds),
         "order_seed": plan.order_seed,

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from client.experiment import MODES, Contestant, server_command
-from client.machine import ROOT
-from client.metrics import Objectives, parse_objectives
-from client.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
-from client.spec import SpecError, refuse_given
-from client.target import parse_target
+from client.analysis.metrics import Objectives, parse_objectives
+from client.analysis.results import MODES
+from client.experiment import Contestant, server_command
+from client.load.machine import ROOT
+from client.load.target import parse_target
+from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
+from client.workloads.spec import SpecError, refuse_given
 
 BUDGET_S = 250.0
 _DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)

@@ -13,21 +13,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from client import servers
-from client.gates import FAILED, INVALID_CLIENT, Verdict, judge
-from client.live import live_view, say
-from client.metrics import Isolated, Measured, Objectives, fit_isolated, measure
-from client.play import play
-from client.recipe import Recipe, make
-from client.records import Run
-from client.target import Target
-from client.workload_file import Workload, write_workload
+from client.analysis.gates import FAILED, INVALID_CLIENT, judge
+from client.analysis.metrics import Objectives, fit_isolated, measure
+from client.analysis.results import Calibration, Job, Loss, Result
+from client.load import servers
+from client.load.live import live_view, say
+from client.load.play import play
+from client.load.records import Run
+from client.load.target import Target
+from client.workloads.recipe import Recipe, make
+from client.workloads.workload_file import Workload, write_workload
 
-MODES = ("nobatch", "static", "dynamic")
 CALIBRATION_SEED = 1_000_003
 
 
@@ -48,80 +47,7 @@ class Contestant:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """One request at a time on the baseline: load 1 is ``capacity`` requests a second."""
-
-    baseline: str
-    capacity: float
-    isolated: Isolated
-    ttft_s: float
-    longest_s: float
-    start_s: float
-    streamed: bool
-    requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One planned run. ``repeat`` marks the seed that is played a second time."""
-
-    contestant: str
-    load: float
-    seed: int
-    repeat: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One run with its figures, and what the server said about it."""
-
-    job: Job
-    attempt: int
-    run: Run
-    measured: Measured
-    verdict: Verdict
-    server: dict[str, Any] | None
-    iterations: dict[str, Any] | None
-
-    @property
-    def contestant(self) -> str:
-        return self.job.contestant
-
-    @property
-    def load(self) -> float:
-        return self.job.load
-
-    @property
-    def seed(self) -> int:
-        return self.job.seed
-
-    @property
-    def repeat(self) -> bool:
-        return self.job.repeat
-
-    @property
-    def name(self) -> str:
-        ending = ("-repeat" if self.repeat else "") + (
-            f"-try{self.attempt}" if self.attempt else ""
-        )
-        return f"{self.contestant}-load{self.load:g}-seed{self.seed}{ending}"
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A contestant that failed and was left out from then on; ``reason`` may hold its log's end."""
-
-    contestant: str
-    when: str
-    reason: str
-
-    @property
-    def headline(self) -> str:
-        return f"{self.contestant} failed {self.when}: {self.reason.splitlines()[0]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Experiment:
     """What is to be run. ``window_s`` is how long each run sends.
 
     ``together``: all servers live through the comparison, idle but for one, so that runs that are
@@ -225,13 +151,13 @@ class _Course:
 Block = tuple[int, tuple[float, ...], bool]  # a seed, its loads, whether it is the repeat
 
 
-def blocks_of(plan: Plan) -> list[Block]:
+def blocks_of(plan: Experiment) -> list[Block]:
     """Every seed at every load; then, where wanted, the first seed at the highest load again."""
     blocks: list[Block] = [(seed, plan.loads, False) for seed in plan.seeds]
     return [*blocks, (plan.seeds[0], plan.loads[-1:], True)] if plan.repeat else blocks
 
 
-def carry_out(plan: Plan, capacity: float) -> Iterator[Result | Loss]:
+def carry_out(plan: Experiment, capacity: float) -> Iterator[Result | Loss]:
     """All runs, in random order within each block; a server that fails is not asked again."""
     blocks = blocks_of(plan)
     total = len(plan.contestants) * sum(len(loads) for _, loads, _ in blocks)
@@ -246,7 +172,7 @@ def carry_out(plan: Plan, capacity: float) -> Iterator[Result | Loss]:
 
 
 def _session(
-    plan: Plan,
+    plan: Experiment,
     blocks: Sequence[Block],
     contestants: Sequence[Contestant],
     capacity: float,
@@ -266,7 +192,7 @@ def _session(
 
 
 def _play_block(
-    plan: Plan,
+    plan: Experiment,
     block: Block,
     alive: dict[str, servers.Server],
     capacity: float,
@@ -288,7 +214,7 @@ def _play_block(
             yield course.lose(job.contestant, why)
 
 
-def workload_of(plan: Plan, load: float, seed: int, capacity: float) -> Workload:
+def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Workload:
     """The workload of a load and seed, the same for every contestant; kept as a file."""
     rate = load * capacity
     count = max(round(rate * plan.window_s), 3)
@@ -302,7 +228,7 @@ def workload_of(plan: Plan, load: float, seed: int, capacity: float) -> Workload
 
 
 def _attempts(
-    plan: Plan, job: Job, server: servers.Server, capacity: float, course: _Course
+    plan: Experiment, job: Job, server: servers.Server, capacity: float, course: _Course
 ) -> Iterator[Result]:
     """Play once, and once more where the client itself was late; both stay in the raw data.
 

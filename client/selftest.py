@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from client.gates import judge
-from client.live import live_view, say
-from client.machine import machine, versions
-from client.metrics import measure
-from client.play import play
-from client.recipe import Recipe, make
-from client.servers import ROOT, started
+from client.analysis.gates import judge
+from client.analysis.metrics import measure
+from client.load.live import live_view, say
+from client.load.machine import machine, versions
+from client.load.play import play
+from client.load.servers import ROOT, started
+from client.workloads.recipe import Recipe, make
 
 GAP_S = 0.1
 STREAMS = ((300, 34), (600, 10), (150, 140))  # requests a second, tokens each at 10 tokens a second
@@ -33,7 +33,7 @@ def self_test(
     Raises KeyboardInterrupt, for half a run tells nothing, and ServerError.
     """
     found = []
-    command = (sys.executable, "-m", "client.nullserver", "--gap-s", str(GAP_S))
+    command = (sys.executable, "-m", "client.load.nullserver", "--gap-s", str(GAP_S))
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "null-server.log"
         for rate, tokens in streams:

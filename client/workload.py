@@ -16,10 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from client.burstiness import Burstiness, describe
-from client.recipe import Recipe, add_shape_options, completed, has_rate, make, recipe_from
-from client.spec import SpecError, refuse_given
-from client.workload_file import Workload, WorkloadError, read_workload, write_workload
+from client.workloads.burstiness import Burstiness, describe
+from client.workloads.recipe import (
+    Recipe,
+    add_shape_options,
+    completed,
+    has_rate,
+    make,
+    recipe_from,
+)
+from client.workloads.spec import SpecError, refuse_given
+from client.workloads.workload_file import Workload, WorkloadError, read_workload, write_workload
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,7 +112,7 @@ def _describe(workload: Workload, args: argparse.Namespace) -> int:
             f"{output.min():.0f}..{output.max():.0f}"
         )
     if args.plot is not None:
-        from client.shape_plot import draw_shape  # matplotlib takes a second to import
+        from client.report.shape_plot import draw_shape  # matplotlib takes a second to import
 
         draw_shape(times, workload.duration_s, args.plot, str(workload.generator.get("arrivals")))
     return 0

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from deferred import lines
 from deferred.errors import StoreUnavailableError
-from deferred.items import CLAIM_BYTES
 from deferred.pace import Pace
 from deferred.records import Item, Result, Ticket, Usage
 from deferred.store import JobStore
-from deferred.transitions import HEARTBEAT_S
+from deferred.store.items import CLAIM_BYTES
+from deferred.store.transitions import HEARTBEAT_S
 from inference import Inference
 
 log = logging.getLogger(__name__)

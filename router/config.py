@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from router.jobs import ANY
-from router.policies import POLICIES
-from router.upstream import Spec
+from router.rules.policies import POLICIES
+from router.rules.upstream import Spec
+
+ANY = "any"  # as --batch-upstream: every upstream shares the job store
 
 
 def _option(default: Any, parse: Callable[[str], Any], env: str, text: str) -> Any:

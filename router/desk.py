@@ -6,10 +6,10 @@ The only place where asyncio and the pure state meet; `now` is always the loop's
 import asyncio
 from collections.abc import Sequence
 
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.policies import Policy
-from router.ticket import Limits, Outcome, State, Ticket
+from router.rules.dispatch import Dispatcher
+from router.rules.fleet import Fleet
+from router.rules.policies import Policy
+from router.rules.ticket import Limits, Outcome, State, Ticket
 
 
 class Desk:

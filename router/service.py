@@ -9,18 +9,19 @@ import aiohttp
 from aiohttp import web
 
 from router import config as configuration
-from router import errors, log
-from router.admin import Admin
+from router import log
 from router.config import Config
 from router.desk import Desk
-from router.fleet import Fleet
-from router.jobs import PATHS, JobRelay
+from router.http.admin import Admin
+from router.http.jobs import PATHS, JobRelay
+from router.http.probes import Prober
+from router.http.proxy import Proxy
+from router.http.relay import Relay
 from router.metrics import Metrics
-from router.policies import POLICIES
-from router.probes import Prober
-from router.proxy import Proxy
-from router.relay import Relay
-from router.ticket import Limits
+from router.rules import errors
+from router.rules.fleet import Fleet
+from router.rules.policies import POLICIES
+from router.rules.ticket import Limits
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5): a request sent at that very
 # moment is lost, so the router closes its idle ones first.

@@ -12,13 +12,13 @@ import inspect
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from scheduling.classes import Exclusive, NoneWaiting, Priority
-from scheduling.deferred import Budget
-from scheduling.orca import Orca
-from scheduling.predictor import StepTime
-from scheduling.shortest_first import ShortestFirst
-from scheduling.stall_free import StallFree
-from scheduling.tgi import TGI
+from scheduling.classes.budget import Budget
+from scheduling.classes.predictor import StepTime
+from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.tgi import TGI
 from seams import Policy
 
 

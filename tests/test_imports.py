@@ -41,6 +41,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "router": set(),
 }
 MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "gunicorn_conf"}
+
+# package -> its floors, the lowest first: what stands on one imports only what stands below.
+# What is not named stands on top, beside the commands.
+FLOORS: dict[str, list[set[str]]] = {
+    "api": [
+        {"http", "metrics"},
+        {"service"},
+        {"stream"},
+        {"openai"},  # its chat templates serve TGI's chat route, too
+        {"native", "tgi", "jobs"},
+        {"document"},
+    ],
+    "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}],
+    "router": [{"rules"}, {"config", "log"}, {"desk"}, {"metrics"}, {"http"}, {"service"}],
+    "deferred": [{"errors", "records", "pace"}, {"lines", "store"}, {"clerk", "worker"}],
+    "scheduling": [{"contract", "fitting", "growth"}, {"policies", "classes"}, {"registry"}],
+}
 UNBOUND = {"benchmarks", "tests"}  # these may import anything
 
 WITHOUT_TORCH = {
@@ -97,6 +114,39 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
             strangers = (imported(path) & set(MAY_IMPORT)) - MAY_IMPORT[room] - {room}
             tests = imported(path) & UNBOUND
             assert not strangers | tests, f"{path.relative_to(ROOT)} imports {strangers | tests}"
+
+
+@functools.cache
+def imported_of_package(path: Path, package: str) -> set[str]:
+    """The second names of what a module imports of a package: its folders and files."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            dotted = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        names |= {name.split(".")[1] for name in dotted if name.startswith(f"{package}.")}
+    return names
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_folder_imports_only_lower_floors_of_its_package(package: str) -> None:
+    floor_of = {name: floor for floor, names in enumerate(FLOORS[package]) for name in names}
+    for of, path in modules():
+        own = path.relative_to(ROOT / package).parts[0].removesuffix(".py") if of == package else ""
+        if own in floor_of:
+            for name in imported_of_package(path, package) - {own}:
+                floor = floor_of.get(name, len(FLOORS[package]))
+                assert floor < floor_of[own], f"{path.relative_to(ROOT)} imports {package}.{name}"
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_floor_names_what_exists(package: str) -> None:
+    for name in set().union(*FLOORS[package]):
+        place = ROOT / package / name
+        assert place.is_dir() or place.with_suffix(".py").exists(), f"{package}/{name} is gone"
 
 
 @pytest.mark.parametrize("room", sorted({room for room, _ in modules()} & WITHOUT_TORCH))

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.common import Job, run_bare
 from benchmarks.limits import Pass, pass_of
-from benchmarks.modes import MODES
+from benchmarks.modes.__main__ import MODES
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
 from model import LoadOptions, load_model
 from seams import Model, Outcome, Row

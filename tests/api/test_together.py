@@ -16,7 +16,7 @@ from batching import BatchingManager
 from config import Config
 from inference import Inference
 from seams import End
-from tests.api.openai_calls import PATHS, ask, is_error
+from tests.api.openai.openai_calls import PATHS, ask, is_error
 from tests.hash_model import HashModel, reference
 from tests.server.hash_app import END_ID, byte_tokenizer
 from tests.server.process import PATIENCE_S, eventually

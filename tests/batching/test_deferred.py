@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference import Inference
-from scheduling.classes import Exclusive, NoneWaiting, Priority
-from scheduling.deferred import FLOOR_ITERATIONS, Budget
-from scheduling.orca import Orca
-from scheduling.predictor import Predictor
-from scheduling.step_time import Work
+from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
+from scheduling.classes.predictor import Predictor
+from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
+from scheduling.classes.step_time import Work
+from scheduling.policies.orca import Orca
 from seams import Plan, Policy, Request, ServiceClass, View
 from stats import Recorders
 from tests.batching.test_any_workload import CLIENTS, Client, moments
@@ -29,7 +29,7 @@ from tests.batching.virtual import (
     check_closed,
 )
 from tests.hash_model import virtual_duration_s
-from tests.scheduling.test_deferred import Law
+from tests.scheduling.classes.test_budget import Law
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0])
 WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from inference import DrainingError, OverloadedError
-from scheduling.orca import Orca
+from scheduling.policies.orca import Orca
 from seams import Request
 from tests.batching.virtual import MODES, Mode, World, check_closed
 

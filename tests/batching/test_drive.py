@@ -12,9 +12,9 @@ import pytest
 
 from batching import LOOPS, BatchingManager
 from inference import Inference, RefusedError
-from scheduling.nobatch import NoBatch
-from scheduling.orca import Orca
-from scheduling.static import Static
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.static import Static
 from seams import Advance, IterationRecord, Plan, Policy, Request, RequestRecord, Sampling, View
 from tests.batching.virtual import MODES, Books, Mode, check_ended
 from tests.hash_model import HashModel

@@ -12,8 +12,8 @@ from benchmarks.common import Tally
 from generate import dynamic
 from inference import Inference
 from scheduling.contract import PolicyError, check_plan, check_retired
-from scheduling.orca import Orca
-from scheduling.shortest_first import ShortestFirst
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
 from seams import Advance, Plan, Policy, Request, Sampling, View
 from tests.hash_model import HashModel, reference, virtual_duration_s
 

@@ -16,12 +16,12 @@ from functools import partial
 from batching import BatchingManager, Generate
 from generate import dynamic, nobatch, static
 from inference import Inference
-from scheduling.nobatch import NoBatch
-from scheduling.orca import Orca
-from scheduling.shortest_first import ShortestFirst
-from scheduling.stall_free import StallFree
-from scheduling.static import Static
-from scheduling.tgi import TGI
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
+from scheduling.policies.tgi import TGI
 from seams import (
     IterationRecord,
     Plan,

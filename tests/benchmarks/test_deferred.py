@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks.deferred import ALONE, BACKLOG, arrivals, policies
-from benchmarks.deferred_bench import Bench, Sizes
-from benchmarks.deferred_points import Cell, Measured, Point, Step, points, ratios
-from scheduling.orca import Orca
-from scheduling.predictor import Predictor
-from scheduling.step_time import Work
+from benchmarks.deferred.__main__ import ALONE, BACKLOG, arrivals, policies
+from benchmarks.deferred.bench import Bench, Sizes
+from benchmarks.deferred.points import Cell, Measured, Point, Step, points, ratios
+from scheduling.classes.predictor import Predictor
+from scheduling.classes.step_time import Work
+from scheduling.policies.orca import Orca
 from seams import Outcome, RaggedModel, RequestRecord, Row
 from tests.hash_model import VOCAB_SIZE, HashModel
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.http_client import Received, load
+from benchmarks.http.client import Received, load
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from benchmarks.common import Job, run_bare
-from benchmarks.http import text_work
-from benchmarks.modes import NOBATCH_REQUESTS, Result, ratios
-from benchmarks.original import run_original
+from benchmarks.http.__main__ import text_work
+from benchmarks.modes.__main__ import NOBATCH_REQUESTS, Result, ratios
+from benchmarks.modes.original import run_original
 from generate import nobatch
 from gpt.checkpoint import load_network
 from model import LoadOptions, load_model
-from scheduling.nobatch import NoBatch
+from scheduling.policies.nobatch import NoBatch
 
 
 def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:

@@ -12,10 +12,10 @@ from typing import Protocol
 import pytest
 
 from client.experiment import Contestant
-from client.recipe import Recipe, make
-from client.servers import started
-from client.target import Target
-from client.workload_file import Workload
+from client.load.servers import started
+from client.load.target import Target
+from client.workloads.recipe import Recipe, make
+from client.workloads.workload_file import Workload
 
 
 def command(mode: str, **options: object) -> tuple[str, ...]:

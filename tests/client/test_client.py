@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from client.client import main
-from client.recipe import Recipe, make
+from client.load.servers import ROOT
 from client.selftest import self_test
-from client.servers import ROOT
-from client.workload_file import read_workload, write_workload
+from client.workloads.recipe import Recipe, make
+from client.workloads.workload_file import read_workload, write_workload
 from tests.client.conftest import StartServer
 
 

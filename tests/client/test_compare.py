@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from client.analysis.results import Loss, Result
+from client.analysis.summary import final, length_variance_gain, points
 from client.compare import main
-from client.experiment import Loss, Plan, Result, calibrate, carry_out, server_command
-from client.recipe import Recipe
-from client.report import write_report
-from client.servers import ROOT
-from client.summary import final, length_variance_gain, points
-from client.workload_file import read_workload
+from client.experiment import Experiment, calibrate, carry_out, server_command
+from client.load.servers import ROOT
+from client.report.comparison import write_report
+from client.workloads.recipe import Recipe
+from client.workloads.workload_file import read_workload
 from tests.client.conftest import StartServer, contestant
 
 RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
@@ -39,7 +40,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
 ) -> None:
     modes = tuple(contestant(m, base_s=0.004) for m in ("nobatch", "static", "dynamic"))
     calibration = calibrate(modes[0], RECIPE, tmp_path, 60.0, seconds=0.5)
-    plan = Plan(
+    plan = Experiment(
         contestants=modes, loads=(0.5, 4.0), seeds=(0,), repeat=True, recipe=RECIPE,
         window_s=0.5, drain_s=0.3, objectives=None, folder=tmp_path, logs=tmp_path,
         start_s=60.0, order_seed=0, together=True,
@@ -88,7 +89,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
 
 def test_servers_that_do_not_fit_together_live_one_at_a_time(tmp_path: Path) -> None:
     modes = tuple(contestant(m, base_s=0.002) for m in ("nobatch", "dynamic"))
-    plan = Plan(
+    plan = Experiment(
         contestants=modes, loads=(1.0, 2.0), seeds=(0,), repeat=True, recipe=RECIPE, window_s=0.2,
         drain_s=1.0, objectives=None, folder=tmp_path, logs=tmp_path, start_s=60.0, order_seed=0,
         together=False,

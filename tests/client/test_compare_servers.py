@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client.experiment import MODES
-from client.servers import ROOT
+from client.analysis.results import MODES
+from client.load.servers import ROOT
 from tests.server.process import environment, eventually
 
 REQUESTS = 6

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from client import capacity, client, compare
-from client.experiment import Contestant, Plan, Result, carry_out
-from client.metrics import Objectives
-from client.recipe import Recipe
-from client.servers import Server, started
-from client.target import parse_target
+from client.analysis.metrics import Objectives
+from client.analysis.results import Result
+from client.experiment import Contestant, Experiment, carry_out
+from client.load.servers import Server, started
+from client.load.target import parse_target
+from client.workloads.recipe import Recipe
 from tests.client.conftest import StartServer, command, contestant
 from tests.client.test_compare import apart
 
@@ -142,8 +143,8 @@ def test_a_prompt_that_is_answered_with_garbage_is_an_error(
         assert "error: " in capsys.readouterr().err
 
 
-def plan(tmp_path: Path, *contestants: Contestant, together: bool) -> Plan:
-    return Plan(
+def plan(tmp_path: Path, *contestants: Contestant, together: bool) -> Experiment:
+    return Experiment(
         contestants=contestants, loads=(1.0, 2.0), seeds=(0, 1), repeat=False, recipe=RECIPE,
         window_s=0.2, drain_s=5.0, objectives=None, folder=tmp_path, logs=tmp_path, start_s=60.0,
         order_seed=0, together=together,

@@ -18,8 +18,8 @@ from deferred import lines
 from deferred.clerk import Clerk, _StoppedError
 from deferred.errors import StoreUnavailableError
 from deferred.records import Batch, Duplicate, NewBatch, NewItem, Progress, Unrun
-from deferred.schema import batch_items
 from deferred.store import JobStore, open_store
+from deferred.store.schema import batch_items
 from tests.deferred.jobs import MODEL, NOW_S, OWNER, claim, finalise, record, started, upload
 from tests.deferred.test_worker import eventually
 

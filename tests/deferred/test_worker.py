@@ -14,7 +14,7 @@ import pytest
 from deferred.errors import StoreUnavailableError
 from deferred.records import Batch, Usage
 from deferred.store import JobStore
-from deferred.transitions import CANCELLING_S
+from deferred.store.transitions import CANCELLING_S
 from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from inference import Inference
 from seams import Sampling

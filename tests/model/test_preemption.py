@@ -14,9 +14,9 @@ from benchmarks.common import Tally
 from generate import dynamic
 from inference import Inference
 from model import LoadOptions, ServerModel, load_model
-from scheduling.orca import Orca
-from scheduling.stall_free import StallFree
-from scheduling.tgi import TGI
+from scheduling.policies.orca import Orca
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.tgi import TGI
 from seams import Need, Policy, Sampling
 from tests.model.test_same_tokens import is_near_tie, requests
 

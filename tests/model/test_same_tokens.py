@@ -23,9 +23,9 @@ from gpt.linear import runs_in_panels
 from gpt.sampling import perturbed
 from inference import Inference
 from model import LoadOptions, load_model
-from scheduling.nobatch import NoBatch
-from scheduling.orca import Orca
-from scheduling.static import Static
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.static import Static
 from seams import Draw, Need, Policy, Row, Sampling
 
 NEAR_TIE = 1e-4

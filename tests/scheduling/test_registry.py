@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from config import Config
-from scheduling.orca import Orca
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES, PolicyOptionError, make_policy
-from scheduling.shortest_first import ShortestFirst
-from scheduling.stall_free import StallFree
-from scheduling.tgi import TGI
 from tests.scheduling.shown import Shown, view
 
 MINE = """
-from scheduling.orca import Orca
+from scheduling.policies.orca import Orca
 
 class Mine(Orca):
     pass

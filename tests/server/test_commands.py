@@ -129,7 +129,9 @@ def test_a_policy_of_ones_own_is_found_beside_files_that_have_the_names_of_pytho
     tmp_path: Path,
 ) -> None:
     """All that lies where the command was typed comes last among what can be imported."""
-    (tmp_path / "mine.py").write_text("from scheduling.orca import Orca\n\nclass Mine(Orca): ...\n")
+    (tmp_path / "mine.py").write_text(
+        "from scheduling.policies.orca import Orca\n\nclass Mine(Orca): ...\n"
+    )
     for name in ("random", "selectors", "queue", "flask"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not that one')")
     config = Config(mode="dynamic", port=free_port(), policy="mine:Mine")

@@ -11,8 +11,8 @@ import pytest
 import requests
 
 from tests.server.hash_app import FAIL_ON, STEP_S
+from tests.server.life.test_leaving import send
 from tests.server.process import PATIENCE_S, Server, eventually, serving
-from tests.server.test_leaving import send
 
 
 @pytest.fixture(scope="module")

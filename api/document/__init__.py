@@ -1,0 +1,1 @@
+"""The OpenAPI document of all that the server offers."""

@@ -1,0 +1,119 @@
+"""`/openapi.json`: what every path takes and answers, from the schemas that requests are read with
+and those of `openapi_answers.py`. A route that `openapi_paths.py` does not know keeps the server
+from starting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from flask import Flask, Response, jsonify
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from api.document.paths import OPERATIONS, Json, Operation
+from api.http.keys import OPEN_PATHS
+
+PATH = "/openapi.json"
+COMPONENTS = "#/components/schemas/{model}"
+
+
+def register_openapi(app: Flask, *, keys: bool) -> None:
+    """To be called when all other routes are there. `keys`: whether one has to be sent."""
+    references, components = _schemas()
+    paths: dict[str, Json] = {}
+    for rule in app.url_map.iter_rules():
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
+            locked = keys and path not in OPEN_PATHS
+            told = _operation(OPERATIONS[method, path], sorted(rule.arguments), references, locked)
+            if not locked:
+                told["security"] = []
+            paths.setdefault(path, {})[method.lower()] = told
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "effective-batching", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}] if keys else [],
+    }
+
+    @app.get(PATH)
+    def openapi() -> Response:
+        return jsonify(document)
+
+
+def _schemas() -> tuple[Mapping[type[BaseModel], Json], Json]:
+    """Of each type the reference to it, and what they refer to."""
+    types = dict.fromkeys(
+        schema
+        for operation in OPERATIONS.values()
+        for schema in (operation.body, operation.whole, operation.events, operation.error)
+        if schema is not None
+    )
+    names, definitions = models_json_schema(
+        [(schema, "validation") for schema in types], ref_template=COMPONENTS
+    )
+    return {schema: names[schema, "validation"] for schema in types}, definitions["$defs"]
+
+
+def _operation(
+    operation: Operation,
+    arguments: list[str],
+    references: Mapping[type[BaseModel], Json],
+    locked: bool,
+) -> Json:
+    answer: dict[str, Any] = {}
+    if operation.whole is not None:
+        answer["application/json"] = {"schema": references[operation.whole]}
+    if operation.events is not None:
+        data: Json = {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": references[operation.events],
+        }
+        if operation.last is not None:
+            data = {"anyOf": [data, {"const": operation.last}]}
+        answer["text/event-stream"] = {
+            "schema": {
+                "type": "object",
+                "description": "of each server-sent event",
+                "properties": {"data": data},
+                "required": ["data"],
+            }
+        }
+    if operation.media is not None:
+        answer[operation.media] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": references[operation.error]}}
+    statuses = (*operation.statuses, *([401] if locked else []))
+    told: Json = {
+        "parameters": [
+            *(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in arguments
+            ),
+            *(
+                {"name": name, "in": "query", "schema": schema}
+                for name, schema in operation.query.items()
+            ),
+        ],
+        "responses": {
+            "200": {"description": "OK", "content": answer},
+            **{
+                str(status): {"description": HTTPStatus(status).phrase, "content": error}
+                for status in sorted(statuses)
+            },
+        },
+    }
+    if operation.body is not None:
+        content = {"application/json": {"schema": references[operation.body]}}
+        told["requestBody"] = {"required": True, "content": content}
+    if operation.form is not None:
+        content = {"multipart/form-data": {"schema": operation.form}}
+        told["requestBody"] = {"required": True, "content": content}
+    return told

@@ -1,0 +1,1 @@
+"""What all dialects share of HTTP: bodies, errors, keys, CORS, streams and departed clients."""

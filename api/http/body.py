@@ -1,0 +1,68 @@
+"""A request's body: bytes -> JSON object -> typed fields, refused with a sentence otherwise."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+from flask import Request
+from pydantic import BaseModel, ValidationError
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from api.http.errors import ApiError, explain, show
+
+COOLEST, HOTTEST = 1e-6, 1e6  # temperatures; logits divided by less would overflow
+FRESH_SEED_BITS = 32  # of a seed that is drawn: any client's JSON holds it exactly
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def read_body(request: Request, schema: type[Schema], most_bytes: int) -> Schema:
+    """Raises ApiError, and werkzeug's 413 for a body of more than `most_bytes`."""
+    return of_schema(read_object(request, most_bytes), schema)
+
+
+def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
+    """Raises ApiError."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        (name, *_) = error.errors(include_url=False)[0]["loc"]
+        raise ApiError(400, explain(error, schema), param=str(name)) from None
+
+
+def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
+    """A JSON object of any fields. Raises as `read_body` does."""
+    if not request.is_json:
+        kind = request.content_type or "none"
+        raise ApiError(
+            415,
+            f"Content-Type is {kind!r}; allowed: application/json "
+            "(curl -H 'Content-Type: application/json')",
+        )
+    data = _parse(_read(request, most_bytes))
+    if not isinstance(data, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {show(data)}")
+    return data
+
+
+def _read(request: Request, most_bytes: int) -> bytes:
+    # werkzeug refuses a longer Content-Length, but cuts a chunked body at the limit in silence
+    request.max_content_length = most_bytes + 1
+    body = request.get_data(cache=False)
+    if len(body) > most_bytes:
+        raise RequestEntityTooLarge
+    return body
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    except ValueError as error:  # bad syntax, bad encoding, and integers of thousands of digits
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

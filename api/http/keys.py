@@ -1,0 +1,42 @@
+"""Who may ask: `Authorization: Bearer KEY`, on everything but `/health`."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from flask import Flask, g, request
+
+from api.http.errors import ApiError
+
+OPEN_PATHS = ("/health",)
+
+
+def presented_key() -> str:
+    """The key with which the present request was let in; "" where none is asked for."""
+    key: str = g.get("api_key", "")
+    return key
+
+
+def require_keys(app: Flask, keys: Sequence[str]) -> None:
+    """Without keys everyone may. A browser asks with OPTIONS, which carries none, whether it
+    may ask."""
+    if not keys:
+        return
+    allowed = [key.encode() for key in keys]
+
+    @app.before_request
+    def check() -> None:
+        if request.path in OPEN_PATHS or request.method == "OPTIONS":
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        # every key is compared, and in constant time: how long it takes tells nothing about them
+        known = [hmac.compare_digest(given.strip().encode(), key) for key in allowed]
+        if scheme.lower() != "bearer" or not any(known):
+            raise ApiError(
+                401,
+                "this server needs a key: Authorization: Bearer KEY, with one that --api-key names",
+                {"WWW-Authenticate": "Bearer"},
+                code="invalid_api_key",
+            )
+        g.api_key = given.strip()

@@ -1,0 +1,118 @@
+"""Logs: plain or JSON, an id for every request, and one line when its answer has left.
+
+The id is the client's `X-Request-Id` where it sent a usable one, else a fresh one; the answer
+carries it either way. Nothing is logged per token.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flask import Flask, Response, g, has_request_context, request
+
+from api.http.errors import show
+from inference import Inference
+from stats import queue_s, ttft_s
+
+log = logging.getLogger(__name__)
+
+HEADER = "X-Request-Id"
+USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+PROBES = frozenset(("/", "/health", "/info", "/metrics", "/stats", "/v1/models"))  # logged as debug
+PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; fields of a request stand beside the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def formatter(kind: str) -> logging.Formatter:
+    """For `--log-format`: "plain" or "json"."""
+    return JsonFormatter() if kind == "json" else logging.Formatter(PLAIN)
+
+
+def belongs_to_request(*inferences: Inference) -> None:
+    """What they cost will be in the line of the request that is being handled, if there is one."""
+    if has_request_context():
+        g.inferences = [*g.get("inferences", ()), *inferences]
+
+
+def register_log(app: Flask, clock: Callable[[], float]) -> None:
+    @app.before_request
+    def begin() -> None:
+        given = request.headers.get(HEADER, "")
+        g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        g.arrival_s = clock()
+
+    @app.after_request
+    def finish(response: Response) -> Response:
+        response.headers[HEADER] = g.request_id
+        fields = {
+            "request_id": g.request_id,
+            "client": request.remote_addr,
+            "method": request.method,
+            "path": request.path,
+            "status": response.status_code,
+        }
+        level = (
+            logging.DEBUG if request.method == "GET" and request.path in PROBES else logging.INFO
+        )
+        arrival_s, inferences = g.arrival_s, g.get("inferences", ())
+
+        def tell() -> None:
+            fields["duration_s"] = round(clock() - arrival_s, 6)
+            fields.update(_cost(inferences))
+            log.log(level, "%s", _Line(fields), extra={"fields": fields})
+
+        response.call_on_close(tell)  # a stream's answer has left only then
+        return response
+
+
+def _cost(inferences: Sequence[Inference]) -> dict[str, Any]:
+    if not inferences:
+        return {}
+    records = [inference.record for inference in inferences]
+    told: dict[str, Any] = {
+        "prompt_tokens": sum(inference.prompt_tokens for inference in inferences),
+        "generated_tokens": sum(inference.generated for inference in inferences),
+        # of one that ends in this moment, its client has just left
+        "ends": [record.end if record is not None else "cancelled" for record in records],
+    }
+    if (first := records[0]) is not None and first.first_token_s is not None:
+        told |= {"queue_s": round(queue_s(first), 6), "ttft_s": round(ttft_s(first), 6)}
+    return told
+
+
+class _Line:
+    """Made only when it is printed."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        told = dict(self._fields)
+        head = f"{told.pop('method')} {show(told.pop('path'))} {told.pop('status')}"
+        return " ".join([head, *(f"{name}={_short(value)}" for name, value in told.items())])
+
+
+def _short(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,177 @@
+"""OpenAI's Batch API: `/v1/batches`. docs/deferred.md tells the life of a batch."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Literal
+
+from flask import Blueprint, Response, jsonify, request
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from api.http.body import read_body
+from api.http.errors import ApiError
+from api.jobs.store import (
+    EXPIRY,
+    LEAST_EXPIRY_S,
+    MOST_EXPIRY_S,
+    Anchor,
+    page_shape,
+    present_owner,
+    query_limit,
+    register_store_errors,
+    whole,
+)
+from api.openai.answers import Json
+from api.service import Service
+from deferred.jobs import Jobs
+from deferred.lines import ENDPOINTS
+from deferred.records import Batch, NewBatch
+
+LISTED, MOST_LISTED = 20, 100
+MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
+MOST_WINDOW_S = 30 * 86_400
+MOST_IDEMPOTENCY_KEY = 255  # characters
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+WINDOW = "a whole number with s, m, h or d behind it, such as '24h', up to '30d'"
+
+
+class ExpiresAfter(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    anchor: Anchor
+    seconds: int = Field(ge=LEAST_EXPIRY_S, le=MOST_EXPIRY_S)
+
+
+class BatchRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input_file_id: str = Field(description="the id of a file with purpose 'batch'")
+    endpoint: Literal["/v1/completions", "/v1/chat/completions"] = Field(
+        description=" or ".join(f"'{endpoint}'" for endpoint in ENDPOINTS)
+    )
+    completion_window: str = Field(description=WINDOW)
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=MOST_KEY)],
+                Annotated[str, Field(max_length=MOST_VALUE)],
+            ],
+            Field(max_length=MOST_PAIRS),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=f"an object of up to {MOST_PAIRS} strings of up to {MOST_VALUE} characters, "
+        f"with keys of up to {MOST_KEY}",
+    )
+    output_expires_after: ExpiresAfter | None = Field(None, description=EXPIRY)
+
+    @field_validator("completion_window")
+    @classmethod
+    def _is_a_window(cls, value: str) -> str:
+        if not 0 < window_s(value) <= MOST_WINDOW_S:
+            raise ValueError("no window")
+        return value
+
+
+def window_s(text: str) -> int:
+    """0 for what is none."""
+    found = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
+    return int(found[1]) * UNIT_S[found[2]] if found else 0
+
+
+def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
+    """`model`: as clients call it."""
+    door = Blueprint("batches", __name__, url_prefix="/v1/batches")
+    register_store_errors(door)
+    retention_s = service.config.file_retention_days * 86_400
+
+    @door.post("")
+    def create() -> Response:
+        service.require_ready()
+        wanted = read_body(request, BatchRequest, service.config.max_body_bytes)
+        key = request.headers.get("Idempotency-Key")
+        if key is not None and len(key) > MOST_IDEMPOTENCY_KEY:
+            raise ApiError(400, f"Idempotency-Key has more than {MOST_IDEMPOTENCY_KEY} characters")
+        expiry = wanted.output_expires_after
+        now_s = time.time()
+        batch = jobs.store.batches.create(
+            present_owner(),
+            NewBatch(
+                wanted.input_file_id,
+                wanted.endpoint,
+                model,
+                wanted.completion_window,
+                wanted.metadata,
+                retention_s if expiry is None else expiry.seconds,
+            ),
+            now_s,
+            expires_at=now_s + window_s(wanted.completion_window),
+            idempotency_key=key,
+        )
+        jobs.wake()
+        return jsonify(batch_shape(batch))
+
+    @door.get("")
+    def listed() -> Response:
+        page = jobs.store.batches.list(
+            present_owner(),
+            after=request.args.get("after"),
+            limit=query_limit(request, LISTED, MOST_LISTED),
+        )
+        return jsonify(page_shape(page, batch_shape))
+
+    @door.get("/<batch_id>")
+    def batch(batch_id: str) -> Response:
+        return jsonify(batch_shape(jobs.store.batches.get(present_owner(), batch_id)))
+
+    @door.post("/<batch_id>/cancel")
+    def cancel(batch_id: str) -> Response:
+        cancelled = jobs.store.batches.cancel(present_owner(), batch_id, time.time())
+        jobs.wake()
+        return jsonify(batch_shape(cancelled))
+
+    return door
+
+
+def batch_shape(batch: Batch) -> Json:
+    spec, counts, usage = batch.spec, batch.counts, batch.usage
+    errors = [
+        {"code": e.code, "line": e.line, "message": e.message, "param": e.param}
+        for e in batch.errors
+    ]
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": spec.endpoint,
+        "model": spec.model,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": spec.input_file_id,
+        "completion_window": spec.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": whole(batch.created_at),
+        "in_progress_at": whole(batch.in_progress_at),
+        "expires_at": whole(batch.expires_at),
+        "finalizing_at": whole(batch.finalizing_at),
+        "completed_at": whole(batch.completed_at),
+        "failed_at": whole(batch.failed_at),
+        "expired_at": whole(batch.expired_at),
+        "cancelling_at": whole(batch.cancelling_at),
+        "cancelled_at": whole(batch.cancelled_at),
+        "request_counts": {
+            "total": counts.total,
+            "completed": counts.completed,
+            "failed": counts.failed,
+        },
+        "usage": {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        },
+        "metadata": None if spec.metadata is None else dict(spec.metadata),
+    }

@@ -1,0 +1,158 @@
+"""OpenAI's Files API, as far as batches need it: `/v1/files`. docs/deferred.md has the limits."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+from flask import Blueprint, Response, jsonify, request
+
+from api.http.errors import ApiError, show
+from api.jobs.store import (
+    EXPIRY,
+    LEAST_EXPIRY_S,
+    MOST_EXPIRY_S,
+    ORDERS,
+    page_shape,
+    present_owner,
+    query_choice,
+    query_limit,
+    register_store_errors,
+    whole,
+)
+from api.jobs.uploads import Upload, read_upload
+from api.openai.answers import Json
+from api.service import Service
+from deferred.jobs import Jobs
+from deferred.lines import MOST_FILE_BYTES
+from deferred.records import File
+
+PURPOSE = "batch"
+MOST_LISTED = 10_000
+FORM_BYTES = 64 * 1024  # of a form besides its file
+DAY_S = 86_400
+
+
+def make_door(service: Service, jobs: Jobs) -> Blueprint:
+    door = Blueprint("files", __name__, url_prefix="/v1/files")
+    register_store_errors(door)
+    retention_s = service.config.file_retention_days * DAY_S
+
+    @door.post("")
+    def create() -> Response:
+        service.require_ready()
+        boundary = request.mimetype_params.get("boundary")
+        if request.mimetype != "multipart/form-data" or not boundary:
+            raise ApiError(
+                415,
+                f"Content-Type is {show(request.content_type or 'none')}; allowed: "
+                "multipart/form-data (curl -F purpose=batch -F file=@requests.jsonl)",
+            )
+        store = jobs.store  # before the body is read, which may be long
+        most_bytes = MOST_FILE_BYTES + FORM_BYTES
+        if (request.content_length or 0) > most_bytes:
+            raise ApiError(
+                413,
+                f"the file is larger than {MOST_FILE_BYTES} bytes",
+                param="file",
+                code="file_too_large",
+            )
+        request.max_content_length = most_bytes
+        upload = read_upload(request.stream, boundary.encode())
+        now_s = time.time()
+        file = store.files.create(
+            present_owner(),
+            PURPOSE,
+            upload.filename.replace("\0", "") or "file",
+            _checked(upload),
+            now_s,
+            max_bytes=MOST_FILE_BYTES,
+            expires_at=now_s + (_expiry_s(upload.fields) or retention_s),
+        )
+        return jsonify(file_shape(file))
+
+    @door.get("")
+    def listed() -> Response:
+        page = jobs.store.files.list(
+            present_owner(),
+            time.time(),
+            purpose=request.args.get("purpose"),
+            after=request.args.get("after"),
+            limit=query_limit(request, MOST_LISTED, MOST_LISTED),
+            order=query_choice(request, "order", ORDERS, "desc"),
+        )
+        return jsonify(page_shape(page, file_shape))
+
+    @door.get("/<file_id>")
+    def file(file_id: str) -> Response:
+        return jsonify(file_shape(jobs.store.files.get(present_owner(), file_id, time.time())))
+
+    @door.delete("/<file_id>")
+    def delete(file_id: str) -> Response:
+        jobs.store.files.delete(present_owner(), file_id, time.time())
+        return jsonify({"id": file_id, "object": "file", "deleted": True})
+
+    @door.get("/<file_id>/content")
+    def content(file_id: str) -> Response:
+        files, owner = jobs.store.files, present_owner()
+        size_bytes = files.get(owner, file_id, time.time()).size_bytes
+        response = Response(
+            files.content(owner, file_id, time.time()), mimetype="application/octet-stream"
+        )
+        response.content_length = size_bytes
+        return response
+
+    return door
+
+
+def file_shape(file: File) -> Json:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size_bytes,
+        "created_at": whole(file.created_at),
+        "expires_at": whole(file.expires_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _checked(upload: Upload) -> Iterator[bytes]:
+    """The content; fields may stand behind it. What is raised here leaves nothing in the store."""
+    early = set(upload.fields)
+    if "purpose" in early:
+        _require_purpose(upload.fields)
+    yield from upload.content
+    _require_purpose(upload.fields)
+    if late := {name for name in upload.fields if name.startswith("expires_after")} - early:
+        raise ApiError(
+            400, f"the form's field {show(min(late))} must stand before its file", param=min(late)
+        )
+
+
+def _require_purpose(fields: dict[str, str]) -> None:
+    given = fields.get("purpose")
+    if given != PURPOSE:
+        raise ApiError(
+            400,
+            f"field 'purpose' must be '{PURPOSE}', "
+            + ("it is missing" if given is None else f"got {show(given)}"),
+            param="purpose",
+        )
+
+
+def _expiry_s(fields: dict[str, str]) -> int | None:
+    anchor, seconds = (fields.get(f"expires_after[{part}]") for part in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        return None
+    found = re.fullmatch(r"[0-9]{1,9}", seconds or "")
+    if anchor != "created_at" or not found or not LEAST_EXPIRY_S <= int(found[0]) <= MOST_EXPIRY_S:
+        raise ApiError(
+            400,
+            f"field 'expires_after' must be {EXPIRY}, got {show(anchor)} and {show(seconds)}",
+            param="expires_after",
+        )
+    return int(found[0])

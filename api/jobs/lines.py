@@ -1,0 +1,101 @@
+"""A batch's lines at the endpoints: read, executed and answered as if each had come over a
+connection of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+from api.http.body import of_schema
+from api.http.errors import ApiError, internal_error
+from api.openai.answers import Json, error_shape
+from api.openai.generation import Generation, Generations
+from api.openai.schemas import ChatRequest, CompletionRequest
+from api.service import Service
+from deferred.records import Usage
+from deferred.worker import Answer, NotNowError
+from inference import Inference
+
+LATER = (429, 503)  # what is no fault of the line
+FAILED = 500
+
+
+class Endpoints:
+    """A deferred.worker.Runner."""
+
+    def __init__(self, service: Service, generations: Generations) -> None:
+        self._service = service
+        self._make: Mapping[str, Callable[[Json, float], Generation]] = {
+            "/v1/completions": lambda body, arrival_s: generations.completion(
+                of_schema(body, CompletionRequest), arrival_s
+            ),
+            "/v1/chat/completions": lambda body, arrival_s: generations.chat(
+                of_schema(body, ChatRequest), arrival_s
+            ),
+        }
+
+    def begin(self, endpoint: str, body: bytes, deadline_s: float, news: Event) -> _Call | Answer:
+        try:
+            generation = self._make[endpoint](json.loads(body), self._service.clock())
+            for inference in generation.inferences:
+                inference.service_class, inference.deadline_s = "deferred", deadline_s
+                inference.news = news
+            self._service.submit_stored(*generation.inferences)
+        except ApiError as error:
+            if error.status in LATER:
+                raise NotNowError from error
+            return _refusal(error)
+        except Exception as error:
+            return _refusal(internal_error(error))
+        return _Call(self._service, generation)
+
+
+class _Call:
+    """A deferred.worker.Call."""
+
+    def __init__(self, service: Service, generation: Generation) -> None:
+        self._service = service
+        self._generation = generation
+        self._inferences = generation.inferences
+        self._unfinished = list(generation.choices)
+        self._parts: list[Any] = []
+        self._looks_for_stops = bool(generation.wanted.stops)
+
+    @property
+    def inferences(self) -> Sequence[Inference]:
+        return self._inferences
+
+    def read(self) -> Answer | None:
+        if not self._looks_for_stops and any(i.record is None for i in self._inferences):
+            return None
+        try:
+            for choice in self._unfinished:
+                if (segment := choice.read()) is not None:
+                    self._parts.append(segment)
+            self._unfinished = [choice for choice in self._unfinished if choice.finish is None]
+            if self._unfinished:
+                return None
+            body = self._generation.whole(self._parts)
+        except ApiError as error:
+            self.cancel()
+            if error.status != FAILED:  # cancelled, or the server ends
+                raise NotNowError from error
+            return _refusal(error)
+        except Exception as error:
+            self.cancel()
+            return _refusal(internal_error(error))
+        told = body["usage"]
+        return Answer(
+            200,
+            body,
+            Usage(input_tokens=told["prompt_tokens"], output_tokens=told["completion_tokens"]),
+        )
+
+    def cancel(self) -> None:
+        self._service.cancel(*self._inferences)
+
+
+def _refusal(error: ApiError) -> Answer:
+    return Answer(error.status, dict(error_shape(error)), Usage())

@@ -1,0 +1,107 @@
+"""What the doors of the Batch API share: whose call it is, pages, and the store's refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from flask import Blueprint, Request, Response, jsonify
+
+from api.http.errors import ApiError, show
+from api.http.keys import presented_key
+from api.openai.answers import Json, error_shape
+from deferred.errors import (
+    FileTooLargeError,
+    IdempotencyMismatchError,
+    NotFoundError,
+    StatusConflictError,
+    StoreError,
+)
+from deferred.records import Order, Page
+
+RETRY_AFTER_S = 5
+ORDERS: tuple[Order, ...] = ("asc", "desc")
+
+Shown = TypeVar("Shown")
+
+
+def present_owner() -> str:
+    """Who asks, without a key that the store could leak; "" without keys."""
+    key = presented_key()
+    return hashlib.sha256(key.encode()).hexdigest() if key else ""
+
+
+def explain(error: StoreError) -> ApiError:
+    match error:
+        case NotFoundError():
+            return ApiError(404, str(error), code="not_found")
+        case FileTooLargeError():
+            return ApiError(413, str(error), param="file", code="file_too_large")
+        case StatusConflictError():
+            return ApiError(400, str(error), code="invalid_status")
+        case IdempotencyMismatchError():
+            return ApiError(400, str(error), code="idempotency_key_reused")
+        case _:
+            return ApiError(
+                503,
+                f"the job store is not available: {error}",
+                {"Retry-After": str(RETRY_AFTER_S)},
+                code="store_unavailable",
+            )
+
+
+def register_store_errors(door: Blueprint) -> None:
+    @door.errorhandler(StoreError)
+    def answer(error: StoreError) -> Response:
+        told = explain(error)
+        response = jsonify(error_shape(told))
+        response.status_code = told.status
+        response.headers.extend(told.headers)
+        return response
+
+
+def page_shape(page: Page[Shown], shape: Callable[[Shown], Json]) -> Json:
+    data = [shape(one) for one in page.data]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": page.has_more,
+    }
+
+
+def query_limit(request: Request, fallback: int, most: int) -> int:
+    text = request.args.get("limit")
+    if text is None:
+        return fallback
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise ApiError(
+            400,
+            f"'limit' must be a whole number from 1 to {most}, got {show(text)}",
+            param="limit",
+        )
+    return int(text)
+
+
+def query_choice(request: Request, name: str, allowed: Sequence[Any], fallback: Any) -> Any:
+    text = request.args.get(name, fallback)
+    if text not in allowed:
+        raise ApiError(
+            400, f"'{name}' must be {' or '.join(allowed)}, got {show(text)}", param=name
+        )
+    return text
+
+
+def whole(time_s: float | None) -> int | None:
+    return None if time_s is None else int(time_s)
+
+
+Anchor = Literal["created_at"]
+LEAST_EXPIRY_S, MOST_EXPIRY_S = 3600, 2_592_000  # OpenAI's: an hour, 30 days
+EXPIRY = (
+    f"an object: anchor ('created_at') and seconds (a whole number from {LEAST_EXPIRY_S} to "
+    f"{MOST_EXPIRY_S})"
+)

@@ -1,0 +1,150 @@
+"""The experiment's door: `/inference`, and `/stats` beside it.
+
+Exactly `num_tokens` tokens are generated; no end token stops a request, so that a workload means
+the same work in every mode.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from flask import Blueprint, Response, jsonify, request
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
+
+from api.http.body import COOLEST, FRESH_SEED_BITS, HOTTEST, read_body
+from api.service import Service
+from api.stream import event, event_stream, pieces
+from inference import Inference
+from seams import RequestRecord, Sampling, ServiceClass
+from stats import latency_s, queue_s, tpot_s, ttft_s
+from text import Detokenizer
+
+MOST_DEADLINE_S = 30 * 86_400
+
+
+class InferenceRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
+    prompt: Annotated[
+        InstanceOf[str], Field(min_length=1, description="a string of at least one character")
+    ]
+    num_tokens: int = Field(
+        ge=1, description="a whole number from 1 to the model's context less the prompt's tokens"
+    )
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=HOTTEST,
+        description=f"0 (greedy) or a number from {COOLEST} to {HOTTEST:.0f}",
+    )
+    top_k: int | None = Field(None, ge=1, description="a whole number from 1 up")
+    top_p: float = Field(1.0, gt=0, le=1, description="a number above 0 and up to 1")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
+    stream: bool = Field(False, description="true or false")
+    service_class: ServiceClass = Field(
+        "immediate", alias="class", description="'immediate' or 'deferred'"
+    )
+    deadline_s: float | None = Field(
+        None, gt=0, le=MOST_DEADLINE_S, description=f"seconds, above 0 and up to {MOST_DEADLINE_S}"
+    )
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_too_cool(cls, value: float) -> float:
+        if 0 < value < COOLEST:
+            raise ValueError("too small")
+        return value
+
+
+def make_door(service: Service) -> Blueprint:
+    door = Blueprint("inference", __name__)
+
+    @door.post("/inference")
+    def inference() -> Response:
+        arrival_s = service.clock()
+        wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
+        service.require_ready()
+        sampling = Sampling(
+            seed=secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed,
+            temperature=wanted.temperature,
+            top_k=wanted.top_k,
+            top_p=wanted.top_p,
+        )
+        accepted = Inference(
+            service.encode("prompt", wanted.prompt),
+            wanted.num_tokens,
+            sampling,
+            arrival_s,
+            service_class=wanted.service_class,
+            deadline_s=wanted.deadline_s,
+            streaming=wanted.stream,
+        )
+        service.submit(accepted)
+        if wanted.stream:
+            return event_stream(service, [accepted], events(accepted, wanted.prompt))
+        record = service.finish(accepted, request.environ.get("gunicorn.socket"))
+        return jsonify(_answer(accepted, record, wanted.prompt, text(accepted)))
+
+    def text(done: Inference) -> str:
+        detokenizer = Detokenizer(service.tokenizer)
+        return detokenizer.push(done.ids[done.prompt_tokens :]) + detokenizer.finish()
+
+    def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
+        texts = []
+        for piece in pieces(accepted, Detokenizer(service.tokenizer)):
+            if piece is None:
+                yield None
+                continue
+            texts.append(piece.text)
+            yield event({"text": piece.text, "tokens": piece.tokens})
+        record = service.outcome(accepted)
+        yield event({"done": True, **_answer(accepted, record, prompt, "".join(texts))})
+
+    @door.get("/stats")
+    def stats() -> Response:
+        return jsonify(
+            {
+                **service.stats.summary(service.clock(), service.manager),
+                **service.describe(),
+            }
+        )
+
+    @door.post("/stats/reset")
+    def reset() -> Response:
+        service.stats.reset(service.clock())
+        return jsonify({"reset": True})
+
+    @door.get("/stats/iterations")
+    def iterations() -> Response:
+        return jsonify(service.stats.iterations())
+
+    @door.get("/health")
+    def health() -> Response:
+        service.require_ready()
+        return jsonify({"status": "ready"})
+
+    return door
+
+
+def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str) -> dict[str, Any]:
+    return {
+        "completion": prompt + generated,
+        "generated": generated,
+        "num_tokens": record.generated,
+        "prompt_tokens": record.prompt_tokens,
+        "seed": done.sampling.seed,
+        "timing": timing(record),
+    }
+
+
+def timing(record: RequestRecord) -> dict[str, float | None]:
+    """Seconds by the server's clock, from the arrival of the request's body on."""
+    return {
+        "queue_s": queue_s(record),
+        "ttft_s": ttft_s(record),
+        "tpot_s": tpot_s(record),
+        "latency_s": latency_s(record),
+    }

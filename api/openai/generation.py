@@ -1,0 +1,191 @@
+"""A call of OpenAI's API between its fields and its answer, whichever way it came: over a
+connection of its own, or as a line of a batch."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+
+from api.http.body import FRESH_SEED_BITS
+from api.http.errors import ApiError, show
+from api.openai.answers import ChatForm, CompletionForm, Form, Json, usage
+from api.openai.chat import ChatTemplate, ConversationError
+from api.openai.choices import Choice, Segment, segments
+from api.openai.schemas import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    seed_of_choice,
+)
+from api.service import Service
+from inference import Inference
+from text import EncodingError, folder_of
+
+log = logging.getLogger(__name__)
+
+MOST_NOTED = 100  # names of unknown fields that are logged
+
+
+def model_id(model: str) -> str:
+    """What clients call the model that `--model` names: its name, or its folder's."""
+    folder = folder_of(model)
+    return model if folder is None else folder.name
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A call that is allowed: what it asks of the queue, and how its answer is written."""
+
+    wanted: GenerationRequest
+    choices: Sequence[Choice]
+    form: Form
+    prompt_tokens: int
+
+    @property
+    def inferences(self) -> list[Inference]:
+        return [choice.inference for choice in self.choices]
+
+    def usage(self) -> Json:
+        return usage(self.prompt_tokens, self.choices)
+
+    def segments(self) -> Iterator[Segment | None]:
+        """Raises as `api.openai.choices.segments` does."""
+        return segments(self.choices)
+
+    def whole(self, parts: Sequence[Segment]) -> Json:
+        return self.form.whole(parts, len(self.choices), self.usage())
+
+
+class Generations:
+    """Makes them. Raises ApiError for a call that is not allowed."""
+
+    def __init__(self, service: Service, template: ChatTemplate) -> None:
+        self.model = model_id(service.config.model)
+        self._service = service
+        self._template = template
+        self._noted: set[str] = set()
+
+    def require_model(self, name: str) -> None:
+        if name != self.model:
+            raise ApiError(
+                404,
+                f"the model {show(name)} is not served here; allowed: {show(self.model)}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def completion(self, wanted: CompletionRequest, arrival_s: float) -> Generation:
+        self._require_offered(wanted)
+        if wanted.best_of not in (None, wanted.choices):
+            raise ApiError(
+                400,
+                f"field 'best_of' must be the same as 'n' ({wanted.choices}), got {wanted.best_of}",
+                param="best_of",
+            )
+        prompts = [self._prompt_ids(prompt) for prompt in wanted.prompts]
+        form = CompletionForm(self.model, wanted, self._service.tokenizer)
+        return self._generation(wanted, prompts, wanted.max_tokens, form, arrival_s)
+
+    def chat(self, wanted: ChatRequest, arrival_s: float) -> Generation:
+        self._require_offered(wanted)
+        if wanted.top_logprobs is not None and not wanted.logprobs:
+            raise ApiError(
+                400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
+            )
+        try:
+            ids = self._template.encode([message.for_template() for message in wanted.messages])
+        except (ConversationError, EncodingError) as error:
+            raise ApiError(400, str(error), param="messages") from error
+        form = ChatForm(self.model, wanted, self._service.tokenizer)
+        most = wanted.max_completion_tokens or wanted.max_tokens
+        return self._generation(wanted, [ids], most, form, arrival_s)
+
+    def _require_offered(self, wanted: GenerationRequest) -> None:
+        if wanted.model is not None:
+            self.require_model(wanted.model)
+        for name in wanted.model_extra or {}:
+            if name not in self._noted and len(self._noted) < MOST_NOTED:
+                self._noted.add(name)
+                log.warning("the field %s is unknown on /v1 and ignored", show(name))
+        if wanted.stream_options is not None and not wanted.stream:
+            raise ApiError(
+                400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
+            )
+        for key in wanted.logit_bias or {}:
+            self._require_token(int(key), "logit_bias")
+        self._service.require_ready()
+
+    def _require_token(self, token: int, field: str) -> None:
+        vocab_size = self._service.tokenizer.vocab_size
+        if token >= vocab_size:
+            raise ApiError(
+                400,
+                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
+                param=field,
+            )
+
+    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._service.encode("prompt", prompt)
+        self._require_token(max(prompt), "prompt")
+        return prompt
+
+    def _most_tokens(
+        self, wanted: GenerationRequest, form: Form, known: int, asked: int | None
+    ) -> int:
+        """Tokens to generate after a prompt of `known` tokens."""
+        assert self._service.manager.model is not None
+        context = self._service.manager.model.context
+        room = context - known
+        most = asked
+        if most is None:
+            most = min(DEFAULT_COMPLETION_TOKENS, room) if form.is_completion else room
+        if room < 1 or most > room:
+            further = "" if asked is None else f" and max_tokens ({asked})"
+            raise ApiError(
+                400,
+                f"prompt ({known} tokens){further} exceed the model's context of {context}",
+                param=form.prompt_field,
+                code="context_length_exceeded",
+            )
+        return most
+
+    def _generation(
+        self,
+        wanted: GenerationRequest,
+        prompts: Sequence[list[int]],
+        asked: int | None,
+        form: Form,
+        arrival_s: float,
+    ) -> Generation:
+        service = self._service
+        prompt_tokens = sum(map(len, prompts))
+        service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
+        echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
+        end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
+        seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
+        news = Event()
+        choices: list[Choice] = []
+        for prompt in prompts:
+            most = self._most_tokens(wanted, form, len(prompt), asked)
+            for number in range(wanted.choices):
+                inference = Inference(
+                    prompt,
+                    max(most, 1),  # none: the prompt alone is wanted, for its logprobs
+                    wanted.sampling(seed_of_choice(seed, number), of_prompt=echo),
+                    arrival_s,
+                    end_ids=end_ids,
+                    service_class=wanted.service_class,
+                    streaming=bool(wanted.stream or wanted.stops),  # a stop is looked for
+                )
+                inference.news = news
+                choices.append(
+                    Choice(
+                        len(choices), inference, service, wanted.stops, echo=echo, most_tokens=most
+                    )
+                )
+        return Generation(wanted, choices, form, prompt_tokens)

@@ -1,0 +1,251 @@
+"""What OpenAI's API asks of `/v1/completions` and `/v1/chat/completions`, as far as it is offered.
+
+A field that is known and not offered has a type that allows only what changes nothing; fields
+that are unknown are kept aside, to be ignored. Null means left out, as OpenAI's clients send it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
+
+from api.http.body import COOLEST
+from seams import Sampling, ServiceClass
+
+MOST_CHOICES = 128
+MOST_STOPS = 16  # OpenAI: 4
+MOST_TOP_LOGPROBS = 20
+MOST_BIASES = 1024
+DEFAULT_COMPLETION_TOKENS = 16
+SMALLEST_TOP_P = 1e-9  # OpenAI allows 0: the best token alone
+
+# InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
+Text = InstanceOf[str]
+Filled = Annotated[Text, Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+def _left_out() -> Any:
+    return Field(None, description="left out: it is not offered")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class TextFormat(BaseModel):
+    type: Literal["text"]
+
+
+class GenerationRequest(BaseModel):
+    """What both have in common. `top_k`, `repetition_penalty` and `ignore_eos` are vLLM's."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: Text | None = Field(None, description="a string, see /v1/models")
+    n: int | None = Field(
+        None, ge=1, le=MOST_CHOICES, description=f"a whole number from 1 to {MOST_CHOICES}"
+    )
+    stop: Filled | Annotated[list[Filled], Field(max_length=MOST_STOPS)] | None = Field(
+        None, description=f"a string, or an array of up to {MOST_STOPS} strings; none of them empty"
+    )
+    temperature: float | None = Field(
+        None, ge=0, le=2, description=f"0 (greedy) or a number from {COOLEST} to 2"
+    )
+    top_p: float | None = Field(None, ge=0, le=1, description="a number from 0 to 1")
+    top_k: int | None = Field(
+        None, ge=-1, description="a whole number from 1 up; 0 or -1: no limit"
+    )
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="a whole number from -2**63 to 2**63 - 1"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=10, description="a number above 0 and up to 10"
+    )
+    logit_bias: (
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
+                Annotated[float, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=MOST_BIASES),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=f"an object of up to {MOST_BIASES} token ids, each with a number from -100 "
+        "to 100",
+    )
+    stream: bool | None = Field(None, description="true or false")
+    stream_options: StreamOptions | None = Field(
+        None, description="an object; offered is include_usage, true or false"
+    )
+    service_tier: Literal["auto", "default", "flex"] | None = Field(
+        None, description="'auto', 'default' or 'flex'"
+    )
+    ignore_eos: bool | None = Field(None, description="true or false")
+
+    # vLLM's, which would change the answer
+    guided_json: None = _left_out()
+    guided_regex: None = _left_out()
+    guided_choice: None = _left_out()
+    guided_grammar: None = _left_out()
+    structured_outputs: None = _left_out()
+    stop_token_ids: Nothing | None = _left_out()
+    min_tokens: Literal[0] | None = _left_out()
+    min_p: Literal[0] | None = _left_out()
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_too_cool(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < COOLEST:
+            raise ValueError("too small")
+        return value
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def service_class(self) -> ServiceClass:
+        return "deferred" if self.service_tier == "flex" else "immediate"
+
+    @property
+    @abstractmethod
+    def alternatives(self) -> int | None:
+        """How many logprobs are wanted beside each token's own; None: not even that."""
+
+    def sampling(self, seed: int, *, of_prompt: bool = False) -> Sampling:
+        return Sampling(
+            seed=seed,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k if self.top_k and self.top_k > 0 else None,
+            top_p=1.0 if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=tuple(
+                {int(key): bias for key, bias in (self.logit_bias or {}).items()}.items()
+            ),
+            logprobs=self.alternatives,
+            prompt_logprobs=self.alternatives if of_prompt else None,
+        )
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: (
+        Filled
+        | Annotated[list[Filled], Field(min_length=1, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
+    ) = Field(
+        description="a string, an array of strings, of token ids, or of arrays of token ids; "
+        "none of them empty"
+    )
+    max_tokens: int | None = Field(None, ge=0, description="a whole number from 0 up")
+    best_of: int | None = Field(
+        None, ge=1, description="left out or the same as 'n': choosing among more is not offered"
+    )
+    echo: bool | None = Field(None, description="true or false")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_TOP_LOGPROBS,
+        description=f"a whole number from 0 to {MOST_TOP_LOGPROBS}",
+    )
+    suffix: Literal[""] | None = _left_out()
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    name: Text | None = None
+    tool_calls: Nothing | None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+    def for_template(self) -> dict[str, str]:
+        """`developer` is OpenAI's newer name for what templates know as `system`."""
+        role = "system" if self.role == "developer" else self.role
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": self.text, **named}
+
+
+class ChatRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] = Field(
+        description="an array of at least one message: role ('system', 'developer', 'user' or "
+        "'assistant') and content (a string or an array of parts of type 'text'); tools are not "
+        "offered"
+    )
+    max_tokens: int | None = Field(None, ge=1, description="a whole number from 1 up")
+    max_completion_tokens: int | None = Field(None, ge=1, description="a whole number from 1 up")
+    logprobs: bool | None = Field(None, description="true or false")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_TOP_LOGPROBS,
+        description=f"a whole number from 0 to {MOST_TOP_LOGPROBS}",
+    )
+    response_format: TextFormat | None = Field(
+        None, description="left out or {'type': 'text'}: no other format is offered"
+    )
+    modalities: list[Literal["text"]] | None = Field(
+        None, description="left out or ['text']: no other is offered"
+    )
+    tools: Nothing | None = _left_out()
+    tool_choice: Literal["none", "auto"] | None = _left_out()
+    functions: Nothing | None = _left_out()
+    function_call: Literal["none", "auto"] | None = _left_out()
+    audio: None = _left_out()
+    prediction: None = _left_out()
+    web_search_options: None = _left_out()
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def seed_of_choice(seed: int, index: int) -> int:
+    """Choice 0 has the request's own seed and so equals the request alone."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

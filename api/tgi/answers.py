@@ -1,0 +1,166 @@
+"""What TGI's API answers: generated text with details, errors, times in headers, tokens of a text.
+
+Shapes as in text-generation-inference's `router/src/lib.rs`. Nothing here waits or routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from api.http.errors import ApiError
+from api.tgi.schemas import Parameters
+from api.tgi.steps import Step
+from inference import Inference
+from text import Tokenizer
+
+STATUS = {400: 422, 500: 424}  # of an error, where TGI's is another one than ours
+PREFIXED = {
+    424: ("generation", "Request failed during generation"),
+    429: ("overloaded", "Model is overloaded"),
+}
+UNPREFIXED = {
+    401: "unauthorized",
+    408: "timeout",
+    499: "dropped",
+    503: "unavailable",
+    504: "timeout",
+}
+
+
+def shape(error: ApiError) -> Mapping[str, Any]:
+    """TGI's error object; its clients tell errors apart by `error_type`."""
+    status = STATUS.get(error.status, error.status)
+    if (kind := UNPREFIXED.get(status)) is not None:
+        return {"error": error.message, "error_type": kind}
+    kind, prefix = PREFIXED.get(status, ("validation", "Input validation error"))
+    return {"error": f"{prefix}: {error.message}", "error_type": kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One generation that has ended, cut where its stop string was found."""
+
+    inference: Inference
+    steps: Sequence[Step]
+
+    @property
+    def text(self) -> str:
+        return "".join(step.text for step in self.steps)
+
+    @property
+    def mean_logprob(self) -> float:
+        logprobs = self.inference.logprobs[: len(self.steps)]
+        return sum(found.logprob for found in logprobs) / len(logprobs)
+
+
+def generated(
+    prompt: str, answers: Sequence[Answer], asked: Parameters, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """A GenerateResponse: the best of the answers, and with details the others too."""
+    told: dict[str, Any] = {"generated_text": _full(prompt, answers[0], asked)}
+    if asked.details or asked.decoder_input_details:
+        best, *others = answers
+        told["details"] = _details(best, asked, tokenizer)
+        if others:
+            told["details"]["best_of_sequences"] = [
+                {
+                    "generated_text": _full(prompt, other, asked),
+                    **_details(other, asked, tokenizer),
+                }
+                for other in others
+            ]
+    return told
+
+
+def _full(prompt: str, answer: Answer, asked: Parameters) -> str:
+    return prompt + answer.text if asked.return_full_text else answer.text
+
+
+def _details(answer: Answer, asked: Parameters, tokenizer: Tokenizer) -> dict[str, Any]:
+    inference, steps = answer.inference, answer.steps
+    told: dict[str, Any] = {
+        "finish_reason": steps[-1].finish,
+        "generated_tokens": len(steps),
+        "seed": seed_of(inference),
+        "prefill": _prefill(inference, tokenizer) if asked.decoder_input_details else [],
+        "tokens": [token_of(step, inference, tokenizer) for step in steps],
+    }
+    if asked.top_n_tokens:
+        told["top_tokens"] = [top_tokens(step, inference, tokenizer) for step in steps]
+    return told
+
+
+def seed_of(inference: Inference) -> int | None:
+    return inference.sampling.seed if inference.sampling.temperature > 0 else None
+
+
+def token_of(step: Step, inference: Inference, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "id": step.token,
+        "text": step.text + (_text(step.token, tokenizer) if step.special else ""),
+        "logprob": inference.logprobs[step.index].logprob,
+        "special": step.special,
+    }
+
+
+def top_tokens(step: Step, inference: Inference, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": token,
+            "text": _text(token, tokenizer),
+            "logprob": logprob,
+            "special": token in tokenizer.end_ids,
+        }
+        for token, logprob in inference.logprobs[step.index].top
+    ]
+
+
+def _prefill(inference: Inference, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The prompt's tokens; nothing comes before the first, so it has no logprob."""
+    ids = inference.ids[: inference.prompt_tokens]
+    logprobs = [None, *(found.logprob for found in inference.prompt_logprobs)]
+    return [
+        {"id": token, "text": _text(token, tokenizer), "logprob": logprob}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+
+
+def _text(token: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.token_bytes(token).decode(errors="replace")
+
+
+def cut(ids: Sequence[int], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """Tokens with the characters they cover; one that holds a part of a character covers it."""
+    pieces = [tokenizer.token_bytes(token) for token in ids]
+    text = b"".join(pieces).decode(errors="replace")
+    of_byte = [i for i, character in enumerate(text) for _ in character.encode()]
+    begin = 0
+    for token, piece in zip(ids, pieces, strict=True):
+        start, stop = of_byte[begin], of_byte[begin + len(piece) - 1] + 1
+        yield {"id": token, "text": text[start:stop], "start": start, "stop": stop}
+        begin += len(piece)
+
+
+def timing(
+    answers: Sequence[Answer], arrival_s: float, submitted_s: float, end_s: float
+) -> dict[str, str]:
+    """Of the last of the answers to be admitted; one request has only one, unless its inputs are
+    a list."""
+    admitted_s = max(answer.inference.admitted_s or submitted_s for answer in answers)
+    inference_s = end_s - admitted_s
+    most = max(len(answer.steps) for answer in answers)
+    spans_s = {
+        "x-total-time": end_s - arrival_s,
+        "x-validation-time": submitted_s - arrival_s,
+        "x-queue-time": admitted_s - submitted_s,
+        "x-inference-time": inference_s,
+        "x-time-per-token": inference_s / most,
+    }
+    return {
+        "x-compute-time": f"{end_s - arrival_s:.6f}",
+        **{name: str(max(0, int(span_s * 1000))) for name, span_s in spans_s.items()},
+        "x-prompt-tokens": str(sum(answer.inference.prompt_tokens for answer in answers)),
+        "x-generated-tokens": str(sum(len(answer.steps) for answer in answers)),
+    }

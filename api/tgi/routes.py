@@ -1,0 +1,253 @@
+"""TGI's door: `/`, `/generate`, `/generate_stream`, `/tokenize`, `/info`.
+
+As text-generation-inference's router (`router/src/server.rs`) answers, so that its clients work
+here; better where its clients suffer: a stream that is refused or fails before its first token
+has a true status, and 429 says when to come back. `tgi_schemas.py` knows the fields,
+`tgi_answers.py` the answers; `/health` and `/metrics` are everyone's and live elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, request
+from werkzeug.exceptions import HTTPException
+
+from api.http.body import read_object
+from api.http.errors import ApiError, http_error, internal_error
+from api.openai.generation import model_id
+from api.service import Service
+from api.stream import event, event_stream
+from api.tgi.answers import (
+    STATUS,
+    Answer,
+    cut,
+    generated,
+    seed_of,
+    shape,
+    timing,
+    token_of,
+    top_tokens,
+)
+from api.tgi.schemas import (
+    CompatRequest,
+    GenerateRequest,
+    InvalidError,
+    Parameters,
+    fit,
+    parse,
+    sampling_of,
+    validate,
+)
+from api.tgi.steps import follow, to_the_end
+from inference import Inference
+
+ROUTER = "effective-batching"
+
+
+def make_door(service: Service) -> Blueprint:
+    door = Blueprint("tgi", __name__)
+    config, tokenizer = service.config, service.tokenizer
+    most_at_once = config.max_concurrent_requests or config.max_batch_size + config.max_waiting
+    places = threading.BoundedSemaphore(most_at_once)
+
+    @door.post("/generate")
+    def generate() -> Response:
+        arrival_s = service.clock()
+        wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
+        return whole([wanted.inputs], wanted.asked, arrival_s, as_list=False)
+
+    @door.post("/generate_stream")
+    def generate_stream() -> Response:
+        arrival_s = service.clock()
+        wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
+        return streamed(wanted.inputs, wanted.asked, arrival_s)
+
+    @door.post("/")
+    def compat() -> Response:
+        arrival_s = service.clock()
+        wanted = parse(read_object(request, config.max_body_bytes), CompatRequest)
+        asked = wanted.asked
+        if asked.return_full_text is None:  # as TGI does here for models of text generation
+            asked = asked.model_copy(update={"return_full_text": True})
+        if isinstance(wanted.inputs, str):
+            if wanted.stream:
+                return streamed(wanted.inputs, asked, arrival_s)
+            return whole([wanted.inputs], asked, arrival_s, as_list=True)
+        if wanted.stream:
+            raise InvalidError("`inputs` must be one string when streaming tokens")
+        if not 0 < len(wanted.inputs) <= config.max_client_batch_size:
+            raise InvalidError(
+                f"Number of prompts must be > 0 and <= {config.max_client_batch_size}. "
+                f"Given: {len(wanted.inputs)}"
+            )
+        return whole(wanted.inputs, asked, arrival_s, as_list=True)
+
+    def prepare(
+        text: str, asked: Parameters, arrival_s: float, *, streaming: bool
+    ) -> list[Inference]:
+        """The generations that a text asks for: `best_of` of them."""
+        if not text:
+            raise InvalidError("`inputs` cannot be empty")
+        assert service.manager.model is not None
+        ids = service.encode("inputs", text)
+        kept, further = fit(asked, len(ids), config, service.manager.model.context)
+        best_of = asked.best_of or 1
+        told = streaming or asked.details or asked.decoder_input_details or best_of > 1
+        return [
+            Inference(
+                ids[-kept:],
+                further,
+                sampling_of(asked, (asked.top_n_tokens or 0) if told else None),
+                arrival_s,
+                end_ids=tokenizer.end_ids,
+                streaming=streaming or bool(asked.stop),
+            )
+            for _ in range(best_of)
+        ]
+
+    def take_place() -> None:
+        if not places.acquire(blocking=False):
+            service.stats.count_rejected()
+            raise ApiError(
+                429,
+                f"{most_at_once} requests are being served (--max-concurrent-requests)",
+                {"Retry-After": str(math.ceil(service.manager.retry_after_s))},
+            )
+
+    def whole(
+        texts: Sequence[str], asked: Parameters, arrival_s: float, *, as_list: bool
+    ) -> Response:
+        validate(asked, config, streaming=False)
+        service.require_ready()
+        groups = [prepare(text, asked, arrival_s, streaming=False) for text in texts]
+        everyone = [inference for group in groups for inference in group]
+        service.require_possible(len(everyone), sum(i.prompt_tokens for i in everyone), "inputs")
+        for inference in everyone:
+            inference.news = everyone[0].news
+        take_place()
+        try:
+            submitted_s = service.clock()
+            service.submit(*everyone)
+            unwatch = service.watch(request.environ.get("gunicorn.socket"), *everyone)
+            try:
+                steps = iter(to_the_end(service, everyone, asked.stop or ()))
+            finally:
+                unwatch()
+                service.cancel(*everyone)
+        finally:
+            places.release()
+        answers = [[Answer(inference, next(steps)) for inference in group] for group in groups]
+        for group in answers:
+            if len(group) > 1:
+                group.sort(key=lambda answer: answer.mean_logprob, reverse=True)
+        told = [generated(*pair, asked, tokenizer) for pair in zip(texts, answers, strict=True)]
+        response = jsonify(told if as_list else told[0])
+        response.headers.update(head(texts))
+        best = [group[0] for group in answers]
+        response.headers.update(timing(best, arrival_s, submitted_s, service.clock()))
+        return response
+
+    def streamed(text: str, asked: Parameters, arrival_s: float) -> Response:
+        validate(asked, config, streaming=True)
+        service.require_ready()
+        (inference,) = prepare(text, asked, arrival_s, streaming=True)
+        take_place()
+        try:
+            service.submit(inference)
+            response = event_stream(
+                service,
+                [inference],
+                events(inference, text, asked),
+                shape,
+            )
+        except BaseException:
+            places.release()
+            raise
+        response.call_on_close(places.release)
+        response.headers.update(head([text]))
+        return response
+
+    def events(inference: Inference, prompt: str, asked: Parameters) -> Iterator[bytes | None]:
+        steps = []
+        for step in follow(service, inference, asked.stop or ()):
+            if step is None:
+                yield None
+                continue
+            steps.append(step)
+            told: dict[str, Any] = {
+                "index": len(steps),
+                "token": token_of(step, inference, tokenizer),
+                "generated_text": None,
+                "details": None,
+            }
+            if asked.top_n_tokens:
+                told["top_tokens"] = top_tokens(step, inference, tokenizer)
+            if step.finish is not None:
+                text = Answer(inference, steps).text
+                told["generated_text"] = prompt + text if asked.return_full_text else text
+                if asked.details:
+                    told["details"] = {
+                        "finish_reason": step.finish,
+                        "generated_tokens": len(steps),
+                        "seed": seed_of(inference),
+                        "input_length": inference.prompt_tokens,
+                    }
+            yield event(told)
+
+    def head(texts: Sequence[str]) -> dict[str, str]:
+        model = service.describe()["model"]
+        kind = "cpu" if model["device"] == "cpu" else "gpu"
+        return {
+            "x-compute-type": f"{kind}+optimized",
+            "x-compute-characters": str(sum(map(len, texts))),
+        }
+
+    @door.post("/tokenize")
+    def tokenize() -> Response:
+        wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
+        return jsonify(list(cut(service.encode("inputs", wanted.inputs), tokenizer)))
+
+    @door.get("/info")
+    def info() -> Response:
+        model = service.manager.model
+        context = None if model is None else model.context
+        known = [n for n in (config.max_total_tokens, context) if n is not None]
+        total = min(known, default=None)
+        return jsonify(
+            {
+                "model_id": model_id(config.model),
+                "model_sha": None,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": most_at_once,
+                "max_best_of": config.max_best_of,
+                "max_stop_sequences": config.max_stop_sequences,
+                "max_input_tokens": config.max_input_tokens or (total and total - 1),
+                "max_total_tokens": total,
+                "validation_workers": config.threads,
+                "max_client_batch_size": config.max_client_batch_size,
+                "router": ROUTER,
+                "version": None,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+
+    @door.get("/")
+    def health() -> Response:
+        service.require_ready()
+        return jsonify({"status": "ready"})
+
+    def answer(error: ApiError) -> Response:
+        response = jsonify(shape(error))
+        response.status_code = STATUS.get(error.status, error.status)
+        response.headers.extend(error.headers)
+        return response
+
+    door.register_error_handler(ApiError, answer)
+    door.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
+    door.register_error_handler(Exception, lambda error: answer(internal_error(error)))
+    return door

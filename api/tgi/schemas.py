@@ -1,0 +1,228 @@
+"""What TGI's API takes: fields, defaults, and messages of its validation.
+
+Names, defaults and messages follow text-generation-inference's router (`router/src/lib.rs`,
+`router/src/validation.rs`), so that clients which read them understand this server too. Knows
+nothing of the queue.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+
+from api.http.body import COOLEST, FRESH_SEED_BITS, HOTTEST
+from api.http.errors import ApiError, show
+from config import Config
+from seams import Sampling
+
+log = logging.getLogger(__name__)
+
+NOT_OFFERED = ("watermark", "grammar", "adapter_id")
+UNKNOWN_TOLD = 256  # names of unknown fields that are logged, each once
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+# InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
+Text = InstanceOf[str]
+Size = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+class Parameters(BaseModel):
+    """`None` is as good as leaving a field out."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    best_of: Size | None = Field(None, description="a whole number from 1 up")
+    temperature: float | None = Field(None, description="a number above 0")
+    repetition_penalty: float | None = Field(None, description="a number above 0")
+    frequency_penalty: float | None = Field(None, description="a number from -2 to 2")
+    top_k: int | None = Field(None, description="a whole number from 1 up")
+    top_p: float | None = Field(None, description="a number above 0 and below 1")
+    typical_p: float | None = Field(None, description="a number above 0 and below 1")
+    do_sample: bool | None = Field(None, description="true or false")
+    max_new_tokens: int | None = Field(None, description="a whole number from 1 up")
+    return_full_text: bool | None = Field(None, description="true or false")
+    stop: list[Text] | None = Field(None, description="an array of strings")
+    truncate: int | None = Field(None, description="a whole number from 1 up")
+    details: bool | None = Field(None, description="true or false")
+    decoder_input_details: bool | None = Field(None, description="true or false")
+    seed: Size | None = Field(None, description="a whole number from 0 to 2**64 - 1")
+    top_n_tokens: Size | None = Field(None, description="a whole number from 0 up")
+    watermark: Any = Field(None, description="not offered")
+    grammar: Any = Field(None, description="not offered")
+    adapter_id: Any = Field(None, description="not offered")
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether something asks for chance; `best_of` needs it."""
+        asked = (self.temperature, self.top_k, self.top_p, self.typical_p)
+        return bool(self.do_sample) or any(value is not None for value in asked)
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    parameters: Parameters | None = Field(None, description="an object")
+
+    @property
+    def asked(self) -> Parameters:
+        """A request without parameters samples, one with parameters has to say so."""
+        return self.parameters or Parameters.model_validate({"do_sample": True})
+
+
+class GenerateRequest(_Request):
+    inputs: Text = Field(description="a string")
+
+
+class CompatRequest(_Request):
+    """`POST /`: also several texts, and the choice of a stream."""
+
+    inputs: Text | list[Text] = Field(description="a string or an array of strings")
+    stream: bool | None = Field(None, description="true or false")
+
+
+class InvalidError(ApiError):
+    """422 with TGI's words."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(422, message)
+
+
+def parse(data: dict[str, Any], schema: type[Schema]) -> Schema:
+    """Raises InvalidError. Unknown fields are ignored, as TGI does, and logged once."""
+    inner = data.get("parameters")
+    unknown = (data.keys() - schema.model_fields.keys()) | (
+        inner.keys() - Parameters.model_fields.keys() if isinstance(inner, dict) else set()
+    )
+    for name in sorted(unknown)[:8]:
+        _tell_unknown(name[:60])
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise InvalidError("; ".join(_explain(error, schema))) from None
+
+
+@functools.lru_cache(UNKNOWN_TOLD)
+def _tell_unknown(name: str) -> None:
+    log.info("TGI's API has no field %s; it is ignored", show(name))
+
+
+def _explain(error: ValidationError, schema: type[BaseModel]) -> Sequence[str]:
+    sentences = {}
+    for found in error.errors(include_url=False):
+        path = [str(part) for part in found["loc"]]
+        inner = path[0] == "parameters" and len(path) > 1
+        name = path[1] if inner else path[0]
+        field = (Parameters if inner else schema).model_fields[name]
+        if found["type"] == "missing":
+            sentences[name] = f"`{name}` is missing; it must be {field.description}"
+        else:
+            got = show(found["input"])
+            sentences.setdefault(name, f"`{name}` must be {field.description}. Given: {got}")
+    return list(sentences.values())
+
+
+def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
+    """All that can be said before the prompt is cut into tokens. Raises InvalidError."""
+    for name in NOT_OFFERED:
+        if getattr(asked, name) not in (None, False):
+            raise InvalidError(f"`{name}` is not offered by this server")
+    best_of = 1 if asked.best_of is None else asked.best_of
+    if streaming and best_of != 1:
+        raise InvalidError("`best_of` != 1 is not supported when streaming tokens")
+    if streaming and asked.decoder_input_details:
+        raise InvalidError("`decoder_input_details` == true is not supported when streaming tokens")
+    if config.max_best_of == 1 and best_of != 1:
+        raise InvalidError("`best_of` != 1 is not allowed for this endpoint")
+    if not 0 < best_of <= config.max_best_of:
+        raise InvalidError(
+            f"`best_of` must be > 0 and <= {config.max_best_of}. Given: {_number(best_of)}"
+        )
+    if best_of > 1 and not asked.is_sampling:
+        raise InvalidError("you must use sampling when `best_of` is > 1")
+    if best_of > 1 and asked.seed is not None:
+        raise InvalidError("`seed` must not be set when `best_of` > 1")
+    _check_numbers(asked)
+    stops = asked.stop or []
+    if len(stops) > config.max_stop_sequences:
+        raise InvalidError(
+            f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(stops)}"
+        )
+    if "" in stops:
+        raise InvalidError("`stop` must not hold an empty string")
+    top_n = asked.top_n_tokens or 0
+    if top_n > config.max_top_n_tokens:
+        if config.max_top_n_tokens == 0:
+            raise InvalidError("`top_n_tokens` != 0 is not allowed for this endpoint")
+        raise InvalidError(
+            f"`top_n_tokens` must be >= 0 and <= {config.max_top_n_tokens}. Given: {_number(top_n)}"
+        )
+
+
+def _check_numbers(asked: Parameters) -> None:
+    for name in ("temperature", "repetition_penalty"):
+        value = getattr(asked, name)
+        if value is not None and value <= 0:
+            raise InvalidError(f"`{name}` must be strictly positive")
+        if value is not None and not COOLEST <= value <= HOTTEST:
+            raise InvalidError(f"`{name}` must be >= {COOLEST} and <= {HOTTEST:.0f}")
+    penalty = asked.frequency_penalty
+    if penalty is not None and not -2 <= penalty <= 2:
+        raise InvalidError("`frequency_penalty` must be >= -2.0 and <= 2.0")
+    for name in ("top_p", "typical_p"):
+        value = getattr(asked, name)
+        if value is not None and not 0 < value < 1:
+            raise InvalidError(f"`{name}` must be > 0.0 and < 1.0")
+    for name in ("top_k", "max_new_tokens"):
+        value = getattr(asked, name)
+        if value is not None and value <= 0:
+            raise InvalidError(f"`{name}` must be strictly positive")
+
+
+def _number(value: int) -> str:
+    return show(value)  # a client may send thousands of digits
+
+
+def fit(asked: Parameters, tokens: int, config: Config, context: int) -> tuple[int, int]:
+    """(prompt tokens to keep, tokens to generate) for a prompt of `tokens`. Raises InvalidError."""
+    most_total = min(config.max_total_tokens or context, context)
+    most_input = min(config.max_input_tokens or most_total - 1, most_total - 1)
+    if asked.truncate is not None:
+        if not 0 < asked.truncate <= most_input:
+            raise InvalidError(
+                f"`truncate` must be strictly positive and less than {most_input}. "
+                f"Given: {_number(asked.truncate)}"
+            )
+        tokens = min(tokens, asked.truncate)
+    wanted = asked.max_new_tokens
+    if wanted is not None and tokens + wanted > most_total:
+        raise InvalidError(
+            f"`inputs` tokens + `max_new_tokens` must be <= {most_total}. "
+            f"Given: {tokens} `inputs` tokens and {_number(wanted)} `max_new_tokens`"
+        )
+    if tokens > most_input:
+        raise InvalidError(f"`inputs` must have less than {most_input} tokens. Given: {tokens}")
+    return tokens, most_total - tokens if wanted is None else wanted
+
+
+def sampling_of(asked: Parameters, logprobs: int | None) -> Sampling:
+    """With a fresh seed where none is given. Parameters that would change nothing (a temperature
+    of 1) leave a request greedy that does not ask for sampling, as in TGI."""
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    drawn = asked.do_sample or temperature != 1 or asked.top_k or asked.top_p or asked.typical_p
+    return Sampling(
+        seed=secrets.randbits(FRESH_SEED_BITS) if asked.seed is None else asked.seed,
+        temperature=temperature if drawn else 0.0,
+        top_k=asked.top_k,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        typical_p=1.0 if asked.typical_p is None else asked.typical_p,
+        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        logprobs=logprobs,
+        prompt_logprobs=0 if asked.decoder_input_details else None,
+    )

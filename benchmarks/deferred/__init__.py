@@ -1,0 +1,1 @@
+"""What deferred requests cost immediate ones, and how much capacity they use."""

@@ -1,0 +1,149 @@
+"""What deferred requests cost the immediate ones beside them, and what they get: a trade-off curve.
+
+    python -m benchmarks.deferred                                               # some 20 minutes
+    python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 13
+
+One process, the bare loop in real time, the same weights and, in each round, the same arrivals
+under every policy: immediate requests at shares of the measured capacity (Poisson, and the burst
+shapes `medium` and `high` of the load generator), beside a backlog of deferred requests of the same
+sizes that never ends. `alone` runs without the backlog; ratios are to it, over the requests of all
+rounds, with their confidence intervals. `alone again` is the same once more: what its ratios differ
+from 1 is noise. The runs of a round come in an order drawn for it. What is left over is the rate of
+deferred requests alone, less what immediate ones generate. What the curve allows is computed from
+the step times measured in the same round (benchmarks/deferred/points.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.deferred.bench import SHORT, Bench, Noted, RealClock, Sizes
+from benchmarks.deferred.points import Cell
+from benchmarks.deferred.report import report
+from client.workloads.arrivals import horizon, parse_arrivals
+from generate import dynamic
+from model import DTYPES, LoadOptions, load_model
+from scheduling.classes.predictor import Predictor
+from scheduling.classes.simple import Exclusive, Priority
+from scheduling.policies.orca import Orca
+from seams import Policy
+
+SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
+FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
+BACKLOG = 64  # deferred requests that wait, at all times
+ALONE = ("alone", "alone again")  # without the backlog
+WARM_UP_S = 0.5
+
+Make = Callable[[Predictor], Policy]
+
+
+def policies(factors: Sequence[float], max_step_s: float) -> dict[str, Make]:
+    def budget(factor: float) -> Make:
+        return lambda predictor: Noted(Orca(), predictor, factor, max_step_s)
+
+    return {
+        **dict.fromkeys(ALONE, lambda _: Orca()),
+        **{f"budget {factor:g}": budget(factor) for factor in factors},
+        "fifo": lambda _: Orca(),
+        "priority": lambda _: Priority(Orca()),
+        "exclusive": lambda _: Exclusive(Orca()),
+    }
+
+
+def arrivals(shape: str, rate: float, duration_s: float, seed: int) -> list[float]:
+    """Times of one path, in seconds, at exactly this rate on average."""
+    process = parse_arrivals(SHAPES[shape])
+    n = max(2, round(rate * duration_s))
+    times = process.unit_times(n, np.random.SeedSequence(seed))
+    times = times * (duration_s / max(horizon(process, times), float(times[-1])))
+    return [float(at_s) for at_s in times]
+
+
+def measure(
+    bench: Bench, args: argparse.Namespace, advance: Callable[[str], None]
+) -> tuple[float, list[Cell]]:
+    """Tokens/s of deferred requests alone, and what was measured."""
+    predictor = Predictor()
+    advance("deferred requests alone")
+    bench.play(Orca(), [], WARM_UP_S, BACKLOG, predictor, args.seed)
+    only = bench.play(Orca(), [], args.calibrate, BACKLOG, predictor, args.seed)
+    capacity = only.deferred_tokens_per_s / only.mean_output
+    cells, rng = [], np.random.default_rng(args.seed)
+    for seed in range(args.seed, args.seed + args.rounds):
+        for load in args.loads:
+            for shape in args.shapes:
+                times = arrivals(shape, load * capacity, args.seconds, seed)
+                learnt = copy.deepcopy(predictor)
+                what = f"round {1 + seed - args.seed}, {shape} at {load:.0%}"
+                advance(f"{what}: learning")
+                bench.play(Orca(), times, args.seconds, 0, learnt, seed)
+                every = policies(args.factors, args.max_step_ms / 1000)
+                runs = {}
+                for name in rng.permutation(list(every)).tolist():
+                    advance(f"{what}: {name}")
+                    own, backlog = copy.deepcopy(learnt), 0 if name in ALONE else BACKLOG
+                    runs[name] = bench.play(
+                        every[name](own), times, args.seconds, backlog, own, seed
+                    )
+                cells.append(Cell(shape, load, {name: runs[name] for name in every}))
+    return only.deferred_tokens_per_s, cells
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="embedded", help="default: %(default)s")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--limit", type=int, default=32, help="batch limit")
+    parser.add_argument("--rounds", type=int, help="4; of other models than embedded 1")
+    parser.add_argument("--seconds", type=float, help="of each of the runs; 4, or 10")
+    parser.add_argument("--calibrate", type=float, help="seconds of deferred alone; 10, or 30")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
+    parser.add_argument("--max-step-ms", type=float, default=100.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for the table, the figure and the JSON")
+    args = parser.parse_args(argv)
+    defaults = (4, 4.0, 10.0) if args.model == "embedded" else (1, 10.0, 30.0)
+    for name, value in zip(("rounds", "seconds", "calibrate"), defaults, strict=True):
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    model = load_model(LoadOptions("dynamic", args.model, args.device, args.dtype, 0, args.limit))
+    model.warm_up()
+    sizes = Sizes() if args.model == "embedded" else SHORT
+    clock = RealClock()
+    bench = Bench(model, model.vocab_size, dynamic.generate, clock, args.limit, sizes)
+    runs = 1 + args.rounds * len(args.loads) * len(args.shapes) * (6 + len(args.factors))
+    with tqdm(total=runs, desc="benchmark", file=sys.stderr) as bar:
+
+        def advance(what: str) -> None:
+            bar.set_postfix_str(what)
+            bar.update()
+
+        only, cells = measure(bench, args, advance)
+    name = "deferred" if args.model == "embedded" else f"deferred-{args.model.split(':')[-1]}"
+    title = (
+        f"{args.model}, {args.dtype}, batch limit {args.limit}, prompts of {sizes.prompt[0]} to "
+        f"{sizes.prompt[1]} tokens, {sizes.output[0]} out on average, {args.rounds} rounds of "
+        f"{args.seconds:g} s"
+    )
+    report(title, only, cells, args.factors, args.limit, args.out, name)
+
+
+if __name__ == "__main__":
+    main()

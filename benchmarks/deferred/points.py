@@ -1,0 +1,226 @@
+"""What a run with deferred requests comes to: latencies as ratios to running without, with their
+confidence, and deferred tokens/s as shares of what was left and of what the step times allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduling.classes.step_time import Curve, Work, features, fit
+from seams import IterationRecord, RequestRecord
+from stats import tpot_s, ttft_s
+
+LEAD_IN = 0.15  # of a run's time
+BLOCK = 10  # requests that came one after the other, and so met the same queue
+RESAMPLES, CONFIDENCE = 500, 0.95
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An iteration: how long it took, to the start of the next where that followed at once; and of
+    `budget`, the immediate part, and the budget where there was none."""
+
+    seconds: float
+    immediate: Work
+    idle_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run. Its time ends before the last immediate requests do."""
+
+    start_s: float
+    duration_s: float
+    iterations: Sequence[IterationRecord]
+    steps: Sequence[Step]  # of the iterations
+    immediate: Sequence[RequestRecord]  # in order of arrival
+    deferred: Sequence[RequestRecord]
+
+    @property
+    def within(self) -> list[tuple[IterationRecord, Step]]:
+        """Without the beginning, in which the first deferred prompts are computed, and the end, in
+        which there are no more deferred requests."""
+        begin_s, end_s = self.start_s + LEAD_IN * self.duration_s, self.start_s + self.duration_s
+        pairs = zip(self.iterations, self.steps, strict=True)
+        return [(record, step) for record, step in pairs if begin_s <= record.start_s < end_s]
+
+    @property
+    def within_s(self) -> float:
+        return (1 - LEAD_IN) * self.duration_s
+
+    @property
+    def deferred_tokens_per_s(self) -> float:
+        return sum(record.deferred_generated for record, _ in self.within) / self.within_s
+
+    @property
+    def immediate_tokens_per_s(self) -> float:
+        return sum(r.generated - r.deferred_generated for r, _ in self.within) / self.within_s
+
+    @property
+    def mean_output(self) -> float:
+        return float(np.mean([r.max_tokens for r in (*self.immediate, *self.deferred)]))
+
+    def latencies_s(self) -> Floats:
+        """TTFT and TPOT [2, n] of the immediate requests that came after the beginning."""
+        begin_s = self.start_s + LEAD_IN * self.duration_s
+        counted = [r for r in self.immediate if r.arrival_s >= begin_s]
+        return np.array([[ttft_s(r) for r in counted], [tpot_s(r) for r in counted]], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One round of one load in one shape, under every policy, and `alone` twice: runs that followed
+    each other, of the same arrivals."""
+
+    shape: str
+    load: float
+    runs: dict[str, Measured]
+
+    def curve(self) -> Curve:
+        """The step times in this round."""
+        pairs = [pair for run in self.runs.values() for pair in run.within]
+        rows = np.array([features(record) for record, _ in pairs])
+        return fit(rows, np.array([step.seconds for _, step in pairs]))
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """To `alone`, and the interval of `CONFIDENCE`."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A policy under a load: latencies as ratios to `alone`, deferred tokens/s as shares."""
+
+    shape: str
+    load: float
+    policy: str
+    requests: int  # immediate ones
+    ttft_p50: Ratio
+    ttft_p99: Ratio
+    tpot_p50: Ratio
+    tpot_p99: Ratio
+    deferred_tokens_per_s: float
+    of_left_over: float
+    of_allowed: float | None  # by the step-time curve under that budget; of `budget` only
+
+
+def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: int) -> list[Point]:
+    """Of every load in every shape, and of each load with the requests of all its shapes pooled;
+    the rounds of each are pooled."""
+    budgets = {f"budget {factor:g}": factor for factor in factors}
+    kinds = list(dict.fromkeys((cell.shape, cell.load) for cell in cells))
+    kinds += [("all", load) for load in dict.fromkeys(cell.load for cell in cells)]
+    curves = [cell.curve() for cell in cells]
+    found = []
+    for shape, load in kinds:
+        here = [
+            (cell.runs, curve)
+            for cell, curve in zip(cells, curves, strict=True)
+            if cell.load == load and shape in (cell.shape, "all")
+        ]
+        alone = [runs["alone"] for runs, _ in here]
+        left_over = only - float(np.mean([run.immediate_tokens_per_s for run in alone]))
+        for name in here[0][0]:
+            measured = [runs[name] for runs, _ in here]
+            tokens_per_s = float(np.mean([run.deferred_tokens_per_s for run in measured]))
+            allowed = None
+            if name in budgets:
+                rates = [allowed_tokens_per_s(r[name], c, budgets[name], limit) for r, c in here]
+                allowed = float(np.mean(rates))
+            ttft_p50, ttft_p99, tpot_p50, tpot_p99 = ratios(measured, alone)
+            found.append(
+                Point(
+                    shape,
+                    load,
+                    name,
+                    sum(run.latencies_s().shape[1] for run in measured),
+                    ttft_p50,
+                    ttft_p99,
+                    tpot_p50,
+                    tpot_p99,
+                    tokens_per_s,
+                    tokens_per_s / left_over,
+                    tokens_per_s / allowed if allowed else None,
+                )
+            )
+    return found
+
+
+def ratios(runs: Sequence[Measured], alone: Sequence[Measured]) -> list[Ratio]:
+    """Of p50 and p99 of TTFT, p50 and p99 of TPOT. The intervals are a bootstrap's over blocks of
+    requests, the same ones on either side, since both runs of a pair had the same arrivals
+    (Kunsch, Annals of Statistics 17, 1989; percentile intervals)."""
+    pairs = [
+        np.stack([run.latencies_s(), other.latencies_s()])  # [2 sides, 2 kinds, n]
+        for run, other in zip(runs, alone, strict=True)
+    ]
+    both = np.concatenate(pairs, axis=2)
+    n = both.shape[2]
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, n, (RESAMPLES, -(-n // BLOCK)))
+    chosen = (starts[:, :, None] + np.arange(BLOCK)).reshape(RESAMPLES, -1)[:, :n] % n
+    found = []
+    for kind in both.transpose(1, 0, 2):  # [2 sides, n]
+        for q in (50, 99):
+            run, other = np.percentile(kind, q, axis=1)
+            runs_q, others_q = (np.percentile(side[chosen], q, axis=1) for side in kind)
+            tails = [50 - 50 * CONFIDENCE, 50 + 50 * CONFIDENCE]
+            low, high = np.percentile(runs_q / others_q, tails).tolist()
+            found.append(Ratio(float(run / other), low, high))
+    return found
+
+
+def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int) -> float:
+    """Deferred tokens/s that would use up the budget of each iteration of this run exactly, by the
+    measured curve, every token paying for its share of its prompt; where a budget holds no row, its
+    share of one. `budget` is the policy's own:
+    `factor` x the time of 1/`factor` of the immediate work, as far as the places go, and where no
+    immediate request is, its cap."""
+    prompt = float(np.mean([r.prompt_tokens for r in run.deferred]))
+    output = float(np.mean([r.max_tokens for r in run.deferred]))
+    length = prompt + output / 2
+    one = Work(
+        tokens=1 + prompt / output,
+        rows=1 + 1 / output,
+        drawn=1,
+        attended=length + prompt**2 / 2 / output,
+        context=length + prompt / output,
+        deferred=True,
+    )
+    busy_s = idle_s = tokens = idle_tokens = 0.0
+    for _, step in run.within:
+        if step.immediate.tokens:
+            stretch = max(1.0, min(factor, limit / step.immediate.rows))
+            budget_s = stretch * curve.seconds(step.immediate.scaled(1 / stretch))
+            tokens += _rows(curve, step.immediate, one, budget_s, limit - step.immediate.rows)
+            busy_s += step.seconds
+        elif step.idle_s is not None and (rows := _rows(curve, Work(), one, step.idle_s, limit)):
+            idle_tokens += step.seconds * rows / curve.seconds(one.scaled(rows))
+            idle_s += step.seconds
+    if idle_s:
+        tokens += max(0.0, run.within_s - busy_s) * idle_tokens / idle_s
+    return tokens / run.within_s
+
+
+def _rows(curve: Curve, immediate: Work, one: Work, budget_s: float, most: float) -> float:
+    low, high = 0.0, max(0.0, most)
+    for _ in range(20):
+        rows = (low + high) / 2
+        if curve.seconds(immediate.beside(one.scaled(rows))) <= budget_s:
+            low = rows
+        else:
+            high = rows
+    if low < 1 <= most:
+        alone_s, with_one_s = curve.seconds(immediate), curve.seconds(immediate.beside(one))
+        return (budget_s - alone_s) / (with_one_s - alone_s) if budget_s > alone_s else 0.0
+    return low

@@ -1,0 +1,1 @@
+"""The work through the server, as streams over loopback."""

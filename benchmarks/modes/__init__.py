@@ -1,0 +1,1 @@
+"""The three modes on the same work."""

@@ -1,0 +1,238 @@
+"""Output tokens per second of the three modes, of the original's method and of `transformers`.
+
+    python -m benchmarks.modes                       # fp32 and bf16, gpt2-medium's shape
+    python -m benchmarks.modes --http                # also through the server, 64 streams
+    python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
+
+One process, one run, the same weights and the same work (see benchmarks/common.py); ratios are
+meant, absolute figures belong to the machine. Slow methods run a stated part of the work: the
+first requests of it, whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from batching import Generate
+from benchmarks.common import Job, machine, offline_work, run_bare, save
+from benchmarks.http.__main__ import run_http, text_work
+from benchmarks.modes.original import run_original
+from generate import dynamic, nobatch, static
+from gpt.checkpoint import save_checkpoint
+from gpt.network import GPT
+from model import DTYPES, LoadOptions, load_model
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
+from scheduling.policies.tgi import TGI
+from seams import Policy
+
+NOBATCH_REQUESTS = 8
+HTTP_LIMIT = 64
+OVER_HTTP, BARE_TEXTS = "dynamic over HTTP, texts", "dynamic, bare, texts"
+TRANSFORMERS_REQUESTS = 4
+# of the whole work each token costs the original's method 102 positions on average, of these 93
+ORIGINAL_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    dtype: str
+    method: str
+    limit: int
+    requests: int
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+MODES: dict[str, tuple[Callable[[], Policy], Generate]] = {
+    "nobatch": (NoBatch, nobatch.generate),
+    "static": (lambda: Static(max_wait_s=0.0), static.generate),
+    "dynamic": (Orca, dynamic.generate),
+}
+POLICIES: dict[str, tuple[Callable[[], Policy], Generate]] = {
+    "dynamic, tgi": (TGI, dynamic.generate),
+    "dynamic, stall-free": (StallFree, dynamic.generate),
+    "dynamic, shortest-first": (ShortestFirst, dynamic.generate),
+}
+
+
+def measure_mode(mode: str, args: argparse.Namespace, dtype: str, limit: int) -> Result:
+    make_policy, generate = (MODES | POLICIES)[mode]
+    kind = mode.partition(",")[0]
+    model = load_model(LoadOptions(kind, args.model, args.device, dtype, 0, limit))
+    work = offline_work(model.vocab_size)
+    if mode == "nobatch":
+        work = work[:NOBATCH_REQUESTS]
+    model.warm_up()
+    run = run_bare(model, make_policy(), generate, work, limit)
+    tokens = sum(record.generated for record in run.tally.requests)
+    return Result(dtype, mode, limit, len(work), tokens, run.seconds)
+
+
+def measure_bare_texts(args: argparse.Namespace, dtype: str) -> Result:
+    """The bare loop on the very prompts that go through HTTP."""
+    work = [job for _, job in text_work(args.model)]
+    model = load_model(LoadOptions("dynamic", args.model, args.device, dtype, 0, HTTP_LIMIT))
+    model.warm_up()
+    run = run_bare(model, Orca(), dynamic.generate, work, HTTP_LIMIT)
+    tokens = sum(record.generated for record in run.tally.requests)
+    return Result(dtype, BARE_TEXTS, HTTP_LIMIT, len(work), tokens, run.seconds)
+
+
+def measure_original(network: GPT, dtype: str) -> Result:
+    work = offline_work(network.config.vocab_size)[:ORIGINAL_REQUESTS]
+    run_original(network, [Job(work[0].prompt, 1)])
+    outputs, seconds = run_original(network, work)
+    tokens = sum(len(output) for output in outputs)
+    return Result(dtype, "the original's method", len(work), len(work), tokens, seconds)
+
+
+def measure_transformers(network: GPT, folder: Path, dtype: str) -> Result:
+    """`generate` with its KV cache, one request after the other."""
+    from transformers import GPT2LMHeadModel
+
+    save_checkpoint(network, folder, DTYPES[dtype])
+    peer: Any = GPT2LMHeadModel.from_pretrained(folder, dtype=DTYPES[dtype])
+    peer.train(mode=False)
+
+    def generate(job: Job) -> int:
+        ids = torch.tensor([job.prompt])
+        out = peer.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=job.output_tokens,
+            min_new_tokens=job.output_tokens,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=0,
+        )
+        return int(out.shape[1]) - len(job.prompt)
+
+    work = offline_work(network.config.vocab_size)[:TRANSFORMERS_REQUESTS]
+    generate(Job(work[0].prompt, 4))
+    start_s = time.perf_counter()
+    tokens = sum(generate(job) for job in work)
+    seconds = time.perf_counter() - start_s
+    return Result(dtype, "transformers, one by one", 1, len(work), tokens, seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES)
+    parser.add_argument("--limits", nargs="+", type=int, default=[32, 64], help="batch limits")
+    parser.add_argument("--http", action="store_true", help="also 64 streams through the server")
+    parser.add_argument("--policies", action="store_true", help="also dynamic's other policies")
+    parser.add_argument("--without-peers", action="store_true", help="our modes only")
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
+    args = parser.parse_args(argv)
+
+    results: list[Result] = []
+    batching = ["static", "dynamic", *(POLICIES if args.policies else ())]
+    per_dtype = 1 + len(batching) * len(args.limits) + 2 * (not args.without_peers) + 2 * args.http
+    steps = len(args.dtypes) * per_dtype
+    with tqdm(total=steps, desc="benchmark", file=sys.stderr) as bar:
+
+        def add(result: Result) -> None:
+            results.append(result)
+            bar.set_postfix_str(f"{result.method} {result.dtype} {result.tokens_per_s:.0f} tok/s")
+            bar.update()
+            gc.collect()  # a model's gigabytes go before the next one comes
+
+        for dtype in args.dtypes:
+            add(measure_mode("nobatch", args, dtype, 1))
+            for limit in args.limits:
+                for mode in batching:
+                    add(measure_mode(mode, args, dtype, limit))
+            if args.http:
+                add(measure_bare_texts(args, dtype))
+                add(
+                    Result(
+                        dtype, OVER_HTTP, HTTP_LIMIT, 64, *run_http(args.model, dtype, HTTP_LIMIT)
+                    )
+                )
+            if not args.without_peers:
+                measure_peers(args.model, dtype, add)
+    report = {
+        "model": args.model,
+        "results": [{**asdict(r), "tokens_per_s": r.tokens_per_s} for r in results],
+        "ratios": ratios(results),
+    }
+    save(report, table(args.model, results), args.out, "modes")
+
+
+def measure_peers(model: str, dtype: str, add: Callable[[Result], None]) -> None:
+    import tempfile
+
+    from gpt.checkpoint import load_network
+
+    network = load_network(model, torch.device("cpu"), DTYPES[dtype], 0)
+    add(measure_original(network, dtype))
+    with tempfile.TemporaryDirectory() as folder:
+        add(measure_transformers(network, Path(folder), dtype))
+
+
+def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Of tokens/s, within this run."""
+    found: dict[str, dict[str, float]] = {}
+    for dtype in dict.fromkeys(r.dtype for r in results):
+        speed = {(r.method, r.limit): r.tokens_per_s for r in results if r.dtype == dtype}
+        pairs = [(("dynamic", n), ("static", n)) for n in (32, 64)]
+        pairs += [(("dynamic", n), ("nobatch", 1)) for n in (32, 64)]
+        pairs += [((policy, n), ("dynamic", n)) for policy in POLICIES for n in (32, 64)]
+        pairs += [
+            (("dynamic", 64), ("the original's method", ORIGINAL_REQUESTS)),
+            (("nobatch", 1), ("transformers, one by one", 1)),
+            ((OVER_HTTP, HTTP_LIMIT), (BARE_TEXTS, HTTP_LIMIT)),
+        ]
+        found[dtype] = {
+            f"{a[0]} at {a[1]} / {b[0]}": round(speed[a] / speed[b], 2)
+            for a, b in pairs
+            if a in speed and b in speed
+        }
+    return found
+
+
+def table(model: str, results: Sequence[Result]) -> str:
+    where = machine()
+    lines = [
+        f"{model} on {where.cpu}, {where.cores} cores, torch {where.torch}",
+        "",
+        "| dtype | method | batch limit | requests | tokens | output tokens/s |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.dtype} | {r.method} | {r.limit} | {r.requests} | {r.tokens} | {r.tokens_per_s:.1f} |"
+        for r in results
+    ]
+    lines += ["", "| dtype | ratio | value |", "|---|---|---|"]
+    lines += [
+        f"| {dtype} | {name} | {value:.2f} |"
+        for dtype, pairs in ratios(results).items()
+        for name, value in pairs.items()
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What the router costs, beside text-inference-batcher and LiteLLM's proxy in the same run.
+
+    python -m benchmarks.router                               # the router against no router
+    python -m benchmarks.router --litellm --tib DIR --record  # with its peers, into results/
+
+Loopback, one process each, one null upstream that answers at once. Three parts: `closed` (requests
+per second at 16 connections, latency at 1; `wrk` makes the load where it is installed), `added`
+(latency at 200 requests/s beside the same load on the upstream itself, in turns), `streams` (2,000
+streams at 5 tokens/s). Rounds are interleaved and ratios are taken within a round, as the machine
+may be busy.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.router import loads, targets
+from benchmarks.router.targets import Target
+
+RESULTS = Path("results/reference-router")
+
+
+def machine() -> dict[str, Any]:
+    """The machine's name for the report."""
+    cpu = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def closed(everyone: list[Target], rounds: int, seconds: float) -> dict[str, Any]:
+    """Throughput at 16 connections and latency at one, by target; ratios are router / target."""
+    rows: dict[str, list[dict[str, float]]] = {t.name: [] for t in everyone}
+    for number in range(rounds):
+        for target in everyone:
+            many = loads.closed_loop(target, 16, seconds)
+            one = loads.closed_loop(target, 1, seconds)
+            row = {
+                "requests_per_s": many.requests_per_s,
+                "p99_ms_16": many.p99_ms,
+                "p50_ms_1": one.p50_ms,
+                "p99_ms_1": one.p99_ms,
+                "failed": many.failed + one.failed,
+            }
+            rows[target.name].append(row)
+            print(f"round {number + 1}: {target.name}: {row}", file=sys.stderr)
+    out: dict[str, Any] = {}
+    for target in everyone:
+        mine, its = rows["router"], rows[target.name]
+        ratios = [a["requests_per_s"] / b["requests_per_s"] for a, b in zip(mine, its, strict=True)]
+        medians = {k: statistics.median(r[k] for r in its) for k in its[0]}
+        out[target.name] = {
+            "version": target.version,
+            **medians,
+            "failed": sum(r["failed"] for r in its),
+            "router_over_this": statistics.median(ratios),
+            "router_over_this_range": [min(ratios), max(ratios)],
+            "rounds": its,
+        }
+    return out
+
+
+def added(null: Target, router: Target, rounds: int, seconds: float) -> dict[str, Any]:
+    """What the router adds at 200 requests/s, percentile by percentile, pooled over rounds."""
+    direct: list[float] = []
+    routed: list[float] = []
+    for _ in range(rounds):
+        found = asyncio.run(loads.open_loop([null, router], 200, seconds))
+        direct += found[null.name]
+        routed += found[router.name]
+    out: dict[str, Any] = {"rate": 200, "requests": len(routed)}
+    for percent in (50, 95, 99):
+        with_it, without = (
+            loads.percentile_ms(routed, percent),
+            loads.percentile_ms(direct, percent),
+        )
+        out[f"p{percent}_ms"] = {"direct": without, "routed": with_it, "added": with_it - without}
+    return out
+
+
+def report(result: dict[str, Any]) -> str:
+    """The card for people, in Markdown."""
+    m = result["machine"]
+    lines = [
+        "# The router beside its peers",
+        "",
+        f"{m['cpu']}, {m['cores']} cores shared by load, proxy and upstream; Python {m['python']};"
+        f" load average before: {m['load_before']:.1f}. Command: `{result['command']}`.",
+    ]
+    if "closed" in result:
+        lines += [
+            "",
+            f"Closed loop by {result['loader']}, medians of {result['rounds']} rounds. The ratio is"
+            " router / this, the median of the ratios within a round (least to greatest).",
+            "",
+            "| target | requests/s, 16 connections | p99 ms | p50 ms, 1 connection | p99 ms | "
+            "not 200 | router / this |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        for name, row in result["closed"].items():
+            low, high = row["router_over_this_range"]
+            lines.append(
+                f"| {name} {row['version']} | {row['requests_per_s']:,.0f} | {row['p99_ms_16']:.1f}"
+                f" | {row['p50_ms_1']:.2f} | {row['p99_ms_1']:.2f} | {row['failed']:.0f} "
+                f"| {row['router_over_this']:.2f} ({low:.2f} to {high:.2f}) |"
+            )
+    if "added" in result:
+        a = result["added"]
+        lines += [
+            "",
+            f"Open loop, {a['rate']} requests/s each way in turns, {a['requests']} requests:",
+            "",
+            "| | direct, ms | through the router, ms | added, ms |",
+            "| --- | ---: | ---: | ---: |",
+        ]
+        for p in ("p50", "p95", "p99"):
+            r = a[f"{p}_ms"]
+            lines.append(f"| {p} | {r['direct']:.2f} | {r['routed']:.2f} | {r['added']:.2f} |")
+    if "streams" in result:
+        s, direct = result["streams"], result["streams_direct"]
+        lines += [
+            "",
+            f"{s['streams']} streams at {s['rate']} tokens/s together: {s['whole']} came whole,"
+            f" {s['events']:,} of {s['events_due']:,} events; the router's peak memory"
+            f" {s['rss_mb']:.0f} MB, {s['cpu_cores']:.2f} cores; p99 of the last event's lag behind"
+            f" its pace {s['lag_p99_ms']:.0f} ms, without the router"
+            f" {direct['lag_p99_ms']:.0f} ms.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", default="closed,added,streams", help="which (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
+    parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
+    parser.add_argument("--streams", type=int, default=2000, help="streams (default: 2000)")
+    parser.add_argument("--tokens", type=int, default=60, help="tokens a stream (default: 60)")
+    parser.add_argument("--tib", type=Path, help="a built checkout of text-inference-batcher")
+    parser.add_argument(
+        "--litellm",
+        action="store_true",
+        help=f"LiteLLM's proxy too; installs {targets.LITELLM} into {targets.VENV} on first use",
+    )
+    parser.add_argument("--record", action="store_true", help=f"write into {RESULTS}/")
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    command = ["python -m benchmarks.router", *sys.argv[1:]]
+    if args.tib:
+        command = [word if word != str(args.tib) else "DIR" for word in command]
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "command": " ".join(command),
+        "rounds": args.rounds,
+        "loader": loads.loader(),
+    }
+    with ExitStack() as stack:
+        null = stack.enter_context(targets.null_upstream())
+        router = stack.enter_context(targets.ours(null))
+        if "closed" in parts:
+            everyone = [null, router]
+            with ExitStack() as peers:
+                if args.tib:
+                    everyone.append(
+                        peers.enter_context(targets.text_inference_batcher(args.tib, null))
+                    )
+                if args.litellm:
+                    everyone.append(peers.enter_context(targets.litellm(null)))
+                result["closed"] = closed(everyone, args.rounds, args.seconds)
+        if "added" in parts:
+            result["added"] = added(null, router, args.rounds, args.seconds)
+        if "streams" in parts:
+            for name, target in (("streams_direct", null), ("streams", router)):
+                found = asyncio.run(loads.many_streams(target, args.streams, 5, args.tokens))
+                result[name] = {"rate": 5, **asdict(found)}
+    text = report(result)
+    print(text)
+    if args.record:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / "router.json").write_text(json.dumps(result, indent=1) + "\n")
+        (RESULTS / "router.md").write_text(text)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

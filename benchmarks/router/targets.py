@@ -1,0 +1,153 @@
+"""The processes the router's benchmark compares: the null upstream itself, and three proxies.
+
+Each proxy is one process with one upstream, its limits out of the way, its logs off, otherwise as
+its own documentation starts it.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+LITELLM = "litellm[proxy]"
+VENV = Path("build/litellm-venv")
+START_S = 120
+CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A running server: `url` without a path, `version` as shown in the report."""
+
+    name: str
+    url: str
+    pid: int
+    version: str
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _running(
+    name: str, command: Sequence[str], port: int, env: dict[str, str], version: str, cwd: str = "."
+) -> Iterator[Target]:
+    """Starts a server, waits until it answers a request of the benchmark, stops it in the end."""
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it goes with the process)
+    process = subprocess.Popen(
+        command, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=log
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + START_S
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                log.seek(0)
+                raise SystemExit(f"{name} did not start:\n{log.read()[-2000:]}")
+            time.sleep(0.1)
+        yield Target(name, url, process.pid, version)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _answers(url: str) -> bool:
+    ask = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        CHAT,
+        {"Content-Type": "application/json", "Authorization": "Bearer sk-x"},
+    )
+    try:
+        with urllib.request.urlopen(ask, timeout=5) as answer:
+            return b"hello" in answer.read()
+    except OSError:
+        return False
+
+
+@contextmanager
+def null_upstream() -> Iterator[Target]:
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.router.null", str(port)]
+    with _running("null upstream", command, port, {}, "") as target:
+        yield target
+
+
+@contextmanager
+def ours(upstream: Target, *options: str) -> Iterator[Target]:
+    port = free_port()
+    command = [sys.executable, "-m", "router", f"--port={port}", f"--upstreams={upstream.url}"]
+    command += ["--max-connect-per-upstream=10000", *options]
+    with _running("router", command, port, {}, "this checkout") as target:
+        yield target
+
+
+@contextmanager
+def text_inference_batcher(folder: Path, upstream: Target) -> Iterator[Target]:
+    """`folder`: a checkout of text-inference-batcher whose node application has been built."""
+    entry = folder / "apps/text-inference-batcher-nodejs/dist/index.js"
+    if not entry.exists():
+        raise SystemExit(f"{entry} is missing: --tib takes a built checkout")
+    port = free_port()
+    env = {
+        "UPSTREAMS": upstream.url,
+        "TIB_PORT": str(port),
+        "MAX_CONNECT_PER_UPSTREAM": "10000",
+        "NODE_ENV": "production",
+    }
+    node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
+    with _running(
+        "text-inference-batcher",
+        ["node", str(entry.resolve())],
+        port,
+        env,
+        f"node {node.stdout.strip()}",
+        str(folder),
+    ) as target:
+        yield target
+
+
+@contextmanager
+def litellm(upstream: Target) -> Iterator[Target]:
+    """LiteLLM's proxy from PyPI, in an environment of its own under build/."""
+    python = VENV / "bin/python"
+    if not python.exists():
+        print(f"installing {LITELLM} into {VENV}", file=sys.stderr)
+        venv.create(VENV, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", LITELLM], check=True)
+    shown = "import importlib.metadata as m; print(m.version('litellm'))"
+    version = subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True)
+    port = free_port()
+    config = VENV / "config.yaml"
+    config.write_text(
+        "model_list:\n"
+        "  - model_name: m\n"
+        "    litellm_params:\n"
+        "      model: openai/m\n"
+        f"      api_base: {upstream.url}/v1\n"
+        "      api_key: x\n"
+    )
+    command = [str(VENV / "bin/litellm"), "--config", str(config), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--num_workers", "1", "--telemetry", "False"]
+    env = {
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # Without keys, as the others run here.
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with _running("LiteLLM", command, port, env, version.stdout.strip()) as target:
+        yield target

@@ -1,0 +1,86 @@
+"""What an experiment leaves behind, as plain records: a run with its figures, a server that was
+lost, the calibration that the loads refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from client.analysis.gates import Verdict
+from client.analysis.metrics import Isolated, Measured
+from client.load.records import Run
+
+MODES = ("nobatch", "static", "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One request at a time on the baseline: load 1 is ``capacity`` requests a second."""
+
+    baseline: str
+    capacity: float
+    isolated: Isolated
+    ttft_s: float
+    longest_s: float
+    start_s: float
+    streamed: bool
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One planned run. ``repeat`` marks the seed that is played a second time."""
+
+    contestant: str
+    load: float
+    seed: int
+    repeat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run with its figures, and what the server said about it."""
+
+    job: Job
+    attempt: int
+    run: Run
+    measured: Measured
+    verdict: Verdict
+    server: dict[str, Any] | None
+    iterations: dict[str, Any] | None
+
+    @property
+    def contestant(self) -> str:
+        return self.job.contestant
+
+    @property
+    def load(self) -> float:
+        return self.job.load
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @property
+    def repeat(self) -> bool:
+        return self.job.repeat
+
+    @property
+    def name(self) -> str:
+        ending = ("-repeat" if self.repeat else "") + (
+            f"-try{self.attempt}" if self.attempt else ""
+        )
+        return f"{self.contestant}-load{self.load:g}-seed{self.seed}{ending}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A contestant that failed and was left out from then on; ``reason`` may hold its log's end."""
+
+    contestant: str
+    when: str
+    reason: str
+
+    @property
+    def headline(self) -> str:
+        return f"{self.contestant} failed {self.when}: {self.reason.splitlines()[0]}"

@@ -1,0 +1,221 @@
+"""The APIs a target may speak: how a request is written there and an answer is read.
+
+No I/O: bodies go out as dictionaries, answers and stream events come in as decoded JSON. Token
+counts are the server's own, never text encoded again; each dialect says what it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from client.workloads.workload_file import Request
+
+Json = Mapping[str, Any]
+
+
+class AnswerError(ValueError):
+    """An answer that says it failed, or that is not what the dialect promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one stream event (or a whole answer) told.
+
+    ``tokens`` handed over by it; ``total`` and ``prompt_tokens`` where the server states them;
+    ``first_s``/``queue_s`` where it reports its own timing; ``last`` ends the stream.
+    """
+
+    tokens: int = 0
+    total: int | None = None
+    prompt_tokens: int | None = None
+    first_s: float | None = None
+    queue_s: float | None = None
+    text: str = ""
+    last: bool = False
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def counted(self) -> str:
+        """What a token count of this API rests on."""
+        ...
+
+    def path(self, *, stream: bool) -> str: ...
+
+    def body(self, request: Request, *, stream: bool) -> dict[str, Any]: ...
+
+    def event(self, data: Json) -> Event:
+        """Read one stream event; AnswerError for an error event."""
+        ...
+
+    def answer(self, data: Json) -> Event:
+        """Read a whole answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """This project's ``/inference``."""
+
+    options: Json = field(default_factory=dict)
+    name: str = "inference"
+    counted: str = "token ids counted by the server, stated with every event"
+
+    def path(self, *, stream: bool) -> str:
+        return "/inference"
+
+    def body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "prompt": request.prompt,
+            "num_tokens": request.output_tokens,
+            "seed": request.seed,
+            **self.options,
+        }
+        if stream:
+            body["stream"] = True
+        if request.service != "immediate":
+            body["class"] = request.service
+            if request.deadline_s is not None:
+                body["deadline_s"] = request.deadline_s
+        return body
+
+    def event(self, data: Json) -> Event:
+        if data.get("done"):
+            return self.answer(data)
+        if "error" in data:
+            raise AnswerError(str(data["error"]))
+        return Event(tokens=_count(data, "tokens"), text=str(data.get("text", "")))
+
+    def answer(self, data: Json) -> Event:
+        timing = data.get("timing", {})
+        return Event(
+            total=_count(data, "num_tokens"),
+            prompt_tokens=_count_if_any(data, "prompt_tokens"),
+            first_s=_seconds_if_any(timing, "ttft_s"),
+            queue_s=_seconds_if_any(timing, "queue_s"),
+            text=str(data.get("generated", "")),
+            last=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAI:
+    """``/v1/completions``, or with ``chat`` ``/v1/chat/completions``; streams ask for usage."""
+
+    options: Json
+    chat: bool = False
+    name: str = "openai"
+    counted: str = "the server's usage.completion_tokens"
+
+    def path(self, *, stream: bool) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {"max_tokens": request.output_tokens, "seed": request.seed}
+        if self.chat:
+            body["messages"] = [{"role": "user", "content": request.prompt}]
+        else:
+            body["prompt"] = request.prompt
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if request.service == "deferred":
+            body["service_tier"] = "flex"
+        return body | dict(self.options)
+
+    def event(self, data: Json) -> Event:
+        if "error" in data:
+            raise AnswerError(_message(data["error"]))
+        text = "".join(
+            (c.get("delta", {}).get("content") if self.chat else c.get("text")) or ""
+            for c in data.get("choices") or []
+        )
+        usage = data.get("usage") or {}
+        return Event(
+            tokens=1 if text else 0,
+            total=_count_if_any(usage, "completion_tokens"),
+            prompt_tokens=_count_if_any(usage, "prompt_tokens"),
+            text=text,
+        )
+
+    def answer(self, data: Json) -> Event:
+        choice = data["choices"][0]
+        return Event(
+            total=_count(data["usage"], "completion_tokens"),
+            prompt_tokens=_count_if_any(data["usage"], "prompt_tokens"),
+            text=str(choice["message"]["content"] if self.chat else choice["text"]),
+            last=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tgi:
+    """Text Generation Inference's ``/generate`` and ``/generate_stream``."""
+
+    options: Json = field(default_factory=dict)
+    name: str = "tgi"
+    counted: str = "the server's tokens, one stream event each"
+
+    def path(self, *, stream: bool) -> str:
+        return "/generate_stream" if stream else "/generate"
+
+    def body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        parameters = {
+            "max_new_tokens": request.output_tokens,
+            "seed": request.seed,
+            "details": True,
+            "decoder_input_details": not stream,
+            **self.options,
+        }
+        return {"inputs": request.prompt, "parameters": parameters}
+
+    def event(self, data: Json) -> Event:
+        if "error" in data:
+            raise AnswerError(_message(data["error"]))
+        details = data.get("details") or {}
+        return Event(
+            tokens=1,
+            total=_count_if_any(details, "generated_tokens"),
+            text=str(data["token"].get("text", "")),
+            last=data.get("generated_text") is not None,
+        )
+
+    def answer(self, data: Json) -> Event:
+        prefill = data["details"].get("prefill")
+        return Event(
+            total=_count(data["details"], "generated_tokens"),
+            prompt_tokens=len(prefill) if prefill else None,
+            text=str(data["generated_text"]),
+            last=True,
+        )
+
+
+def _count(data: Json, key: str) -> int:
+    value = data[key]
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise AnswerError(f"{key} should be a count of tokens, not {value!r}")
+    return value
+
+
+def _count_if_any(data: Json, key: str) -> int | None:
+    return None if data.get(key) is None else _count(data, key)
+
+
+def _seconds_if_any(data: Json, key: str) -> float | None:
+    value = data.get(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise AnswerError(f"{key} should be seconds, not {value!r}")
+    return float(value)
+
+
+def _message(error: object) -> str:
+    return str(error.get("message", error)) if isinstance(error, Mapping) else str(error)

@@ -1,0 +1,261 @@
+"""Starts and stops real servers, and asks any target's side doors. HTTP and processes only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+
+from client.load.target import Target, authorization, parse_target
+
+ROOT = Path(__file__).resolve().parents[2]
+_STOP_S = 20.0
+_DYING_S = 5.0
+_ANSWER_S = 30.0
+FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
+
+
+class ServerError(RuntimeError):
+    """A server that did not come up or does not answer; below the first line its log's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A target, and the process behind it where we started it."""
+
+    target: Target
+    process: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+
+    def why_dead(self) -> str | None:
+        """None while it answers; otherwise what is known about its end, and the end of its log."""
+        silence = unreachable(self.target)
+        if silence is None:
+            return None
+        if self.process is None or self.log is None:
+            return silence
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_DYING_S)  # the socket closes before the process is gone
+        code = self.process.returncode
+        ended = silence if code is None else f"its process ended with status {code}"
+        return ended + _end_of(self.log)
+
+
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port for a server that is started in the block. It stays bound here, without a listener, so
+    that the system gives it to nobody else; a server binds it all the same by SO_REUSEADDR."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        yield int(sock.getsockname()[1])
+
+
+def end_as_ctrl_c() -> None:
+    """SIGTERM and a closed terminal interrupt as Ctrl-C does: servers that were started here are in
+    sessions of their own, and would stay. `nohup` is respected."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None
+) -> Iterator[Server]:
+    """Run ``command --port P`` until the block ends; yields when ``/health`` says 200.
+
+    The server leads a process group of its own, so that nothing of it survives the block, and a
+    Ctrl-C in the terminal reaches the caller alone. Without `cwd` it runs where the caller does, so
+    that relative paths among its options mean the same.
+    """
+    # it must not work off jobs that are stored for the user's own server
+    environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
+    environment.pop("DATABASE_URL", None)
+    with free_port() as port, log.open("ab") as sink:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            stdout=sink, stderr=subprocess.STDOUT, cwd=cwd, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            target = parse_target(f"{name}=http://127.0.0.1:{port}")
+            _await_health(process, target, log, start_s)
+            yield Server(target, process, log)
+        finally:
+            _stop(process)
+
+
+def _await_health(
+    process: subprocess.Popen[bytes], target: Target, log: Path, start_s: float
+) -> None:
+    give_up = time.monotonic() + start_s
+    while time.monotonic() < give_up:
+        if process.poll() is not None:
+            raise ServerError(
+                f"{target.name}: the server ended with status {process.returncode} before it was "
+                f"ready{_end_of(log)}"
+            )
+        try:
+            if requests.get(f"{target.url}/health", timeout=5).status_code == 200:
+                return
+        except requests.RequestException:
+            pass
+        time.sleep(0.1)
+    raise ServerError(f"{target.name}: not ready after {start_s:.0f} s (--start-s){_end_of(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, which drains; what is left of the group after a while, or when an interrupt comes
+    meanwhile (a terminal that closes sends SIGHUP twice), is killed."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end_of(log: Path, lines: int = 15) -> str:
+    tail = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join(("; the end of its log:", *(tail or ["(nothing)"])))
+
+
+def unreachable(target: Target) -> str | None:
+    """None where something answers: ``/health`` of a native target, of others the open port."""
+    try:
+        if not target.native:
+            parts = urlsplit(target.url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            socket.create_connection((str(parts.hostname), port), _ANSWER_S).close()
+            return None
+        status = requests.get(f"{target.url}/health", timeout=_ANSWER_S).status_code
+    except (requests.RequestException, OSError) as error:
+        return f"{target.url} does not answer: {_cause(error)}"
+    return None if status == 200 else f"{target.url}/health says {status}"
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong without the objects that met it: requests wraps it three times."""
+    inner = getattr(error.args[0] if error.args else None, "reason", None)
+    return str(inner or error).rpartition("): ")[2]
+
+
+def stats(target: Target) -> dict[str, Any] | None:
+    """``/stats`` of a native target; None where there is none."""
+    return _get(target, "/stats") if target.native else None
+
+
+def iterations(target: Target) -> dict[str, Any] | None:
+    """``/stats/iterations`` of a native target; None where there is none that can be read."""
+    table = (_get(target, "/stats/iterations") if target.native else None) or {}
+    columns, lines = table.get("columns"), table.get("iterations")
+    if not isinstance(columns, list) or not isinstance(lines, list):
+        return None
+    whole = all(
+        isinstance(line, list)
+        and len(line) == len(columns)
+        and all(isinstance(value, int | float) for value in line)
+        for line in lines
+    )
+    return table if whole else None
+
+
+def reset_stats(target: Target) -> None:
+    """Begin a new window in ``/stats``; a target without one is left alone."""
+    if target.native:
+        with contextlib.suppress(requests.RequestException):
+            requests.post(f"{target.url}/stats/reset", headers=authorization(), timeout=30)
+
+
+def settled_stats(target: Target, wait_s: float = 10.0) -> dict[str, Any] | None:
+    """``/stats`` once nothing waits or runs, so that a cut run does not leak into the next."""
+    give_up = time.monotonic() + wait_s
+    while True:
+        answer = stats(target)
+        counts = (answer or {}).get("counts")
+        busy = isinstance(counts, dict) and (counts.get("waiting") or counts.get("running"))
+        if answer is None or not busy or time.monotonic() > give_up:
+            return answer
+        time.sleep(0.05)
+
+
+def handled(stats: dict[str, Any] | None) -> int | None:
+    """Tokens in the server's books; None where it does not say."""
+    tokens = (stats or {}).get("total-tokens-handled")
+    return tokens if type(tokens) is int else None
+
+
+def described(stats: dict[str, Any] | None) -> str | None:
+    """What answered, in the server's own words: mode, model with its note, hardware."""
+    if not stats:
+        return None
+    model, machine = (_dict(stats, key) for key in ("model", "machine"))
+    parts = [f"mode {stats['mode']}"] if "mode" in stats else []
+    if "name" in model:
+        parts.append(f"model {model['name']}, {model.get('dtype', 'unknown')}")
+        parts += [str(model["note"])] if model.get("note") else []
+    if "cpu" in machine:
+        parts.append(
+            f"on {machine.get('gpu') or 'no GPU'}, {machine['cpu']}, {machine.get('cores')} cores"
+        )
+    return ", ".join(parts) or None
+
+
+def note_of(stats: dict[str, Any] | None) -> str | None:
+    """What a model says about itself at its start, as that its weights are random."""
+    model = _dict(stats or {}, "model")
+    return f"Model {model.get('name')}: {model['note']}" if model.get("note") else None
+
+
+def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def streams(target: Target, timeout_s: float) -> bool:
+    """Whether a native target can stream: it refuses the field otherwise.
+
+    Raises ServerError where it does not answer, or not as this project's servers do.
+    """
+    body = {"prompt": "a", "num_tokens": 1, "stream": True, "temperature": 0}
+    try:
+        with requests.post(
+            f"{target.url}/inference", json=body, headers=authorization(), timeout=timeout_s,
+            stream=True,
+        ) as answer:  # fmt: skip
+            kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
+            if answer.status_code == 200 and kind == "text/event-stream":
+                return True
+            refused = answer.status_code in (400, 422)
+            if kind == "application/json" and (refused or answer.status_code == 200):
+                return False
+            text = answer.raw.read(300, decode_content=True).decode(errors="replace")
+    except (requests.RequestException, OSError) as error:
+        raise ServerError(f"{target.url} does not answer: {_cause(error)}") from None
+    raise ServerError(
+        f"{target.url}/inference answered a first request with HTTP {answer.status_code} and "
+        f"{kind}, where a stream of events or JSON was expected: {' '.join(text.split())}"
+    )
+
+
+def _get(target: Target, path: str) -> dict[str, Any] | None:
+    try:
+        answer = requests.get(target.url + path, headers=authorization(), timeout=30)
+        data = answer.json() if answer.status_code == 200 else None
+    except (requests.RequestException, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None

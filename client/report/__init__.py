@@ -1,0 +1,1 @@
+"""Reports: tables, pictures and pages from the figures."""

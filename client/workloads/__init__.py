@@ -1,0 +1,1 @@
+"""Workloads: arrivals, lengths, traces, and the files that keep them."""

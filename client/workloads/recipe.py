@@ -1,0 +1,224 @@
+"""From a recipe (shapes, sizes, classes, seed) to a workload. Pure: the same recipe, the same file.
+
+Arrivals, prompt lengths, output lengths, texts and classes draw from independent streams of the
+seed, so changing one of them leaves the others as they were; the rate only scales the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from client.workloads.arrivals import Closed, horizon, parse_arrivals
+from client.workloads.data import VOCABULARY, Sizes, make_prompts, parse_sizes
+from client.workloads.spec import SpecError, refuse_given
+from client.workloads.traces import Trace, read_trace
+from client.workloads.workload_file import Request, Workload, seal
+
+_STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", "seeds", "think")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a workload is made from; it stands in the file's header.
+
+    ``rate`` is in requests a second; None keeps a trace's own rate. ``prompt_tokens`` and
+    ``output_tokens`` are ignored where ``arrivals`` is a trace, which brings its own lengths.
+    ``exact_duration`` stretches the path so that the last of n arrivals comes at n/rate, as vLLM
+    does: runs of one rate then offer exactly the same load.
+    """
+
+    requests: int | None = 100
+    rate: float | None = 1.0
+    arrivals: str = "poisson"
+    output_tokens: str = "normal:100,50,1,200"
+    prompt_tokens: str = "uniform:4,64"
+    prompts: str = "words"
+    deferred_share: float = 0.0
+    deadline_s: float | None = None
+    exact_duration: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.requests is not None and self.requests < 1:
+            raise SpecError(f"the number of requests must be at least 1, not {self.requests}")
+        if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
+            raise SpecError(f"the rate must be a number of requests a second > 0, not {self.rate}")
+        if not 0 <= self.deferred_share <= 1:
+            raise SpecError(f"the deferred share must be in 0..1, not {self.deferred_share}")
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise SpecError(f"the deadline must be a number of seconds > 0, not {self.deadline_s}")
+        if self.seed < 0:
+            raise SpecError(f"the seed must be a whole number >= 0, not {self.seed}")
+
+
+def make(recipe: Recipe) -> Workload:
+    """Make the workload; SpecError where the recipe asks for something impossible."""
+    generator = {**asdict(recipe), "numpy": np.__version__}
+    if recipe.prompts == "words" and VOCABULARY.exists():
+        generator["vocabulary_sha256"] = hashlib.sha256(VOCABULARY.read_bytes()).hexdigest()
+    if recipe.arrivals.startswith("trace:"):
+        trace = read_trace(recipe.arrivals, _seed(recipe, "arrivals"))
+        generator["trace"] = trace.note
+        return _fill(recipe, generator, trace)
+    if recipe.requests is None or (
+        recipe.rate is None and not recipe.arrivals.startswith("closed")
+    ):
+        raise SpecError("the number of requests and the rate can be left open with a trace only")
+    n, process = recipe.requests, parse_arrivals(recipe.arrivals)
+    prompt_lengths = parse_sizes(recipe.prompt_tokens).sample(n, _rng(recipe, "prompt lengths"))
+    output_lengths = parse_sizes(recipe.output_tokens).sample(n, _rng(recipe, "output lengths"))
+    if isinstance(process, Closed):
+        think = _rng(recipe, "think").exponential(process.think, n) if process.think else [0.0] * n
+        requests = [
+            replace(r, at_s=None, think_s=round(float(t), 6))
+            for r, t in zip(
+                _requests(recipe, np.zeros(n), prompt_lengths, output_lengths), think, strict=True
+            )
+        ]
+        return seal(generator, requests, 0.0, steady=True, users=process.users)
+    assert recipe.rate is not None  # refused above
+    try:
+        times = process.unit_times(n, _seed(recipe, "arrivals"))
+    except ValueError as error:
+        raise SpecError(f"arrivals {recipe.arrivals!r}: {error}") from None
+    if recipe.exact_duration and (end := horizon(process, times)) > 0:
+        times = times * (n / end)
+    return seal(
+        generator,
+        _requests(recipe, times / recipe.rate, prompt_lengths, output_lengths),
+        horizon(process, times) / recipe.rate,
+        steady=process.steady,
+    )
+
+
+def _fill(recipe: Recipe, generator: dict[str, object], trace: Trace) -> Workload:
+    n = min(trace.times.size, recipe.requests or trace.times.size)
+    times = trace.times[:n]
+    duration = trace.duration_s if n == trace.times.size else float(times[-1])
+    if recipe.rate is not None:
+        if duration <= 0:
+            raise SpecError("a trace without duration cannot be scaled to a rate")
+        scale = n / duration / recipe.rate
+        times, duration = times * scale, duration * scale
+    requests = _requests(recipe, times, trace.prompt_tokens[:n], trace.output_tokens[:n])
+    return seal(generator, requests, duration, steady=False)
+
+
+def _requests(
+    recipe: Recipe,
+    times: np.ndarray[tuple[int], np.dtype[np.float64]],
+    prompt: Sizes,
+    output: Sizes,
+) -> list[Request]:
+    n = times.size
+    prompts = make_prompts(recipe.prompts, prompt, _rng(recipe, "texts"))
+    lengths: Sequence[int | None] = prompts.tokens or [None] * n
+    deferred = _rng(recipe, "classes").random(n) < recipe.deferred_share
+    seeds = _rng(recipe, "seeds").integers(2**31, size=n)
+    return [
+        Request(
+            at_s=round(at, 6),
+            prompt=text,
+            prompt_tokens=tokens,
+            output_tokens=out,
+            service="deferred" if later else "immediate",
+            deadline_s=recipe.deadline_s if later else None,
+            seed=seed,
+        )
+        for at, text, tokens, out, later, seed in zip(
+            times.tolist(),
+            prompts.texts,
+            lengths,
+            output.tolist(),
+            deferred.tolist(),
+            seeds.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _seed(recipe: Recipe, stream: str) -> np.random.SeedSequence:
+    return np.random.SeedSequence(recipe.seed, spawn_key=(_STREAMS.index(stream),))
+
+
+def _rng(recipe: Recipe, stream: str) -> np.random.Generator:
+    return np.random.default_rng(_seed(recipe, stream))
+
+
+ARRIVALS_HELP = (
+    "constant | poisson | gamma:cv=2 (or gamma:burstiness=0.25, vLLM's name for 1/cv^2) | "
+    "weibull:cv=2 | mmpp:peak=4,share=0.1,cycle=200 | ramp:start=0.2 | burst (all at once) | "
+    "closed:users=8,think=0.5 | plan:low | plan:medium | plan:high | "
+    "plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:azure,path=FILE "
+    "(also burstgpt, mooncake, servegen)"
+)
+SIZES_HELP = (
+    "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
+    "zipf:A,LOW,HIGH | choice:1/25/100"
+)
+SHAPE_OPTIONS = (
+    "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
+    "--deadline-s",
+)  # fmt: skip
+
+
+_GIVEN = (*(option[2:].replace("-", "_") for option in SHAPE_OPTIONS), "seed")
+
+
+def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
+    """The options that say what is sent; how much and how fast differs from command to command.
+
+    Those that are not given are None, so that `recipe_from` can tell what would have no effect.
+    """
+    group = parser.add_argument_group("what is sent")
+    group.add_argument("--arrivals", help=f"{ARRIVALS_HELP} ({defaults.arrivals})")
+    group.add_argument("--output-tokens", help=f"{SIZES_HELP} ({defaults.output_tokens})")
+    group.add_argument("--prompt-tokens", help=f"{SIZES_HELP} ({defaults.prompt_tokens})")
+    group.add_argument(
+        "--prompts",
+        help="words (of the embedded vocabulary, exact in length) | request ('Request i') | "
+        f"sharegpt:FILE | lines:FILE ({defaults.prompts})",
+    )
+    group.add_argument("--deferred-share", type=float, help="share of deferred requests, 0..1 (0)")
+    group.add_argument(
+        "--deadline-s", type=float, help="deadline of a deferred request in seconds (none)"
+    )
+
+
+def recipe_from(
+    args: argparse.Namespace, defaults: Recipe, *, requests: int | None, rate: float | None
+) -> Recipe:
+    """SpecError for options that exclude each other, before what they say is looked at."""
+    recipe = replace(
+        defaults,
+        requests=requests,
+        rate=rate,
+        **{name: value for name in _GIVEN if (value := getattr(args, name)) is not None},
+    )
+    if recipe.arrivals.startswith("trace:"):
+        lengths = ("--output-tokens", "--prompt-tokens")
+        refuse_given(args, lengths, "with a trace, which brings its own lengths")
+    if recipe.prompts != "words":
+        why = f"with --prompts {recipe.prompts}, which have the lengths they have"
+        refuse_given(args, ["--prompt-tokens"], why)
+    if not recipe.deferred_share:
+        refuse_given(args, ["--deadline-s"], "without --deferred-share")
+    return recipe
+
+
+def completed(recipe: Recipe) -> Recipe:
+    """With 100 requests, one a second, where nothing was said; a trace keeps its own of both."""
+    if recipe.arrivals.startswith("trace:"):
+        return recipe
+    return replace(recipe, requests=recipe.requests or 100, rate=recipe.rate or 1.0)
+
+
+def has_rate(arrivals: str) -> bool:
+    """Whether a rate means anything: it does not for a closed loop and for all at once."""
+    return not arrivals.startswith(("closed", "burst"))

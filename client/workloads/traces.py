@@ -1,0 +1,217 @@
+"""Recorded traces, read as they are published: Azure LLM inference, BurstGPT, Mooncake, ServeGen.
+
+A malformed line is refused with file, line and what was expected. Knows nothing of prompts (the
+traces hold none) or of how they are replayed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from client.workloads.servegen import read_servegen
+from client.workloads.spec import SpecError, build
+
+Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpec:
+    """Which part of which file, and what is done to its clock.
+
+    ``path`` is a file, for servegen a folder. ``window`` a/b keeps the seconds a <= t < b from the
+    trace's first request (servegen: from its hour 0, of which it is played out); ``time_scale`` 0.5
+    plays it twice as fast; ``dequantise`` spreads requests evenly at random over the tick (in
+    seconds) their time was rounded to; ``model`` keeps one model of BurstGPT.
+    """
+
+    format: str
+    path: str
+    window: str | None = None
+    limit: int | None = None
+    time_scale: float = 1.0
+    dequantise: float = 0.0
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        formats = (*FORMATS, "servegen")
+        if self.format not in formats:
+            raise ValueError(f"format must be one of {', '.join(formats)}, not {self.format!r}")
+        if not (math.isfinite(self.time_scale) and self.time_scale > 0):
+            raise ValueError(f"time_scale must be a number > 0, not {self.time_scale}")
+        if not (math.isfinite(self.dequantise) and self.dequantise >= 0):
+            raise ValueError(f"dequantise must be a number of seconds >= 0, not {self.dequantise}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, not {self.limit}")
+        if self.model is not None and self.format != "burstgpt":
+            raise ValueError("only burstgpt names a model for each request")
+        self.bounds()
+
+    def bounds(self) -> tuple[float, float]:
+        if self.window is None:
+            return 0.0, math.inf
+        start, _, end = self.window.partition("/")
+        try:
+            low, high = float(start), float(end)
+        except ValueError:
+            raise ValueError(f"window must be START/END in seconds, not {self.window!r}") from None
+        if not 0 <= low < high:
+            raise ValueError(f"window must satisfy 0 <= start < end, not {self.window!r}")
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Times from 0 in order (seconds) and token counts; ``note`` says what was left out."""
+
+    times: npt.NDArray[np.float64]
+    prompt_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+    duration_s: float
+    note: str
+
+
+def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
+    """Read ``trace:azure,path=FILE,...``; SpecError names file, line and what was expected."""
+    spec = build(text, {"trace": TraceSpec}, "arrivals")
+    low, high = spec.bounds()
+    rows, dropped = _collect(spec, seed)
+    if not rows[0]:
+        raise SpecError(f"{spec.path} holds no request{f' ({dropped} dropped)' if dropped else ''}")
+    times = np.frombuffer(rows[0], dtype=np.float64)
+    order = np.argsort(times, kind="stable")
+    times = times[order] - (0.0 if spec.format == "servegen" else times[order[0]])
+    prompt = np.frombuffer(rows[1], dtype=np.int64)[order]
+    output = np.frombuffer(rows[2], dtype=np.int64)[order]
+    if spec.dequantise:
+        times = times + np.random.default_rng(seed).random(times.size) * spec.dequantise
+        order = np.argsort(times, kind="stable")
+        times, prompt, output = times[order], prompt[order], output[order]
+    keep = (times >= low) & (times < high)
+    times, prompt, output = times[keep] - low, prompt[keep], output[keep]
+    if spec.limit is not None:
+        times, prompt, output = times[: spec.limit], prompt[: spec.limit], output[: spec.limit]
+    if not times.size:
+        raise SpecError(f"{spec.path}: no request lies in the window {spec.window}")
+    times = times * spec.time_scale
+    end = float(times[-1])
+    if math.isfinite(high) and spec.limit is None:
+        end = (high - low) * spec.time_scale
+    note = f"{times.size} requests kept, {dropped} dropped (failed, empty or of another model)"
+    return Trace(times, prompt, output, end, note)
+
+
+def _collect(
+    spec: TraceSpec, seed: np.random.SeedSequence
+) -> tuple[tuple[array[float], array[int], array[int]], int]:
+    columns = array("d"), array("q"), array("q")
+    dropped = 0
+    if spec.format == "servegen":
+        rows: Iterator[Row | None] = read_servegen(Path(spec.path), seed, *spec.bounds())
+    else:
+        rows = FORMATS[spec.format](Path(spec.path), spec.model)
+    for row in rows:
+        if row is None or row[1] < 1 or row[2] < 1:
+            dropped += 1
+            continue
+        columns[0].append(row[0])
+        columns[1].append(row[1])
+        columns[2].append(row[2])
+    return columns, dropped
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from enumerate((line.rstrip("\r\n") for line in file), start=1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text: {error}") from None
+
+
+def _columns(path: Path, header: str, wanted: tuple[str, ...]) -> list[int]:
+    names = [name.strip() for name in next(csv.reader([header]))]
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise SpecError(f"{path}:1: expected a header with {', '.join(wanted)}, found {header!r}")
+    return [names.index(name) for name in wanted]
+
+
+def _azure(path: Path, model: str | None) -> Iterator[Row | None]:
+    """TIMESTAMP,ContextTokens,GeneratedTokens; 2023 has seven fractional digits and no zone."""
+    lines = _lines(path)
+    _, header = next(lines, (1, ""))
+    at, context, generated = _columns(
+        path, header, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    )
+    epoch: datetime | None = None
+    for number, line in lines:
+        if not line:
+            continue
+        try:
+            fields = line.split(",")
+            moment = datetime.fromisoformat(fields[at])
+            epoch = epoch or moment
+            yield (moment - epoch).total_seconds(), int(fields[context]), int(fields[generated])
+        except (ValueError, IndexError, TypeError):
+            raise SpecError(
+                f"{path}:{number}: expected 'YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens', "
+                f"found {line[:80]!r}"
+            ) from None
+
+
+def _burstgpt(path: Path, model: str | None) -> Iterator[Row | None]:
+    """Timestamp in seconds; response tokens 0 mean a failed request, which is dropped."""
+    lines = _lines(path)
+    _, header = next(lines, (1, ""))
+    at, name, request, response = _columns(
+        path, header, ("Timestamp", "Model", "Request tokens", "Response tokens")
+    )
+    for number, line in lines:
+        if not line:
+            continue
+        try:
+            fields = line.split(",")
+            row = float(fields[at]), int(fields[request]), int(fields[response])
+            if not math.isfinite(row[0]):
+                raise ValueError
+        except (ValueError, IndexError):
+            raise SpecError(
+                f"{path}:{number}: expected 'seconds,model,tokens,tokens,tokens,log type', "
+                f"found {line[:80]!r}"
+            ) from None
+        yield row if model is None or fields[name] == model else None
+
+
+def _mooncake(path: Path, model: str | None) -> Iterator[Row | None]:
+    """JSON lines with timestamp in milliseconds, input_length and output_length in tokens."""
+    for number, line in _lines(path):
+        if not line:
+            continue
+        try:
+            entry = json.loads(line)
+            row = entry["timestamp"] / 1000, entry["input_length"], entry["output_length"]
+            if type(row[1]) is not int or type(row[2]) is not int or not math.isfinite(row[0]):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise SpecError(
+                f"{path}:{number}: expected "
+                '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}, '
+                f"found {line[:80]!r}"
+            ) from None
+        yield row
+
+
+FORMATS: dict[str, Callable[[Path, str | None], Iterator[Row | None]]] = {
+    "azure": _azure,
+    "burstgpt": _burstgpt,
+    "mooncake": _mooncake,
+}

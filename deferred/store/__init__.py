@@ -1,0 +1,139 @@
+"""The durable store of jobs. SQLite in a folder by default; PostgreSQL to share work.
+
+All methods are safe to call from any thread, and each is one or a few short transactions. They
+raise `StoreUnavailableError` after a bounded wait when the database is gone, locked or full; then
+nothing of the call is visible, and it may be repeated.
+
+Own tables rather than a job library: the engine picks rows at each step, pauses them, and counts of
+50,000 rows must be visible while they run; queues that run a function in a worker give none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import Connection, func, make_url, select, true, update
+from sqlalchemy.engine import URL
+
+from deferred.records import ItemState, Progress, Swept
+from deferred.store.batches import OPEN, Batches
+from deferred.store.database import Database
+from deferred.store.files import Files
+from deferred.store.items import Items
+from deferred.store.migrations import migrate
+from deferred.store.schema import batch_items, batches, files
+from deferred.store.transitions import give_back
+
+SWEEP_FILES = 8  # a call
+SWEEP_COMMITS = 8  # of items, a call
+VACUUM_PAGES = 4096  # a call, given back to the disk
+
+
+class JobStore:
+    """`files`, `batches` and `items` of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.files = Files(database)
+        self.batches = Batches(database)
+        self.items = Items(database)
+
+    def progress(self) -> Progress:
+        """For `/stats` and `/metrics`: cheap, whatever the number of items."""
+        ends: tuple[ItemState, ...] = ("completed", "failed", "expired", "cancelled")
+        running = select(func.count()).where(batch_items.c.state == "running").scalar_subquery()
+        by_status = select(
+            batches.c.status,
+            func.count().label("batches"),
+            func.sum(batches.c.total).label("total"),
+            *(func.sum(batches.c[end]).label(end) for end in ends),
+            running.label("running"),
+        ).group_by(batches.c.status)
+        deadline = select(func.min(batches.c.expires_at)).where(
+            batches.c.status == "in_progress", OPEN
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(by_status).all()
+            next_deadline = connection.execute(deadline).scalar()
+        items: dict[ItemState, int] = {
+            end: sum(int(row._mapping[end]) for row in rows) for end in ends
+        }
+        items["running"] = rows[0].running if rows else 0
+        items["pending"] = sum(int(row.total) for row in rows) - sum(items.values())
+        return Progress({row.status: row.batches for row in rows}, items, next_deadline)
+
+    def sweep(self, now_s: float, rest: Callable[[], None] = lambda: None) -> Swept:
+        """Removes the bytes of deleted and expired files, uploads that broke off (a day ago, or
+        before this process on SQLite), and the items of ended batches; some of them a call. `rest`
+        is called between transactions; what it raises interrupts."""
+        removed_files = 0
+        while removed_files < SWEEP_FILES and self.files.sweep(now_s, rest):
+            removed_files += 1
+            rest()
+        removed_items, commits = 0, 0
+        while commits < SWEEP_COMMITS and (removed := self.batches.sweep()) is not None:
+            removed_items += removed
+            commits += 1
+            rest()
+        if self._database.is_sqlite:
+            self._shrink()
+        unfinished = removed_files == SWEEP_FILES or commits == SWEEP_COMMITS
+        return Swept(removed_files, removed_items, unfinished)
+
+    def _shrink(self) -> None:
+        """Gives some of SQLite's freed pages back to the disk."""
+        with self._database.write(durable=False) as connection:
+            sqlite = connection.connection.driver_connection
+            if sqlite is not None:
+                # it frees a page a step, and execute() takes one step of what has no columns
+                sqlite.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+
+    def close(self) -> None:
+        """Closes the connections and gives the SQLite database free for another process."""
+        self._database.close()
+
+
+def open_store(where: str | Path, now_s: float) -> JobStore:
+    """Opens, and makes or migrates where needed, the database.
+
+    Args:
+        where: a folder (made if missing) for `jobs.db`, or `sqlite:////path/jobs.db`, or
+            `postgresql://user:password@host/database`.
+
+    Raises:
+        StoreInUseError: another process holds this SQLite database.
+        SchemaTooNewError: a later version of this program made it.
+        StoreUnavailableError: it cannot be reached or written.
+        ValueError: a URL of another kind.
+    """
+    database = Database(_url(where))
+    try:
+        with database.write(durable=True) as connection:
+            migrate(connection, now_s)
+        if database.is_sqlite:
+            with database.write(durable=True) as connection:
+                _end_earlier_process(connection)
+    except BaseException:
+        database.close()
+        raise
+    return JobStore(database)
+
+
+def _url(where: str | Path) -> URL:
+    if "://" not in str(where):
+        return URL.create("sqlite", database=str(Path(where).absolute() / "jobs.db"))
+    url = make_url(str(where))
+    if url.get_backend_name() not in ("sqlite", "postgresql") or not url.database:
+        raise ValueError(
+            "a database URL is sqlite:////absolute/path.db or "
+            f"postgresql://user:password@host/database, got {url.render_as_string()!r}"
+        )
+    return url
+
+
+def _end_earlier_process(connection: Connection) -> None:
+    """What the process that held this database before had begun, nobody goes on with."""
+    give_back(connection, true(), lost=True)
+    connection.execute(update(batches).values(lease_owner=None))
+    connection.execute(update(files).where(files.c.state == "uploading").values(state="deleted"))

@@ -1,0 +1,184 @@
+"""Files of the store as their owners see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
+
+from deferred.errors import FileTooLargeError, NotFoundError, StoreUnavailableError
+from deferred.records import File, Order, Page
+from deferred.store.chunks import FileWriter, file_of, new_file_id, read_chunks, remove_chunks
+from deferred.store.database import AnyRow, Database
+from deferred.store.schema import batches, files
+
+ABANDONED_S = 24 * 3600  # an upload or a finalisation unfinished for so long never ends
+CHUNKS_A_COMMIT = 16  # of those that a sweep removes
+
+
+class Files:
+    """Every file belongs to an owner (a hash of the API key; "" without keys), and only that owner
+    sees it. A file that has expired is invisible from that moment; one whose upload broke off
+    never was visible."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(
+        self,
+        owner: str,
+        purpose: str,
+        filename: str,
+        content: Iterable[bytes],
+        now_s: float,
+        *,
+        max_bytes: int | None = None,
+        expires_at: float | None = None,
+    ) -> File:
+        """Stores `content` as it comes (pieces of any size; besides them at most 2 MiB are held in
+        memory).
+
+        Whatever `content` raises passes through; what was stored by then is swept later.
+
+        Raises:
+            FileTooLargeError: more than `max_bytes`.
+        """
+        with self._database.write(durable=False) as connection:
+            writer = FileWriter(connection, new_file_id(), owner, purpose, filename, now_s)
+        try:
+            for piece in content:
+                if max_bytes is not None and writer.size_bytes + len(piece) > max_bytes:
+                    raise FileTooLargeError(f"the file has more than {max_bytes} bytes")
+                if writer.add(piece):
+                    with self._database.write(durable=False) as connection:
+                        writer.flush(connection)
+            with self._database.write(durable=True) as connection:
+                return writer.finish(connection, now_s, expires_at)
+        except BaseException:
+            self._give_up(writer)
+            raise
+
+    def _give_up(self, writer: FileWriter) -> None:
+        """Lets the next sweep have it, rather than one when it counts as abandoned."""
+        try:
+            with self._database.write(durable=False) as connection:
+                connection.execute(
+                    update(files)
+                    .where(files.c.number == writer.number, files.c.state == "uploading")
+                    .values(state="deleted")
+                )
+        except StoreUnavailableError:
+            pass
+
+    def get(self, owner: str, file_id: str, now_s: float) -> File:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            return file_of(_find(connection, owner, file_id, now_s))
+
+    def list(
+        self,
+        owner: str,
+        now_s: float,
+        *,
+        purpose: str | None = None,
+        after: str | None = None,
+        limit: int = 10_000,
+        order: Order = "desc",
+    ) -> Page[File]:
+        """In the order of creation. Raises NotFoundError where `after` is not a file of theirs."""
+        rising = order == "asc"
+        query = select(files).where(files.c.owner == owner, _visible(now_s))
+        if purpose is not None:
+            query = query.where(files.c.purpose == purpose)
+        with self._database.read() as connection:
+            if after is not None:
+                last = _find(connection, owner, after, now_s).number
+                query = query.where(files.c.number > last if rising else files.c.number < last)
+            query = query.order_by(files.c.number.asc() if rising else files.c.number.desc())
+            rows = connection.execute(query.limit(limit + 1)).all()
+        return Page(tuple(file_of(row) for row in rows[:limit]), len(rows) > limit)
+
+    def delete(self, owner: str, file_id: str, now_s: float) -> None:
+        """Makes the file invisible; a sweep removes its bytes. A batch that was created from it is
+        not harmed: its bytes stay until the batch has been validated, which copies its lines.
+
+        Raises NotFoundError.
+        """
+        with self._database.write(durable=True) as connection:
+            row = _find(connection, owner, file_id, now_s)
+            connection.execute(
+                update(files).where(files.c.number == row.number).values(state="deleted")
+            )
+
+    def content(self, owner: str, file_id: str, now_s: float) -> Iterator[bytes]:
+        """The bytes in pieces of at most 1 MiB. Raises NotFoundError: at the call, or from the
+        iterator when the file was deleted and swept meanwhile."""
+        with self._database.read() as connection:
+            row = _find(connection, owner, file_id, now_s)
+        return read_chunks(self._database, row)
+
+    def sweep(self, now_s: float, rest: Callable[[], None]) -> bool:
+        """Removes one file that is deleted, expired or abandoned, and that no batch waits to be
+        validated from. `rest` is called between transactions. False: there is none."""
+        with self._database.write(durable=False) as connection:
+            connection.execute(
+                update(files)
+                .where(
+                    or_(
+                        and_(files.c.state == "ready", files.c.expires_at <= now_s),
+                        and_(
+                            files.c.state == "uploading", files.c.created_at < now_s - ABANDONED_S
+                        ),
+                    )
+                )
+                .values(state="deleted")
+            )
+        needed = select(batches.c.input_file).where(batches.c.status == "validating")
+        with self._database.read() as connection:
+            number = connection.execute(
+                select(files.c.number)
+                .where(files.c.state == "deleted", files.c.number.not_in(needed))
+                .order_by(files.c.number)
+                .limit(1)
+            ).scalar()
+        if number is None:
+            return False
+        while self._remove_some(number):
+            rest()
+        return True
+
+    def _remove_some(self, number: int) -> bool:
+        with self._database.write(durable=False) as connection:
+            # a batch that is just being created from it holds this lock
+            connection.execute(select(files.c.id).where(files.c.number == number).with_for_update())
+            needed = select(batches.c.number).where(
+                batches.c.status == "validating", batches.c.input_file == number
+            )
+            if connection.execute(needed.limit(1)).first():
+                return False
+            return remove_chunks(connection, number, CHUNKS_A_COMMIT)
+
+
+def lock_visible(connection: Connection, owner: str, file_id: str, now_s: float) -> int:
+    """The number of a file that no sweep removes before the transaction's end. Raises
+    NotFoundError."""
+    number: int = _find(connection, owner, file_id, now_s, lock=True).number
+    return number
+
+
+def _visible(now_s: float) -> ColumnElement[bool]:
+    return and_(
+        files.c.state == "ready", or_(files.c.expires_at.is_(None), files.c.expires_at > now_s)
+    )
+
+
+def _find(
+    connection: Connection, owner: str, file_id: str, now_s: float, *, lock: bool = False
+) -> AnyRow:
+    query = select(files).where(files.c.id == file_id, files.c.owner == owner, _visible(now_s))
+    if lock:
+        query = query.with_for_update()
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no file {file_id}")
+    return row

@@ -1,0 +1,333 @@
+"""Items of the store, the lines of batches: executed at least once, recorded exactly once.
+
+A worker claims pending items under a lease, keeps the lease by heartbeats, and records results. A
+result counts only while its item is still running under that very claim; one that comes later is
+dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from sqlalchemy import Connection, and_, bindparam, func, insert, select, tuple_, update
+
+from deferred.records import Duplicate, Item, NewItem, Result, Ticket
+from deferred.store.database import AnyRow, Database
+from deferred.store.schema import batch_items, batches, item_bodies, item_results
+from deferred.store.transitions import LEASE_S, give_back, lock_batches, lock_leased
+
+ITEMS_A_COMMIT = 500
+BYTES_A_COMMIT = 4 * 2**20
+CLAIM_BYTES = 8 * 2**20  # of bodies, which are in memory at once
+
+
+class Items:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
+        """Adds lines of a batch that `worker` validates, as a stream, in commits of some hundred.
+        May be called several times. Lines whose custom_id an earlier one has are left out and
+        returned; a line that is there already changes nothing.
+
+        Raises LeaseLostError.
+        """
+        duplicates: list[Duplicate] = []
+        for group in _groups(items):
+            with self._database.write(durable=False) as connection:
+                number = lock_leased(connection, batch_id, worker, ["validating"]).number
+                duplicates += self._add_group(connection, number, group)
+        return duplicates
+
+    def _add_group(
+        self, connection: Connection, number: int, group: Sequence[NewItem]
+    ) -> list[Duplicate]:
+        digests = {item.line: _digest(item.custom_id) for item in group}
+        added = connection.execute(
+            self._database.insert(batch_items).on_conflict_do_nothing(),
+            [
+                {
+                    "batch": number,
+                    "line": item.line,
+                    "custom_id": item.custom_id,
+                    "digest": digests[item.line],
+                    "state": "pending",
+                    "attempt": 0,
+                    "lost": 0,
+                }
+                for item in group
+            ],
+        ).rowcount
+        duplicates = []
+        if added < len(group):
+            duplicates = _duplicates(connection, number, group, digests)
+        left_out = {duplicate.line for duplicate in duplicates}
+        bodies = [
+            {"batch": number, "line": item.line, "body": item.body}
+            for item in group
+            if item.line not in left_out
+        ]
+        if bodies:
+            connection.execute(self._database.insert(item_bodies).on_conflict_do_nothing(), bodies)
+        return duplicates
+
+    def claim(
+        self, worker: str, model: str, n: int, now_s: float, most_bytes: int = CLAIM_BYTES
+    ) -> list[Item]:
+        """Up to `n` pending items of batches in progress, leased to `worker` until now + LEASE_S:
+        those of the earliest deadline first, in the order of lines. Beyond the first, no more than
+        have bodies of `most_bytes` together."""
+        in_progress = (
+            select(batches)
+            .where(batches.c.status == "in_progress", batches.c.model == model)
+            .order_by(batches.c.expires_at, batches.c.number)
+        )
+        with self._database.read() as connection:
+            candidates = connection.execute(in_progress).all()
+        claimed: list[Item] = []
+        if candidates:
+            with self._database.write(durable=False) as connection:
+                for batch in candidates:
+                    if len(claimed) == n:
+                        break
+                    lines, all_fit = _next_lines(
+                        connection, batch.number, n - len(claimed), most_bytes, not claimed
+                    )
+                    items = _claim_of(connection, batch, lines, worker, now_s)
+                    claimed += items
+                    most_bytes -= sum(len(item.body) for item in items)
+                    if not all_fit:
+                        break
+        return claimed
+
+    def withdraw(self, worker: str, tickets: Collection[Ticket]) -> frozenset[Ticket]:
+        """Cancels those of these items, none of which has begun, whose batch is being cancelled,
+        and returns them."""
+        cancelling = select(batches.c.number).where(
+            batches.c.number.in_({ticket.batch for ticket in tickets}),
+            batches.c.status == "cancelling",
+        )
+        with self._database.read() as connection:
+            numbers = {*connection.execute(cancelling).scalars()}
+        withdrawn = frozenset(ticket for ticket in tickets if ticket.batch in numbers)
+        if withdrawn:
+            named = tuple_(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt)
+            ours = and_(
+                batch_items.c.lease_owner == worker,
+                named.in_([(ticket.batch, ticket.line, ticket.attempt) for ticket in withdrawn]),
+            )
+            with self._database.write(durable=False) as connection:
+                give_back(connection, ours, lost=False)
+        return withdrawn
+
+    def heartbeat(
+        self, worker: str, tickets: Collection[Ticket], now_s: float
+    ) -> frozenset[Ticket]:
+        """Extends the worker's leases on these items, and on the batches it validates or finalises.
+        Returns the tickets it still holds; executing another is wasted work (its batch expired, or
+        its lease was lost)."""
+        until = {"lease_until": now_s + LEASE_S}
+        held: set[Ticket] = set()
+        with self._database.write(durable=False) as connection:
+            lock_batches(connection, {ticket.batch for ticket in tickets})
+            held = _held(connection, worker) & set(tickets)
+            if held:
+                connection.execute(
+                    update(batch_items)
+                    .where(
+                        batch_items.c.batch == bindparam("of_batch"),
+                        batch_items.c.line == bindparam("of_line"),
+                    )
+                    .values(until),
+                    [{"of_batch": ticket.batch, "of_line": ticket.line} for ticket in held],
+                )
+        with self._database.write(durable=False) as connection:
+            connection.execute(update(batches).where(batches.c.lease_owner == worker).values(until))
+        return frozenset(held)
+
+    def record(self, worker: str, results: Sequence[Result]) -> int:
+        """Records results in one commit and returns how many counted. Collect results for some
+        50 ms or up to 256 before a call: commits cost more than rows."""
+        with self._database.write(durable=False) as connection:
+            lock_batches(connection, {result.ticket.batch for result in results})
+            held = _held(connection, worker)
+            counted: list[Result] = []
+            for result in results:
+                if result.ticket in held:
+                    held.remove(result.ticket)
+                    counted.append(result)
+            if counted:
+                _record(connection, counted)
+        return len(counted)
+
+    def release(self, worker: str) -> int:
+        """Gives back all that `worker` holds: at its orderly end. Returns how many items."""
+        with self._database.write(durable=False) as connection:
+            count = give_back(connection, batch_items.c.lease_owner == worker, lost=False)
+        with self._database.write(durable=False) as connection:
+            connection.execute(
+                update(batches).where(batches.c.lease_owner == worker).values(lease_owner=None)
+            )
+        return count
+
+    def recover(self, now_s: float) -> int:
+        """Makes the items of workers that fell silent pending again (of a batch that is being
+        cancelled: cancelled). Returns how many. `open_store` does so for all leases on SQLite,
+        whose earlier process is certainly gone."""
+        with self._database.write(durable=False) as connection:
+            return give_back(connection, batch_items.c.lease_until <= now_s, lost=True)
+
+
+def _groups(items: Iterable[NewItem]) -> Iterator[list[NewItem]]:
+    group: list[NewItem] = []
+    size_bytes = 0
+    for item in items:
+        group.append(item)
+        size_bytes += len(item.body)
+        if len(group) == ITEMS_A_COMMIT or size_bytes >= BYTES_A_COMMIT:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+def _digest(custom_id: str) -> bytes:
+    # a lone surrogate, which JSON can name, has no UTF-8
+    data = custom_id.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _duplicates(
+    connection: Connection, number: int, group: Sequence[NewItem], digests: dict[int, bytes]
+) -> list[Duplicate]:
+    first = dict(
+        connection.execute(
+            select(batch_items.c.digest, batch_items.c.line).where(
+                batch_items.c.batch == number, batch_items.c.digest.in_(digests.values())
+            )
+        ).all()
+    )
+    found = ((item, first[digests[item.line]]) for item in group)
+    return [Duplicate(item.line, item.custom_id, line) for item, line in found if line != item.line]
+
+
+def _next_lines(
+    connection: Connection, number: int, n: int, most_bytes: int, one_at_least: bool
+) -> tuple[list[int], bool]:
+    """The batch's next pending lines, locked, and whether all that there are up to `n` fit."""
+    # a statement of its own: within the update PostgreSQL may evaluate it anew for each row, and
+    # then claim more than n. SQLite, which has one writer, leaves the lock out.
+    size_bytes = (
+        select(func.length(item_bodies.c.body))
+        .where(item_bodies.c.batch == batch_items.c.batch, item_bodies.c.line == batch_items.c.line)
+        .scalar_subquery()
+    )
+    found = connection.execute(
+        select(batch_items.c.line, size_bytes)
+        .where(batch_items.c.batch == number, batch_items.c.state == "pending")
+        .order_by(batch_items.c.line)
+        .limit(n)
+        .with_for_update(skip_locked=True)
+    ).all()
+    ends = accumulate(size for _, size in found)
+    fit = sum(end <= most_bytes for end in ends)
+    if one_at_least:
+        fit = max(fit, 1)
+    return [line for line, _ in found[:fit]], fit >= len(found)
+
+
+def _claim_of(
+    connection: Connection, batch: AnyRow, lines: Sequence[int], worker: str, now_s: float
+) -> list[Item]:
+    if not lines:
+        return []
+    rows = connection.execute(
+        update(batch_items)
+        .where(
+            batch_items.c.batch == batch.number,
+            batch_items.c.state == "pending",
+            batch_items.c.line.in_(lines),
+        )
+        .values(
+            state="running",
+            lease_owner=worker,
+            lease_until=now_s + LEASE_S,
+            attempt=batch_items.c.attempt + 1,
+        )
+        .returning(batch_items)
+    ).all()
+    bodies = dict(
+        connection.execute(
+            select(item_bodies.c.line, item_bodies.c.body).where(
+                item_bodies.c.batch == batch.number, item_bodies.c.line.in_(lines)
+            )
+        ).all()
+    )
+    return [
+        Item(
+            ticket=Ticket(row.batch, row.line, row.attempt),
+            batch_id=batch.id,
+            owner=batch.owner,
+            endpoint=batch.endpoint,
+            deadline=batch.expires_at,
+            line=row.line,
+            custom_id=row.custom_id,
+            body=bodies[row.line],
+            lost=row.lost,
+        )
+        for row in sorted(rows, key=lambda row: int(row.line))
+    ]
+
+
+def _held(connection: Connection, worker: str) -> set[Ticket]:
+    rows = connection.execute(
+        select(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt).where(
+            batch_items.c.lease_owner == worker, batch_items.c.state == "running"
+        )
+    )
+    return {Ticket(*row) for row in rows}
+
+
+def _record(connection: Connection, results: Sequence[Result]) -> None:
+    connection.execute(
+        update(batch_items)
+        .where(
+            batch_items.c.batch == bindparam("of_batch"), batch_items.c.line == bindparam("of_line")
+        )
+        .values(state=bindparam("to"), lease_owner=None),
+        [
+            {
+                "of_batch": result.ticket.batch,
+                "of_line": result.ticket.line,
+                "to": "completed" if result.succeeded else "failed",
+            }
+            for result in results
+        ],
+    )
+    connection.execute(
+        insert(item_results),
+        [
+            {"batch": result.ticket.batch, "line": result.ticket.line, "text": result.text}
+            for result in results
+        ],
+    )
+    by_batch: dict[int, list[Result]] = defaultdict(list)
+    for result in results:
+        by_batch[result.ticket.batch].append(result)
+    for number, of_batch in sorted(by_batch.items()):
+        succeeded = sum(result.succeeded for result in of_batch)
+        gained = {
+            "completed": succeeded,
+            "failed": len(of_batch) - succeeded,
+            "input_tokens": sum(result.usage.input_tokens for result in of_batch),
+            "cached_tokens": sum(result.usage.cached_tokens for result in of_batch),
+            "output_tokens": sum(result.usage.output_tokens for result in of_batch),
+        }
+        connection.execute(
+            update(batches)
+            .where(batches.c.number == number)
+            .values({name: batches.c[name] + value for name, value in gained.items()})
+        )

@@ -1,0 +1,1 @@
+"""The router's sockets: takes requests in, relays them, probes upstreams."""

@@ -1,0 +1,156 @@
+"""The operator's door: `/upstreams`, `/health`, `/live`, `/metrics`, and the union of models."""
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from router.config import Config, parse_upstream
+from router.desk import Desk
+from router.http.probes import Prober
+from router.http.proxy import Proxy, holds_key
+from router.metrics import Metrics
+from router.rules import errors
+from router.rules.upstream import Upstream
+
+
+class Admin:
+    """Handlers that answer without an upstream."""
+
+    def __init__(
+        self, config: Config, desk: Desk, prober: Prober, proxy: Proxy, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._desk = desk
+        self._prober = prober
+        self._proxy = proxy
+        self._metrics = metrics
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health),
+            web.get("/live", self.live),
+            web.get("/metrics", self.metrics),
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.get("/upstreams", self.upstreams),
+            web.post("/upstreams", self.add),
+            web.post("/upstreams/drain", self.drain),
+            web.delete("/upstreams", self.remove),
+        ]
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 once every upstream has been probed once, whatever was found; 503 when draining."""
+        probed, fleet = self._desk.fleet.all_probed(), self._desk.fleet
+        state = "draining" if self._proxy.draining else "ok" if probed else "starting"
+        facts = {"status": state, "upstreams": len(fleet), "ready": sum(u.ready for u in fleet)}
+        return web.json_response(facts, status=200 if state == "ok" else 503)
+
+    async def live(self, request: web.Request) -> web.Response:
+        """The process answers: all that a restart could help."""
+        return web.json_response({"status": "alive"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.text(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The union over all upstreams."""
+        if refused := self._refused(request, self._config.api_keys):
+            return refused
+        described = list(self._desk.fleet.models().values())
+        return web.json_response({"object": "list", "data": described})
+
+    async def model(self, request: web.Request) -> web.Response:
+        if refused := self._refused(request, self._config.api_keys):
+            return refused
+        name = request.match_info["model"]
+        models = self._desk.fleet.models()
+        if name in models:
+            return web.json_response(models[name])
+        known = ", ".join(models) or "none"
+        message = f"The model {name} does not exist, all available models: {known}."
+        return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)
+
+    async def upstreams(self, request: web.Request) -> web.Response:
+        """The state of every upstream, and how many requests wait for which model."""
+        if refused := self._refused(request, self._admin_keys()):
+            return refused
+        shown = [self._show(u) for u in self._desk.fleet]
+        return web.json_response({"upstreams": shown, "waiting": self._desk.state.waiting()})
+
+    async def add(self, request: web.Request) -> web.Response:
+        """`{"url": …, "limit"?: int, "api_key"?: str}`: a new upstream, or a draining one back."""
+        return await self._change(request, "add")
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """`{"url": …}`: no new requests for it; what runs there goes on."""
+        return await self._change(request, "drain")
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """`{"url": …}`: forgets it; what runs there goes on."""
+        return await self._change(request, "remove")
+
+    async def _change(self, request: web.Request, verb: str) -> web.Response:
+        if not self._config.admin_key:
+            message = "Changes need an admin key: start the router with ADMIN_KEY."
+            return errors.response(errors.invalid(message, 403, "admin_disabled"), request.path)
+        if refused := self._refused(request, self._admin_keys()):
+            return refused
+        try:
+            body = json.loads(await request.read())
+            if not isinstance(body, dict) or not isinstance(body.get("url"), str):
+                raise ValueError('the body must be {"url": "http://host:port"}')
+            limit = body.get("limit", self._config.max_connect_per_upstream)
+            if type(limit) is not int or limit < 1:
+                raise ValueError(f"limit must be a whole number from 1, not {limit!r}")
+            key = body.get("api_key", self._config.upstream_api_key or None)
+            if key is not None and not isinstance(key, str):
+                raise ValueError("api_key must be a string")
+            spec = parse_upstream(body["url"], limit, key)
+            if spec.dns:
+                raise ValueError("a dns+ name belongs into UPSTREAMS or the upstreams file")
+        except ValueError as error:
+            return errors.response(errors.invalid(str(error)), request.path)
+        known = self._desk.fleet.get(spec.url)
+        if verb == "add":
+            upstream = self._desk.fleet.add(spec, "admin")
+            self._prober.probe_soon()
+        elif known is None:
+            problem = errors.invalid(f"{spec.url} is no upstream.", 404, "no_such_upstream")
+            return errors.response(problem, request.path)
+        else:
+            upstream = known
+            upstream.draining = True
+            if verb == "remove":
+                self._desk.fleet.remove(spec.url)
+        self._desk.fleet_changed()
+        return web.json_response(self._show(upstream), status=201 if known is None else 200)
+
+    def _admin_keys(self) -> tuple[str, ...]:
+        return (self._config.admin_key,) if self._config.admin_key else ()
+
+    @staticmethod
+    def _refused(request: web.Request, keys: tuple[str, ...]) -> web.Response | None:
+        if not keys or holds_key(request, keys):
+            return None
+        problem = errors.invalid("A valid API key is required.", 401, "api_key")
+        return errors.response(problem, request.path)
+
+    def _show(self, upstream: Upstream) -> dict[str, Any]:
+        now = self._desk.now()
+        return {
+            "url": upstream.url,
+            "source": upstream.source,
+            "ready": upstream.ready,
+            "draining": upstream.draining,
+            "models": list(upstream.models),
+            "in_flight": upstream.in_flight,
+            "limit": upstream.spec.limit,
+            "latency_s": upstream.latency_s,
+            "breaker": upstream.breaker.state(now).name.lower(),
+            "paused_s": max(0.0, upstream.paused_until - now),
+            "last_error": upstream.last_error,
+        }

@@ -1,0 +1,38 @@
+"""A client's request on its way through the data plane, and how an attempt at it may end."""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from router.rules.ticket import Ticket
+
+
+class ClientGoneError(ConnectionError):
+    """The client closed its connection or stopped reading (aiohttp drops it quietly)."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """A client's request on its way. `sent`: the answer, once its first byte is on its way back."""
+
+    request: web.Request
+    started: float
+    request_id: str
+    model: str = ""
+    body: bytes = b""
+    ticket: Ticket | None = None
+    sent: web.StreamResponse | None = None
+    broken: str = ""
+    writing: bool = False
+    first_byte_s: float = 0.0
+    # Of the time from arrival until the answer was ready to go out (`begun_s`), the upstream's.
+    upstream_s: float = 0.0
+    begun_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt that may be repeated elsewhere; `response` is what the client gets if not."""
+
+    reason: str
+    response: web.Response

@@ -1,0 +1,131 @@
+"""Background probes of every upstream's `/v1/models`, whatever its state; look-ups of DNS names.
+
+An upstream whose models the operator declared is asked for `/health` instead.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from router import log
+from router.desk import Desk
+from router.rules.upstream import Spec, Upstream
+
+
+def parse_models(body: Any) -> dict[str, Mapping[str, Any]]:
+    """The models of a `/v1/models` answer by id; raises ValueError if it is none."""
+    data = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(data, list):
+        raise ValueError("its /v1/models is no OpenAI model list")
+    return {m["id"]: m for m in data if isinstance(m, dict) and isinstance(m.get("id"), str)}
+
+
+class Prober:
+    """Keeps the desk's fleet informed. `specs` of the operator are set by `set_sources`."""
+
+    def __init__(
+        self, desk: Desk, session: aiohttp.ClientSession, interval_s: float, timeout_s: float
+    ) -> None:
+        self._desk = desk
+        self._session = session
+        self._interval_s = interval_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._names: list[Spec] = []
+        self._wake = asyncio.Event()
+
+    def set_sources(self, sources: Mapping[str, Sequence[Spec]]) -> None:
+        """Takes the operator's lists over, source by source, and probes at once."""
+        self._names = [s for specs in sources.values() for s in specs if s.dns]
+        for source, specs in sources.items():
+            self._desk.fleet.reconcile(source, [s for s in specs if not s.dns])
+        wanted = {f"dns+{s.url}" for s in self._names}
+        for gone in {u.source for u in self._desk.fleet if u.source.startswith("dns+")} - wanted:
+            self._desk.fleet.reconcile(gone, [])
+        self._desk.fleet_changed()
+        self.probe_soon()
+
+    def probe_soon(self) -> None:
+        """Starts the next round now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Rounds for ever."""
+        while True:
+            self._wake.clear()
+            await self.round()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def round(self) -> None:
+        """One look at every name and every upstream, side by side."""
+        await asyncio.gather(*(self._resolve(spec) for spec in self._names))
+        await asyncio.gather(*(self._probe(upstream) for upstream in self._desk.fleet))
+
+    async def _resolve(self, spec: Spec) -> None:
+        parts = urlsplit(spec.url)
+        loop = asyncio.get_running_loop()
+        default = 443 if parts.scheme == "https" else 80
+        try:
+            found = await loop.getaddrinfo(
+                parts.hostname, parts.port or default, type=socket.SOCK_STREAM
+            )
+        except (OSError, UnicodeError) as error:
+            log.event(logging.WARNING, "name not resolved", name=spec.url, error=str(error))
+            return
+        urls = []
+        for *_, address in found:
+            ip = ipaddress.ip_address(address[0])
+            host = str(ip) if ip.version == 4 else f"[{ip.compressed}]"
+            urls.append(f"{parts.scheme}://{host}:{parts.port or default}")
+        # Sorted: the order of DNS answers changes, and the order of upstreams breaks ties.
+        specs = [replace(spec, url=url, dns=False) for url in sorted(set(urls))]
+        self._desk.fleet.reconcile(f"dns+{spec.url}", specs)
+
+    async def _probe(self, upstream: Upstream) -> None:
+        request_headers = {"Accept-Encoding": "identity"}
+        if upstream.spec.key is not None:
+            request_headers["Authorization"] = f"Bearer {upstream.spec.key}"
+        declared = upstream.spec.models
+        path = "/health" if declared else "/v1/models"
+        before = (upstream.probed, upstream.ready)
+        begun = self._desk.now()
+        try:
+            async with self._session.get(
+                upstream.url + path,
+                headers=request_headers,
+                timeout=self._timeout,
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    raise ValueError(f"its {path} answered {answer.status}")
+                models: Mapping[str, Mapping[str, Any]] = (
+                    {m: {"id": m, "object": "model"} for m in declared}
+                    if declared
+                    else parse_models(await answer.json(content_type=None))
+                )
+        except TimeoutError:
+            error = f"no answer in {self._timeout.total:g} s"
+            upstream.probe_failed(error, timed_out=True)
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)
+        else:
+            upstream.probe_succeeded(models, self._desk.now() - begun)
+        if before != (upstream.probed, upstream.ready):
+            log.event(
+                logging.INFO if upstream.ready else logging.WARNING,
+                "upstream ready" if upstream.ready else "upstream not ready",
+                upstream=upstream.url,
+                models=list(upstream.models),
+                error=upstream.last_error,
+            )
+        self._desk.fleet_changed()

@@ -1,0 +1,235 @@
+"""The door for inference requests: reads, queues, relays, tries again, answers, records."""
+
+import asyncio
+import hmac
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from router import log
+from router.config import Config
+from router.desk import Desk
+from router.http.exchange import ClientGoneError, Exchange, Failed
+from router.http.jobs import JobRelay
+from router.http.relay import Relay
+from router.metrics import Metrics
+from router.rules import ask, errors, headers
+from router.rules.errors import Problem
+from router.rules.ticket import Refusal, Ticket
+
+BACK_OFF_S = 0.05
+MAX_BACK_OFF_S = 1.0
+
+
+def holds_key(request: web.Request, keys: tuple[str, ...]) -> bool:
+    """Whether the request shows one of the keys as a bearer token (compared in constant time)."""
+    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+    given = shown.strip().encode() if scheme.lower() == "bearer" else b""
+    return any(hmac.compare_digest(given, key.encode()) for key in keys)
+
+
+class Proxy:
+    """Handles every request that goes to an upstream."""
+
+    def __init__(
+        self, config: Config, desk: Desk, relay: Relay, jobs: JobRelay, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._desk = desk
+        self._relay = relay
+        self._jobs = jobs
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._idle = asyncio.Event()
+        self.draining = False
+        self._stopping = False
+
+    @property
+    def running(self) -> int:
+        """Requests not answered yet."""
+        return len(self._tasks)
+
+    async def idle(self) -> None:
+        """Returns when nothing runs any more; for the time of draining."""
+        while self._tasks:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def stop(self) -> None:
+        """Ends what still runs: begun streams with an error event."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answers one request, whatever happens; a client that leaves frees what it held."""
+        return await self._handle(request, self._infer)
+
+    async def handle_jobs(self, request: web.Request) -> web.StreamResponse:
+        """The same of a request for files or batches."""
+        return await self._handle(request, self._forward)
+
+    async def _handle(
+        self,
+        request: web.Request,
+        answer: Callable[[Exchange], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        request_id = headers.request_id(request.headers)
+        x = Exchange(request, self._desk.now(), request_id)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        status = 499  # nginx's word in logs for a client that left
+        try:
+            problem = self._not_let_in(x)
+            response = await answer(x) if problem is None else self._refuse(x, problem)
+            status = response.status
+            return response
+        except ClientGoneError:
+            self._metrics.departed.inc()
+            raise
+        except asyncio.CancelledError:
+            if not self._stopping:
+                self._metrics.departed.inc()
+                raise
+            status = 503
+            stopped = errors.unavailable("The router was shut down.", "shutting_down")
+            return await self._abandon(x, stopped)
+        except Exception:
+            status = 500
+            log.LOGGER.exception("internal error", extra={"facts": {"request": x.request_id}})
+            broken = Problem(500, "server_error", "internal_error", "The router failed.")
+            return await self._abandon(x, broken)
+        finally:
+            self._tasks.discard(task)
+            if self.draining and not self._tasks:
+                self._idle.set()
+            if x.ticket is not None:
+                self._desk.leave(x.ticket)
+            self._record(x, status)
+
+    def _not_let_in(self, x: Exchange) -> Problem | None:
+        if self.draining:
+            problem = errors.unavailable("The router is shutting down.", "shutting_down")
+            problem.headers["Connection"] = "close"
+            return problem
+        if self._config.api_keys and not holds_key(x.request, self._config.api_keys):
+            return errors.invalid("A valid API key is required.", 401, "api_key")
+        return None
+
+    async def _forward(self, x: Exchange) -> web.StreamResponse:
+        answer = await self._jobs.forward(x)
+        return self._refuse(x, answer) if isinstance(answer, Problem) else answer
+
+    async def _infer(self, x: Exchange) -> web.StreamResponse:
+        try:
+            wanted = await self._read(x)
+        except ValueError as error:
+            return self._refuse(x, errors.invalid(str(error)))
+        except TimeoutError:
+            return self._refuse(x, errors.invalid("The body came too slowly.", 408, "timeout"))
+        if isinstance(wanted, Problem):
+            return self._refuse(x, wanted)
+        by_prefix = self._config.policy == "prefix"
+        prefix = ask.prefix_blocks(x.model, wanted.prompt) if by_prefix else ()
+        ticket = self._desk.arrive(x.model, deferred=wanted.deferred, prefix=prefix)
+        x.ticket = ticket
+        while True:
+            await self._desk.settled(ticket)
+            if ticket.refusal is not None:
+                return self._refuse(x, self._explain(ticket))
+            upstream = ticket.upstream
+            assert upstream is not None
+            result = await self._relay.attempt(x, ticket, upstream)
+            if not isinstance(result, Failed):
+                return result
+            log.event(logging.INFO, "attempt failed", request=x.request_id, reason=result.reason)
+            if not self._desk.may_retry(ticket):
+                return result.response
+            self._metrics.retries.labels(upstream.url, x.model).inc()
+            back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(ticket.tried) - 1))
+            await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))
+            self._desk.again(ticket)
+
+    async def _read(self, x: Exchange) -> ask.Ask | Problem:
+        """Reads body and model; raises ValueError on a bad body, TimeoutError on a slow one."""
+        limit = self._config.max_body_bytes
+        too_large = errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
+        if (x.request.content_length or 0) > limit:
+            return too_large
+        if x.request.headers.get("Content-Encoding", "identity") != "identity":
+            return errors.invalid("Compressed request bodies are not accepted.", 415)
+        try:
+            async with asyncio.timeout(self._config.client_idle):
+                x.body = await x.request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return too_large
+        except web.RequestPayloadError as error:
+            raise ValueError(f"The body is broken: {error}") from None
+        named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
+        wanted = ask.read(x.body, named)
+        model = wanted.model or self._config.default_model
+        if not model:
+            known = list(self._desk.fleet.models())
+            if len(known) != 1:
+                available = ", ".join(known) or "none"
+                message = f"'model' (or X-Model) is required, all available models: {available}."
+                return Problem(422, "invalid_request_error", "model_required", message, "model")
+            model = known[0]
+        x.model = model
+        return wanted
+
+    async def _abandon(self, x: Exchange, problem: Problem) -> web.StreamResponse:
+        """An error in place of the answer, or at the end of one that has begun."""
+        if x.sent is None:
+            return self._refuse(x, problem)
+        return await self._relay.break_off(x, problem)
+
+    def _explain(self, ticket: Ticket) -> Problem:
+        reason = ticket.refusal
+        self._metrics.refused.labels(reason.value if reason else "").inc()
+        if reason is Refusal.UNKNOWN_MODEL:
+            return errors.unknown_model(ticket.model, list(self._desk.fleet.models()))
+        if reason is Refusal.QUEUE_FULL:
+            wait_s = self._desk.state.longest_wait_s(ticket.model, self._desk.now())
+            return errors.queue_full(ticket.model, self._config.max_queue, wait_s, ticket.deferred)
+        if reason is Refusal.TIMEOUT:
+            message = "Timeout waiting for a free upstream (TIMEOUT), try again later."
+            return errors.unavailable(message, "timeout")
+        message = f"No upstream with {ticket.model} became ready in time (WAIT_FOR)."
+        return errors.unavailable(message, "no_upstream_ready")
+
+    @staticmethod
+    def _refuse(x: Exchange, problem: Problem) -> web.Response:
+        response = errors.response(problem, x.request.path)
+        response.headers["X-Request-Id"] = x.request_id
+        return response
+
+    def _record(self, x: Exchange, status: int) -> None:
+        ticket = x.ticket
+        upstream = ticket.upstream.url if ticket is not None and ticket.upstream else None
+        total_s = self._desk.now() - x.started
+        if ticket is not None and upstream is not None:
+            self._metrics.requests.labels(upstream, x.model, status).inc()
+            self._metrics.queue_seconds.labels(x.model).observe(ticket.queued_s)
+            if x.begun_s and len(ticket.tried) == 1:
+                self._metrics.added_seconds.observe(
+                    max(0.0, x.begun_s - ticket.queued_s - x.upstream_s)
+                )
+        level = logging.WARNING if status >= 500 or x.broken else logging.DEBUG
+        log.event(
+            level,
+            "request",
+            request=x.request_id,
+            path=x.request.path,
+            model=x.model,
+            upstream=upstream,
+            status=status,
+            attempts=len(ticket.tried) if ticket is not None else 0,
+            queued_s=round(ticket.queued_s, 4) if ticket is not None else 0,
+            first_byte_s=round(x.first_byte_s, 4),
+            total_s=round(total_s, 4),
+            broken=x.broken,
+        )

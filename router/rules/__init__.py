@@ -1,0 +1,1 @@
+"""The router's rules: pure functions and state. No sockets, no event loop, no clock."""

@@ -1,0 +1,84 @@
+"""The router's own refusals, in the shape the door's clients read. No I/O.
+
+OpenAI's error object everywhere, except on TGI's and our own paths, whose clients read `error` as a
+string.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from router.rules.upstream import half
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error answer: HTTP status, OpenAI's `type` and `code`, and what to tell the caller."""
+
+    status: int
+    kind: str
+    code: str
+    message: str
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def invalid(message: str, status: int = 400, code: str = "invalid_request") -> Problem:
+    """The client's fault."""
+    return Problem(status, "invalid_request_error", code, message)
+
+
+def unknown_model(model: str, known: list[str]) -> Problem:
+    available = ", ".join(known) or "none"
+    message = f"No upstream found with {model}, all available models: {available}."
+    return Problem(422, "invalid_request_error", "model_not_found", message, "model")
+
+
+def queue_full(model: str, limit: int, wait_s: float, deferred: bool) -> Problem:
+    bound = f"{limit} requests for {model}"
+    if deferred:
+        bound += f", or {half(limit)} deferred ones,"
+    message = f"{bound} wait already (MAX_QUEUE), try again later."
+    headers = {"Retry-After": str(max(1, min(60, math.ceil(wait_s))))}
+    return Problem(429, "rate_limit_error", "queue_full", message, headers=headers)
+
+
+def unavailable(message: str, code: str) -> Problem:
+    return Problem(503, "server_error", code, message, headers={"Retry-After": "1"})
+
+
+def upstream_failed(message: str, status: int = 502) -> Problem:
+    return Problem(status, "server_error", "upstream_failed", message)
+
+
+def body_of(problem: Problem, path: str) -> bytes:
+    """The JSON body of an error in the dialect of the path."""
+    shape: dict[str, Any]
+    if path == "/" or path.startswith("/generate"):
+        # TGI's clients know an overload by this word
+        kind = "overloaded" if problem.status == 429 else problem.code
+        shape = {"error": problem.message, "error_type": kind}
+    elif path == "/inference":
+        shape = {"error": problem.message}
+    else:
+        shape = {
+            "error": {
+                "message": problem.message,
+                "type": problem.kind,
+                "param": problem.param,
+                "code": problem.code,
+            }
+        }
+    return json.dumps(shape).encode()
+
+
+def response(problem: Problem, path: str) -> web.Response:
+    """The whole error answer."""
+    return web.Response(
+        status=problem.status,
+        body=body_of(problem, path),
+        headers={"Content-Type": "application/json", **problem.headers},
+    )

@@ -1,0 +1,1 @@
+"""How two service classes share the server: wrappers around a base policy."""

@@ -1,0 +1,125 @@
+"""The step time, learnt online from the newest iterations of each size.
+
+From the start of an iteration to the start of the next, where one follows the other: to whoever
+waits for a token, planning and delivery count as computing does. Of each size, since a policy that
+fills every iteration to a budget would soon have seen no other, and has to know what smaller ones
+take.
+
+As HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal predict theirs, but without any
+profiling beforehand. Deterministic in the records that it was given; it reads no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from scheduling.classes.step_time import FEATURES, KNOTS, Curve, Work, features, fit
+from seams import IterationRecord, RequestRecord
+
+KEPT = 64  # iterations of each segment of KNOTS, with deferred requests and without
+SIZES = 2 * len(KNOTS)
+REFIT_EVERY = 64  # iterations, at least
+REFIT_EVERY_S = 0.5  # at least, since a fit takes 1 to 2 ms
+LEAST_R2 = 0.8
+TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
+TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
+
+
+class StepTime(Protocol):
+    """A predictor as a policy uses it. It changes between iterations, never within a plan."""
+
+    @property
+    def reach_tokens(self) -> int:
+        """Iterations of more tokens are not predicted."""
+        ...
+
+    @property
+    def margin(self) -> float:
+        """By which half of the iterations of late took longer than was predicted; 0 if shorter."""
+        ...
+
+    @property
+    def ttft_s(self) -> float | None:
+        """That one in ten immediate requests exceeded of late; None: there were none."""
+        ...
+
+    def seconds(self, work: Work) -> float | None:
+        """None: nothing is known yet."""
+        ...
+
+
+class Predictor:
+    """A seams.Recorder and a StepTime."""
+
+    def __init__(self) -> None:
+        self._features = np.zeros((SIZES, KEPT, FEATURES))
+        self._durations_s = np.zeros((SIZES, KEPT))  # 0: none yet
+        self._seen = [0] * SIZES
+        self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
+        self._last: IterationRecord | None = None  # that the next one may follow at once
+        self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit, their time
+        self._curve: Curve | None = None
+        self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
+        self.reach_tokens = 0
+        self.margin = 0.0
+        self.ttft_s: float | None = None
+
+    @property
+    def curve(self) -> Curve | None:
+        """The newest that fitted."""
+        return self._curve
+
+    def iteration(self, record: IterationRecord) -> None:
+        if self._last is not None:
+            self._learn(self._last, record.start_s - self._last.start_s)
+        self._last = record
+        self._unlearnt += 1
+        self._unlearnt_s += record.duration_s
+
+    def _learn(self, record: IterationRecord, step_s: float) -> None:
+        size = 2 * (bisect_right(KNOTS, record.tokens) - 1) + (record.deferred_tokens > 0)
+        at = size, self._seen[size] % KEPT
+        row, step_s = features(record), max(step_s, record.duration_s)
+        self._features[at] = row
+        self._durations_s[at] = step_s
+        self._seen[size] += 1
+        self._newest.append((row, step_s))
+
+    def request(self, record: RequestRecord) -> None:
+        if record.service_class == "immediate" and record.first_token_s is not None:
+            self._ttfts_s.append(record.first_token_s - record.arrival_s)
+            self.ttft_s = sorted(self._ttfts_s)[int(TTFT_QUANTILE * (len(self._ttfts_s) - 1))]
+
+    def busy(self, start_s: float, end_s: float) -> None:
+        """Nothing was left to do: what comes next does not follow what was last."""
+        if self._last is not None:
+            self._learn(self._last, 0.0)
+        self._last = None
+
+    def seconds(self, work: Work) -> float | None:
+        due = self._curve is None or self._unlearnt_s >= REFIT_EVERY_S
+        if due and self._unlearnt >= REFIT_EVERY:  # not before somebody asks
+            self._refit()
+        return None if self._curve is None else self._curve.seconds(work)
+
+    def _refit(self) -> None:
+        self._unlearnt, self._unlearnt_s = 0, 0.0
+        if self._curve is not None:  # how it did on what it had not seen
+            foretold_s = self._curve.all_seconds(np.array([row for row, _ in self._newest]))
+            errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
+            drift = float(np.median(errors))  # and no stall
+            self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
+        known = self._durations_s > 0
+        try:
+            curve = fit(self._features[known], self._durations_s[known])
+        except (np.linalg.LinAlgError, ValueError):  # nothing can be learnt of these
+            self._curve = None
+        else:
+            self._curve = curve if curve.r2 >= LEAST_R2 else None
+        largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
+        self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)

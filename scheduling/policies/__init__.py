@@ -1,0 +1,1 @@
+"""The base policies, one a file."""

@@ -1,0 +1,194 @@
+"""The thread that writes all streams, on socket pairs."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import pytest
+
+from api.http.writer import Writer
+from inference import Inference
+from seams import Sampling
+
+PATIENCE_S = 30.0
+MORE_THAN_A_SOCKET_HOLDS = b"x" * 4_000_000
+
+
+class Pair(NamedTuple):
+    ours: socket.socket
+    theirs: socket.socket
+
+
+class Told:
+    """One request whose events a test decides; None ends them, an exception is raised."""
+
+    def __init__(self) -> None:
+        self.request = Inference([1], 1, Sampling(), 0.0)
+        self._events: SimpleQueue[bytes | Exception | None] = SimpleQueue()
+
+    def tell(self, *events: bytes | Exception | None) -> None:
+        for event in events:
+            self._events.put(event)
+        self.request.news.set()
+
+    def events(self) -> Iterator[bytes | None]:
+        while True:
+            if self._events.empty():
+                yield None
+                continue
+            event = self._events.get()
+            if event is None:
+                return
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+@pytest.fixture
+def pairs() -> Iterator[Iterator[Pair]]:
+    with ExitStack() as stack:
+        made = (Pair(*map(stack.enter_context, socket.socketpair())) for _ in itertools.count())
+        yield (_patient(pair) for pair in made)
+
+
+def _patient(pair: Pair) -> Pair:
+    pair.theirs.settimeout(PATIENCE_S)
+    return pair
+
+
+@pytest.fixture
+def serve() -> Serve:
+    return Serve()
+
+
+class Serve:
+    """Each stream in a handler's thread, as gunicorn iterates over it."""
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+
+    def __call__(
+        self, told: Told, client: socket.socket, *, chunked: bool = False
+    ) -> Future[list[bytes]]:
+        body: Future[list[bytes]] = Future()
+
+        def handle() -> None:
+            try:
+                served = self._writer.serve([told.request], client, told.events(), chunked=chunked)
+                body.set_result(list(served))
+            except Exception as error:
+                body.set_exception(error)
+
+        threading.Thread(target=handle, daemon=True).start()
+        return body
+
+
+def exactly(client: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        piece = client.recv(min(size - len(received), 1 << 16))
+        assert piece
+        received += piece
+    return bytes(received)
+
+
+def test_events_are_written_when_they_are_told(pairs: Iterator[Pair], serve: Serve) -> None:
+    pair, told = next(pairs), Told()
+    told.tell(b"before, ")
+    body = serve(told, pair.ours)
+    assert exactly(pair.theirs, 8) == b"before, "
+    for event in (b"one, ", b"two, "):
+        told.tell(event)
+        assert exactly(pair.theirs, 5) == event
+    told.tell(b"three", None)
+    assert exactly(pair.theirs, 5) == b"three"
+    assert b"".join(body.result(PATIENCE_S)) == b""
+
+
+def test_what_is_told_at_once_is_one_chunk(pairs: Iterator[Pair], serve: Serve) -> None:
+    pair, told = next(pairs), Told()
+    told.tell(b"a" * 10, b"b" * 10, None)
+    serve(told, pair.ours, chunked=True).result(PATIENCE_S)
+    pair.ours.close()
+    assert exactly(pair.theirs, 26) == b"14\r\n" + b"a" * 10 + b"b" * 10 + b"\r\n"
+    assert pair.theirs.recv(1) == b""
+
+
+def test_a_client_that_does_not_read_keeps_only_itself_waiting(
+    pairs: Iterator[Pair], serve: Serve
+) -> None:
+    stalled, other = next(pairs), next(pairs)
+    told_stalled, told_other = Told(), Told()
+    told_stalled.tell(MORE_THAN_A_SOCKET_HOLDS)
+    body = serve(told_stalled, stalled.ours)
+    assert exactly(stalled.theirs, 1) == b"x"  # its writing has begun
+    serve(told_other, other.ours)
+    for number in range(100):
+        told_stalled.tell(b"%02d" % number)
+        told_other.tell(b"%02d" % number)
+        assert exactly(other.theirs, 2) == b"%02d" % number
+    assert not body.done()
+    told_other.tell(None)
+    told_stalled.tell(None)
+
+    rest = exactly(stalled.theirs, len(MORE_THAN_A_SOCKET_HOLDS) - 1 + 200)
+    assert rest[-200:] == b"".join(b"%02d" % number for number in range(100))
+    assert rest[:-200] == MORE_THAN_A_SOCKET_HOLDS[1:]
+    assert b"".join(body.result(PATIENCE_S)) == b""
+
+
+def test_events_that_fail_end_their_own_stream_after_what_was_told(
+    pairs: Iterator[Pair], serve: Serve
+) -> None:
+    failing, other = next(pairs), next(pairs)
+    told_failing, told_other = Told(), Told()
+    bodies = serve(told_failing, failing.ours), serve(told_other, other.ours)
+    told_failing.tell(b"first", ZeroDivisionError("a fault"))
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        bodies[0].result(PATIENCE_S)
+    assert exactly(failing.theirs, 5) == b"first"
+    told_other.tell(b"still here", None)
+    assert exactly(other.theirs, 10) == b"still here"
+    bodies[1].result(PATIENCE_S)
+
+
+def test_a_client_that_has_gone_ends_its_own_stream(pairs: Iterator[Pair], serve: Serve) -> None:
+    gone, other = next(pairs), next(pairs)
+    told_gone, told_other = Told(), Told()
+    bodies = serve(told_gone, gone.ours), serve(told_other, other.ours)
+    gone.theirs.close()
+    told_gone.tell(b"nobody reads this")
+    with pytest.raises(ConnectionError):
+        bodies[0].result(PATIENCE_S)
+    told_other.tell(b"still here", None)
+    assert exactly(other.theirs, 10) == b"still here"
+    bodies[1].result(PATIENCE_S)
+
+
+def test_news_from_many_threads_are_all_told(pairs: Iterator[Pair], serve: Serve) -> None:
+    streams = [(next(pairs), Told()) for _ in range(20)]
+    bodies = [serve(told, pair.ours) for pair, told in streams]
+
+    def tell_all() -> None:
+        for _ in range(100):
+            for _, told in streams:
+                told.tell(b".")
+
+    threads = [threading.Thread(target=tell_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for pair, _ in streams:
+        assert exactly(pair.theirs, 400) == b"." * 400
+    for thread in threads:
+        thread.join()
+    for _, told in streams:
+        told.tell(None)
+    for body in bodies:
+        body.result(PATIENCE_S)

@@ -1,0 +1,245 @@
+"""OpenAI's API: answers against the hash model's reference, streamed and whole."""
+
+from __future__ import annotations
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.openai.schemas import seed_of_choice
+from tests.api.openai.openai_calls import CONTEXT, Json, chat, chunks, complete
+from tests.hash_model import reference, reference_logprob
+from tests.server.hash_app import END_ID, byte_tokenizer
+from text import Detokenizer
+
+
+def expected(prompt: bytes, n: int, seed: int | None, stop: str | None) -> tuple[str, int, str]:
+    """Text, tokens and finish_reason of a request that is alone, token by token."""
+    detokenizer, text = Detokenizer(byte_tokenizer()), ""
+    number, finish = 0, "length"
+    for token in reference(list(prompt), n, seed):
+        number += 1
+        if token == END_ID:
+            finish = "stop"
+            break
+        text += detokenizer.push([token])
+        if stop and stop in text:
+            break
+    text += detokenizer.finish()
+    if stop and stop in text:
+        return text[: text.index(stop)], number, "stop"
+    return text, number, finish
+
+
+SEEDS = st.none() | st.integers(-(2**63), 2**63 - 1)
+
+
+@given(
+    prompt=st.text(min_size=1, max_size=20),
+    n=st.integers(1, 60),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    stop_at=st.tuples(st.integers(0, 40), st.integers(1, 4)),
+    echo=st.booleans(),
+)
+def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
+    client: FlaskClient,
+    prompt: str,
+    n: int,
+    seed: int | None,
+    stop_at: tuple[int, int],
+    echo: bool,
+) -> None:
+    """The stop string is cut from the text itself, where it crosses borders of tokens at will."""
+    # of a longer answer: at the end of this one the stop string may have begun
+    plain, _, _ = expected(prompt.encode(), n + 5, seed, None)
+    stop = plain[stop_at[0] : sum(stop_at)] or None
+    text, tokens, finish = expected(prompt.encode(), n, seed, stop)
+    fields: Json = {"prompt": prompt, "max_tokens": n, "stop": stop, "echo": echo}
+    fields |= {"temperature": 0} if seed is None else {"seed": seed}
+    whole = complete(client, **fields)
+    (choice,) = whole["choices"]
+    assert choice["text"] == (prompt if echo else "") + text
+    assert choice["finish_reason"] == finish
+    assert whole["usage"] == {
+        "prompt_tokens": len(prompt.encode()),
+        "completion_tokens": tokens,
+        "total_tokens": len(prompt.encode()) + tokens,
+    }
+    parts = chunks(client, **fields, stream_options={"include_usage": True})
+    assert parts[-1]["choices"] == []
+    assert parts[-1]["usage"] == whole["usage"]
+    assert all(part["usage"] is None for part in parts[:-1])
+    assert "".join(part["choices"][0]["text"] for part in parts[:-1]) == choice["text"]
+    reasons = [part["choices"][0]["finish_reason"] for part in parts[:-1]]
+    assert reasons == [None] * (len(reasons) - 1) + [finish]
+
+
+@given(
+    n=st.integers(1, 40),
+    seed=st.integers(0, 999),
+    alternatives=st.integers(0, 3),
+    echo=st.booleans(),
+    stop=st.none() | st.sampled_from("abcdefgh\ufffd"),
+)
+def test_logprobs_are_of_the_tokens_of_the_text_streamed_or_not(
+    client: FlaskClient, n: int, seed: int, alternatives: int, echo: bool, stop: str | None
+) -> None:
+    prompt = "hé"
+    fields: Json = {"prompt": prompt, "max_tokens": n, "seed": seed, "logprobs": alternatives}
+    fields |= {"echo": echo, "stop": stop}
+    (choice,) = complete(client, **fields)["choices"]
+    told = choice["logprobs"]
+    ids = list(prompt.encode()) + reference(list(prompt.encode()), n, seed)
+    first = 0 if echo else len(prompt.encode())
+    for number, logprob in enumerate(told["token_logprobs"]):
+        place = first + number
+        if place == 0:
+            assert logprob is None
+        else:
+            assert logprob == pytest.approx(reference_logprob(ids[:place], ids[place]))
+    if stop is None and END_ID not in ids:
+        assert len(told["tokens"]) == len(ids) - first
+    detokenizer, offsets = Detokenizer(byte_tokenizer()), [0]
+    for token in ids[first:]:
+        offsets.append(offsets[-1] + len(detokenizer.push([token])))
+    assert told["text_offset"] == offsets[: len(told["tokens"])]
+    if choice["finish_reason"] == "stop" and END_ID not in ids:  # at the stop string
+        assert len(told["tokens"]) == sum(offset < len(choice["text"]) for offset in offsets)
+    if alternatives == 0:
+        assert told["top_logprobs"] is None
+    else:
+        assert all(
+            top is None or len(top) in (alternatives, alternatives + 1)
+            for top in told["top_logprobs"]
+        )
+    parts = [part["choices"][0]["logprobs"] for part in chunks(client, **fields)]
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for part in parts for value in part[key]] == told[key]
+
+
+@given(n=st.integers(1, 30), seed=st.integers(0, 999), top=st.none() | st.integers(0, 3))
+def test_chat_logprobs_have_the_bytes_of_the_text(
+    client: FlaskClient, n: int, seed: int, top: int | None
+) -> None:
+    fields: Json = {"max_tokens": n, "seed": seed, "logprobs": True, "top_logprobs": top}
+    (choice,) = chat(client, **fields)["choices"]
+    content = choice["logprobs"]["content"]
+    held = bytes(byte for token in content for byte in token["bytes"])
+    assert held.decode(errors="replace") == choice["message"]["content"]
+    assert all(len(token["top_logprobs"]) == (top or 0) for token in content)
+    opening, *parts = chunks(client, "/v1/chat/completions", **fields)
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    deltas = [part["choices"][0] for part in parts]
+    text = "".join(delta["delta"].get("content", "") for delta in deltas)
+    assert text == choice["message"]["content"]
+    logprobs = [
+        token for delta in deltas if delta["logprobs"] for token in delta["logprobs"]["content"]
+    ]
+    assert logprobs == content
+    assert deltas[-1]["delta"] == {}
+    assert deltas[-1]["finish_reason"] == choice["finish_reason"]
+
+
+@given(seed=SEEDS.filter(lambda seed: seed is not None), n=st.integers(1, 5))
+def test_choice_0_is_the_request_alone_and_the_others_have_seeds_of_their_own(
+    client: FlaskClient, seed: int, n: int
+) -> None:
+    alone = complete(client, seed=seed)["choices"][0]
+    several = complete(client, seed=seed, n=n, best_of=n)
+    assert several["choices"][0] == alone
+    assert [choice["index"] for choice in several["choices"]] == list(range(n))
+    seeds = [seed_of_choice(seed, index) for index in range(n)]
+    assert len(set(seeds)) == n
+    texts = [expected(b"x", 16, own, None)[0] for own in seeds]
+    assert [choice["text"] for choice in several["choices"]] == texts
+    assert several["usage"]["prompt_tokens"] == 1
+    streamed = [""] * n
+    for part in chunks(client, seed=seed, n=n):
+        streamed[part["choices"][0]["index"]] += part["choices"][0]["text"]
+    assert streamed == [choice["text"] for choice in several["choices"]]
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 127))
+def test_seeds_of_choices_are_seeds(seed: int, index: int) -> None:
+    derived = seed_of_choice(seed, index)
+    assert 0 <= derived < 2**63
+    assert (derived == seed) == (index == 0)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["ab", ["ab"], [97, 98], [[97, 98]]], ids=["text", "texts", "ids", "arrays of ids"]
+)
+def test_a_prompt_may_be_text_or_token_ids(client: FlaskClient, prompt: object) -> None:
+    answer = complete(client, prompt=prompt, seed=5)
+    assert answer["choices"][0]["text"] == expected(b"ab", 16, 5, None)[0]
+
+
+def test_several_prompts_are_answered_in_order_each_as_if_alone(client: FlaskClient) -> None:
+    answer = complete(client, prompt=["a", "bc", "d"], n=2, seed=3, max_tokens=8)
+    texts = [choice["text"] for choice in answer["choices"]]
+    for number, prompt in enumerate(["a", "bc", "d"]):
+        alone = complete(client, prompt=prompt, n=2, seed=3, max_tokens=8)
+        assert texts[2 * number : 2 * number + 2] == [c["text"] for c in alone["choices"]]
+    assert answer["usage"]["prompt_tokens"] == 4
+
+
+def test_no_tokens_but_echo_and_logprobs_is_the_prompts_score(client: FlaskClient) -> None:
+    answer = complete(client, prompt="abc", max_tokens=0, echo=True, logprobs=1)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_a_completion_has_16_tokens_and_a_chat_the_rest_of_the_context(
+    client: FlaskClient,
+) -> None:
+    assert complete(client, ignore_eos=True)["usage"]["completion_tokens"] == 16
+    assert chat(client, ignore_eos=True)["usage"]["total_tokens"] == CONTEXT
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert chat(client, ignore_eos=True, **{name: 3})["usage"]["completion_tokens"] == 3
+
+
+def ending_seed() -> int:
+    """One that generates an end token soon after "x"."""
+    return next(s for s in range(10_000) if END_ID in reference([ord("x")], 10, s)[2:])
+
+
+def test_an_end_token_ends_the_answer_unless_ignored(client: FlaskClient) -> None:
+    seed = ending_seed()
+    answer = complete(client, seed=seed, max_tokens=20)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert "<|endoftext|>" not in answer["choices"][0]["text"]
+    on = complete(client, seed=seed, max_tokens=20, ignore_eos=True)
+    assert on["choices"][0]["finish_reason"] == "length"
+    assert on["choices"][0]["text"].startswith(answer["choices"][0]["text"] + "<|endoftext|>")
+    assert on["usage"]["completion_tokens"] == 20
+
+
+def test_null_is_the_same_as_left_out(client: FlaskClient) -> None:
+    left_out = complete(client, seed=1)
+    names = [
+        "n",
+        "stop",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "logprobs",
+        "suffix",
+        "stream",
+        "stream_options",
+        "logit_bias",
+        "presence_penalty",
+        "best_of",
+        "echo",
+        "service_tier",
+    ]
+    nulls = complete(client, seed=1, **dict.fromkeys(names))
+    assert nulls["choices"] == left_out["choices"]
+
+
+def test_flex_is_the_deferred_class_and_is_told(client: FlaskClient) -> None:
+    assert complete(client, service_tier="flex")["service_tier"] == "flex"
+    assert complete(client, service_tier="auto")["service_tier"] == "default"
+    assert "service_tier" not in complete(client)

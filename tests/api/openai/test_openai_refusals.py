@@ -1,0 +1,143 @@
+"""OpenAI's API: what is refused, by name and in OpenAI's shape, and what is taken all the same."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.openai.schemas import MOST_STOPS
+from tests.api.openai.openai_calls import CONTEXT, PATHS, Json, ask, chat, complete, is_error
+
+WRONG: list[tuple[str, object]] = [
+    ("n", 0), ("n", 129), ("n", 1.5), ("n", "2"), ("n", True),
+    ("stop", ""), ("stop", ["a", ""]), ("stop", 3), ("stop", ["s"] * (MOST_STOPS + 1)),
+    ("temperature", -0.1), ("temperature", 2.1), ("temperature", 1e-9), ("temperature", "1"),
+    ("top_p", -0.1), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.0),
+    ("seed", 2**63), ("seed", 0.5), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
+    ("repetition_penalty", 0), ("logit_bias", {"a": 1}), ("logit_bias", {"5": 101}),
+    ("logit_bias", {"257": 1}), ("logit_bias", [1]), ("stream", 1), ("stream", "yes"),
+    ("stream_options", 1), ("stream_options", {"include_usage": True}),
+    ("service_tier", "priority"), ("ignore_eos", 1), ("model", 5), ("max_tokens", -1),
+    ("max_tokens", 1.5), ("guided_json", {}), ("min_p", 0.5), ("stop_token_ids", [1]),
+]  # fmt: skip
+WRONG_COMPLETION: list[tuple[str, object]] = [
+    ("prompt", ""), ("prompt", []), ("prompt", None), ("prompt", [""]), ("prompt", ["a", 1]),
+    ("prompt", [-1]), ("prompt", [257]), ("prompt", [[]]), ("prompt", [[1], "a"]), ("prompt", 5),
+    ("prompt", [True]), ("best_of", 2), ("logprobs", -1), ("logprobs", 21), ("logprobs", True),
+    ("echo", 1), ("suffix", "end"), ("max_tokens", CONTEXT), ("prompt", "x" * CONTEXT),
+]  # fmt: skip
+WRONG_CHAT: list[tuple[str, object]] = [
+    ("messages", []), ("messages", None), ("messages", "x"), ("messages", [{"role": "user"}]),
+    ("messages", [{"role": "tool", "content": "x"}]), ("messages", [{"content": "x"}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]),
+    ("max_tokens", 0), ("max_completion_tokens", 0), ("top_logprobs", 2), ("logprobs", 1),
+    ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
+    ("function_call", {"name": "f"}), ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}), ("audio", {"voice": "a"}),
+    ("modalities", ["audio"]), ("prediction", {}), ("web_search_options", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [(path, *wrong) for path in PATHS for wrong in WRONG]
+    + [("/v1/completions", *wrong) for wrong in WRONG_COMPLETION]
+    + [("/v1/chat/completions", *wrong) for wrong in WRONG_CHAT],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_or_not_offered_field_is_named(
+    client: FlaskClient, path: str, field: str, value: object, stream: bool
+) -> None:
+    if field == "stream_options" and stream and isinstance(value, dict):
+        return  # it is right there
+    answer = ask(client, path, **{"stream": stream, field: value})
+    if value == "x" * CONTEXT or (field, value) == ("max_tokens", CONTEXT):
+        message = is_error(answer, 400, "prompt")
+        assert answer.get_json()["error"]["code"] == "context_length_exceeded"
+    else:
+        message = is_error(answer, 400, field)
+        assert f"'{field}'" in message
+    assert answer.get_json()["error"]["type"] == "invalid_request_error"
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", []),
+        ("tool_choice", "none"),
+        ("response_format", {"type": "text"}),
+        ("modalities", ["text"]),
+        ("user", "me"),
+        ("metadata", {"a": "b"}),
+    ],
+)
+def test_what_changes_nothing_is_taken(client: FlaskClient, field: str, value: object) -> None:
+    assert chat(client, max_tokens=1, **{field: value})["choices"]
+
+
+def test_an_unknown_field_is_ignored_and_logged_once(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "api.openai.routes"):
+        for _ in range(3):
+            complete(client, **{"quite\nunknown": 5})
+    assert [record.getMessage() for record in caplog.records] == [
+        'the field "quite\\nunknown" is unknown on /v1 and ignored'
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_unknown_model_is_a_404(client: FlaskClient, path: str) -> None:
+    for answer in (
+        ask(client, path, model="gpt-9"),
+        ask(client, path, model="gpt-9", stream=True),
+        client.get("/v1/models/gpt-9"),
+        client.get("/v1/models/org/gpt-9"),
+    ):
+        assert '"embedded"' in is_error(answer, 404, "model")
+        assert answer.get_json()["error"]["code"] == "model_not_found"
+
+
+def test_the_model_is_listed(client: FlaskClient) -> None:
+    (card,) = client.get("/v1/models").get_json()["data"]
+    assert client.get(f"/v1/models/{card['id']}").get_json() == card
+    assert card["id"] == "embedded"
+
+
+def test_errors_of_routing_and_bodies_have_openais_shape(client: FlaskClient) -> None:
+    is_error(client.get("/v1/nowhere"), 404)
+    is_error(client.get("/v1/completions"), 405)
+    is_error(client.post("/v1/completions", data=b"{", content_type="application/json"), 400)
+    is_error(client.post("/v1/completions", data=b"{}", content_type="text/plain"), 415)
+    is_error(ask(client, prompt="x" * 70_000), 413)
+    assert isinstance(client.get("/nowhere").get_json()["error"], str)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(-9, 9)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+NAMES = sorted({field for field, _ in WRONG + WRONG_COMPLETION + WRONG_CHAT} - {"messages"})
+
+
+@given(path=st.sampled_from(sorted(PATHS)), fields=st.dictionaries(st.sampled_from(NAMES), JSON))
+def test_whatever_is_asked_is_answered_or_explained(
+    client: FlaskClient, path: str, fields: Json
+) -> None:
+    answer = ask(client, path, **{"max_tokens": 2, **fields})
+    if answer.status_code != 200:
+        assert answer.status_code in (400, 404)
+        assert answer.get_json()["error"]["message"]

@@ -1,0 +1,375 @@
+"""TGI's API: what may be asked, TGI's words for what may not, and what is answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import TestResponse
+
+from api.tgi.schemas import Parameters
+from tests.hash_model import reference, reference_logprob
+from tests.server.hash_app import END_ID, byte_tokenizer
+
+CONTEXT = 1024
+PATHS = ("/", "/generate", "/generate_stream")
+
+
+def ask(client: FlaskClient, path: str, inputs: object, **parameters: Any) -> TestResponse:
+    return client.post(path, json={"inputs": inputs, "parameters": parameters})
+
+
+def generated(client: FlaskClient, inputs: str, **parameters: Any) -> dict[str, Any]:
+    answer = ask(client, "/generate", inputs, **parameters)
+    assert answer.status_code == 200, answer.get_json()
+    told: dict[str, Any] = answer.get_json()
+    return told
+
+
+def streamed(client: FlaskClient, inputs: str, **parameters: Any) -> list[dict[str, Any]]:
+    answer = ask(client, "/generate_stream", inputs, **parameters)
+    assert answer.status_code == 200, answer.get_json()
+    lines = answer.get_data(as_text=True).split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
+
+
+def text_of(tokens: list[int]) -> str:
+    tokenizer = byte_tokenizer()
+    return b"".join(tokenizer.token_bytes(t) for t in tokens if t != END_ID).decode(
+        errors="replace"
+    )
+
+
+def up_to_end(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(END_ID) + 1] if END_ID in tokens else tokens
+
+
+def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
+    error = {"error": f"Input validation error: {message}", "error_type": "validation"}
+    assert (answer.status_code, answer.get_json()) == (status, error)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"temperature": 0}, "`temperature` must be strictly positive"),
+        ({"temperature": -1.5}, "`temperature` must be strictly positive"),
+        ({"temperature": 1e-9}, "`temperature` must be >= 1e-06 and <= 1000000"),
+        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive"),
+        ({"frequency_penalty": 2.1}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+        ({"top_p": 0.0}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"typical_p": 1}, "`typical_p` must be > 0.0 and < 1.0"),
+        ({"top_k": 0}, "`top_k` must be strictly positive"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+        ({"max_new_tokens": -7}, "`max_new_tokens` must be strictly positive"),
+        (
+            {"max_new_tokens": 1022},
+            "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 3 `inputs` tokens and 1022 "
+            "`max_new_tokens`",
+        ),
+        ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
+        ({"stop": [""]}, "`stop` must not hold an empty string"),
+        ({"truncate": 0}, "`truncate` must be strictly positive and less than 1023. Given: 0"),
+        (
+            {"truncate": 1024},
+            "`truncate` must be strictly positive and less than 1023. Given: 1024",
+        ),
+        ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+        ({"watermark": True}, "`watermark` is not offered by this server"),
+        (
+            {"grammar": {"type": "regex", "value": "a"}},
+            "`grammar` is not offered by this server",
+        ),
+        ({"adapter_id": "x"}, "`adapter_id` is not offered by this server"),
+        ({"temperature": True}, "`temperature` must be a number above 0. Given: true"),
+        ({"seed": -1}, "`seed` must be a whole number from 0 to 2**64 - 1. Given: -1"),
+        ({"seed": 2**64}, f"`seed` must be a whole number from 0 to 2**64 - 1. Given: {2**64}"),
+        ({"stop": "x"}, '`stop` must be an array of strings. Given: "x"'),
+        ({"stop": [1]}, "`stop` must be an array of strings. Given: 1"),
+    ],
+)
+def test_what_may_not_be_asked_is_refused_in_tgis_words_before_any_stream(
+    client: FlaskClient, parameters: dict[str, Any], message: str
+) -> None:
+    for path in PATHS:
+        assert refused(ask(client, path, "abc", **parameters), message)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"best_of": 0, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 0"),
+        ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+        (
+            {"best_of": 2, "top_k": 3, "seed": 1},
+            "`seed` must not be set when `best_of` > 1",
+        ),
+    ],
+)
+def test_best_of_has_its_own_conditions(
+    client: FlaskClient, parameters: dict[str, Any], message: str
+) -> None:
+    assert refused(ask(client, "/generate", "abc", **parameters), message)
+
+
+def test_what_a_stream_cannot_give_is_refused(client: FlaskClient) -> None:
+    answer = ask(client, "/generate_stream", "abc", best_of=2, do_sample=True)
+    assert refused(answer, "`best_of` != 1 is not supported when streaming tokens")
+    answer = ask(client, "/generate_stream", "abc", decoder_input_details=True)
+    assert refused(answer, "`decoder_input_details` == true is not supported when streaming tokens")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_inputs_are_checked(client: FlaskClient, path: str) -> None:
+    assert refused(ask(client, path, ""), "`inputs` cannot be empty")
+    too_long = "`inputs` must have less than 1023 tokens. Given: 1024"
+    assert refused(ask(client, path, "x" * 1024), too_long)
+    missing = client.post(path, json={})
+    assert missing.status_code == 422
+    assert "`inputs` is missing; it must be a string" in missing.get_json()["error"]
+    number = ask(client, path, 5)
+    assert number.status_code == 422
+    assert "`inputs` must be a string" in number.get_json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"{", "application/json", 422),
+        (b"[]", "application/json", 422),
+        (b"{}", "text/plain", 415),
+        (b" " * 70_000, "application/json", 413),
+    ],
+)
+def test_a_body_that_is_no_request_has_an_error_type_too(
+    client: FlaskClient, body: bytes, content_type: str, status: int
+) -> None:
+    for path in PATHS:
+        answer = client.post(path, data=body, content_type=content_type)
+        assert answer.status_code == status
+        assert answer.get_json()["error_type"] == "validation"
+
+
+def test_unknown_fields_and_nulls_are_ignored(client: FlaskClient) -> None:
+    parameters = dict.fromkeys(("best_of", "temperature", "stop", "watermark", "grammar", "seed"))
+    body = {
+        "inputs": "abc",
+        "options": {"use_cache": False},
+        "parameters": {**parameters, "max_new_tokens": 3, "max_length": 9, "watermark": False},
+    }
+    told = client.post("/generate", json=body).get_json()
+    assert told == {"generated_text": text_of(up_to_end(reference(list(b"abc"), 3, None)))}
+
+
+def test_a_request_with_parameters_is_greedy_and_has_no_seed(client: FlaskClient) -> None:
+    for harmless in ({}, {"temperature": 1.0}, {"do_sample": False}, {"seed": 3}):
+        told = generated(client, "abc", max_new_tokens=9, details=True, **harmless)
+        tokens = up_to_end(reference(list(b"abc"), 9, None))
+        assert [token["id"] for token in told["details"]["tokens"]] == tokens
+        assert told["details"]["seed"] is None
+
+
+@pytest.mark.parametrize(
+    "wish", [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.5}]
+)
+def test_whatever_asks_for_chance_samples_with_the_seed_that_is_told(
+    client: FlaskClient, wish: dict[str, Any]
+) -> None:
+    told = generated(client, "abc", max_new_tokens=9, details=True, **wish)
+    seed = told["details"]["seed"]
+    tokens = up_to_end(reference(list(b"abc"), 9, seed))
+    assert [token["id"] for token in told["details"]["tokens"]] == tokens
+    again = generated(client, "abc", max_new_tokens=9, seed=seed, **wish)
+    assert again["generated_text"] == told["generated_text"]
+
+
+def test_a_request_without_parameters_samples_up_to_the_context(client: FlaskClient) -> None:
+    texts = {client.post("/generate", json={"inputs": "x" * 1000}).get_data() for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_the_prompt_is_returned_where_it_is_asked_for_and_at_the_root(client: FlaskClient) -> None:
+    text = generated(client, "abc", max_new_tokens=4)["generated_text"]
+    full = generated(client, "abc", max_new_tokens=4, return_full_text=True)["generated_text"]
+    assert full == "abc" + text
+    assert ask(client, "/", "abc", max_new_tokens=4).get_json() == [{"generated_text": full}]
+    bare = ask(client, "/", "abc", max_new_tokens=4, return_full_text=False)
+    assert bare.get_json() == [{"generated_text": text}]
+
+
+def test_truncate_keeps_the_end_of_the_prompt(client: FlaskClient) -> None:
+    told = generated(client, "abcdef", max_new_tokens=5, truncate=2, decoder_input_details=True)
+    assert [token["text"] for token in told["details"]["prefill"]] == ["e", "f"]
+    assert told["generated_text"] == generated(client, "ef", max_new_tokens=5)["generated_text"]
+
+
+def test_the_logprobs_of_prompt_and_answer_are_those_of_the_model(client: FlaskClient) -> None:
+    told = generated(
+        client,
+        "hello",
+        max_new_tokens=6,
+        seed=5,
+        do_sample=True,
+        top_n_tokens=3,
+        decoder_input_details=True,
+    )["details"]
+    prompt = list(b"hello")
+    assert told["prefill"][0] == {"id": prompt[0], "text": "h", "logprob": None}
+    for i, token in enumerate(told["prefill"][1:], 1):
+        assert token["id"] == prompt[i]
+        assert token["logprob"] == reference_logprob(prompt[:i], prompt[i])
+    known = list(prompt)
+    for token, top in zip(told["tokens"], told["top_tokens"], strict=True):
+        assert token["logprob"] == reference_logprob(known, token["id"])
+        assert top[0]["id"] == reference(known, 1, None)[0]
+        assert [t["logprob"] for t in top] == [reference_logprob(known, t["id"]) for t in top]
+        assert len(top) == 3
+        known.append(token["id"])
+
+
+def test_the_best_of_two_is_the_one_with_the_better_mean_logprob(client: FlaskClient) -> None:
+    for _ in range(5):
+        told = generated(client, "abc", max_new_tokens=7, do_sample=True, best_of=2, details=True)
+        best, (other,) = told["details"], told["details"]["best_of_sequences"]
+        means = [
+            sum(token["logprob"] for token in answer["tokens"]) / answer["generated_tokens"]
+            for answer in (best, other)
+        ]
+        assert means[0] >= means[1]
+        assert best["seed"] != other["seed"]
+        tokens = up_to_end(reference(list(b"abc"), 7, other["seed"]))
+        assert [token["id"] for token in other["tokens"]] == tokens
+        assert other["generated_text"] == text_of(tokens)
+
+
+def test_several_inputs_have_an_answer_each_in_order(client: FlaskClient) -> None:
+    told = ask(client, "/", ["a", "bc", "def"], max_new_tokens=4, return_full_text=False)
+    alone = [generated(client, text, max_new_tokens=4) for text in ("a", "bc", "def")]
+    assert told.get_json() == alone
+    for wrong in ([], ["a"] * 5):
+        answer = ask(client, "/", wrong)
+        message = f"Number of prompts must be > 0 and <= 4. Given: {len(wrong)}"
+        assert refused(answer, message)
+    answer = client.post("/", json={"inputs": ["a"], "stream": True})
+    assert refused(answer, "`inputs` must be one string when streaming tokens")
+
+
+def test_the_headers_tell_times_and_tokens(client: FlaskClient) -> None:
+    answer = ask(client, "/generate", "héllo", max_new_tokens=4)
+    head = answer.headers
+    assert head["x-compute-type"] == "cpu+optimized"
+    assert (head["x-compute-characters"], head["x-prompt-tokens"]) == ("5", "6")
+    assert head["x-generated-tokens"] == "4"
+    parts = sum(int(head[f"x-{name}-time"]) for name in ("validation", "queue", "inference"))
+    assert parts <= int(head["x-total-time"]) <= parts + 3
+    assert float(head["x-compute-time"]) > 0
+    assert int(head["x-time-per-token"]) <= int(head["x-inference-time"])
+
+
+def test_tokens_of_a_text_are_told_with_the_characters_they_cover(client: FlaskClient) -> None:
+    told = client.post("/tokenize", json={"inputs": "hé!"}).get_json()
+    assert told == [
+        {"id": 104, "text": "h", "start": 0, "stop": 1},
+        {"id": 195, "text": "é", "start": 1, "stop": 2},
+        {"id": 169, "text": "é", "start": 1, "stop": 2},
+        {"id": 33, "text": "!", "start": 2, "stop": 3},
+    ]
+    assert client.post("/tokenize", json={"inputs": ""}).get_json() == []
+
+
+def test_info_tells_the_limits(client: FlaskClient) -> None:
+    told = client.get("/info").get_json()
+    assert (told["max_input_tokens"], told["max_total_tokens"]) == (CONTEXT - 1, CONTEXT)
+    assert (told["max_best_of"], told["max_stop_sequences"]) == (2, 4)
+    assert told["max_concurrent_requests"] == 32 + 1024
+    assert client.get("/").status_code == 200
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+_names = st.sampled_from([*Parameters.model_fields, "other"])
+
+
+@given(
+    path=st.sampled_from([*PATHS, "/tokenize"]),
+    inputs=_json | st.text(max_size=9),
+    parameters=_json | st.dictionaries(_names, _json, max_size=9),
+    stream=_json,
+)
+def test_any_json_is_answered_or_refused_with_a_sentence(
+    client: FlaskClient, path: str, inputs: object, parameters: object, stream: object
+) -> None:
+    body = json.dumps({"inputs": inputs, "parameters": parameters, "stream": stream})
+    answer = client.post(path, data=body, content_type="application/json")
+    assert answer.status_code in (200, 422)
+    if answer.status_code == 422:
+        told = answer.get_json()
+        assert told.keys() == {"error", "error_type"}
+        assert told["error_type"] == "validation"
+        assert len(told["error"]) < 4000
+        assert "\n" not in told["error"]
+    else:
+        answer.get_data()
+
+
+@given(
+    inputs=st.text(st.characters(exclude_categories=()), min_size=1, max_size=20),
+    seed=st.integers(0, 2**64 - 1),
+    tokens=st.integers(1, 40),
+    stop=st.lists(st.text("abcdefgh\u001f\u0004é", min_size=1, max_size=2), max_size=4),
+)
+def test_a_stream_is_the_whole_answer_in_pieces(
+    client: FlaskClient, inputs: str, seed: int, tokens: int, stop: list[str]
+) -> None:
+    parameters = {
+        "max_new_tokens": tokens,
+        "seed": seed,
+        "do_sample": True,
+        "stop": stop,
+        "details": True,
+        "top_n_tokens": 2,
+    }
+    whole = generated(client, inputs, **parameters)
+    details = whole["details"]
+    events = streamed(client, inputs, **parameters)
+    assert [event["token"] for event in events] == details["tokens"]
+    assert [event["top_tokens"] for event in events] == details["top_tokens"]
+    assert [event["index"] for event in events] == list(range(1, len(events) + 1))
+    assert all(event["generated_text"] is event["details"] is None for event in events[:-1])
+    assert events[-1]["generated_text"] == whole["generated_text"]
+    assert events[-1]["details"] == {
+        "finish_reason": details["finish_reason"],
+        "generated_tokens": details["generated_tokens"],
+        "seed": seed,
+        "input_length": len(byte_tokenizer().encode(inputs)),
+    }
+    assert len(events) == details["generated_tokens"] <= tokens
+    joined = "".join(t["text"] for t in details["tokens"])
+    assert joined.removesuffix("<|endoftext|>") == whole["generated_text"]
+    assert [t["special"] for t in details["tokens"]] == [
+        t["id"] == END_ID for t in details["tokens"]
+    ]
+    if details["finish_reason"] == "eos_token":
+        assert details["tokens"][-1]["special"]
+    prompt = byte_tokenizer().encode(inputs)
+    expected = up_to_end(reference(prompt, tokens, seed))[: len(events)]
+    assert [t["id"] for t in details["tokens"]] == expected
+    assert whole["generated_text"] == text_of(expected)
+    found = [word for word in stop if word in whole["generated_text"]]
+    if details["finish_reason"] == "stop_sequence":
+        assert any(whole["generated_text"].endswith(word) for word in found)
+    elif details["finish_reason"] == "length":
+        assert len(events) == tokens
+        assert not any(word in text_of(expected[:-1]) for word in stop)

@@ -1,0 +1,130 @@
+"""Statistics against tables, closed forms and brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.analysis.statistics import (
+    expected_max,
+    jain,
+    least_n,
+    mean_interval,
+    mser5,
+    paired_ratio,
+    percentile,
+    percentile_interval,
+    slope,
+    student_t,
+)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [(1, 12.7062), (2, 4.30265), (4, 2.77645), (10, 2.22814), (30, 2.04227), (1000, 1.96234)],
+)
+def test_student_t_is_that_of_the_tables(degrees: int, quantile: float) -> None:
+    assert student_t(degrees) == pytest.approx(quantile, rel=1e-4)
+
+
+def test_a_percentile_needs_as_many_values_as_it_takes_to_see_beyond_it() -> None:
+    assert [least_n(p) for p in (50, 90, 95, 99)] == [6, 36, 72, 368]
+    assert percentile(np.arange(367.0), 99) is None
+    assert percentile(np.arange(1, 401.0), 99) == 396
+    assert percentile(np.array([1.0] * 30 + [math.inf] * 20), 50) == 1.0
+    assert percentile(np.array([1.0] * 30 + [math.inf] * 20), 90) == math.inf
+
+
+def test_percentile_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        found = percentile_interval(rng.exponential(size=200), 90)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= math.log(10) <= found.high
+    assert 0.92 <= hits / 400 <= 1.0
+
+
+def test_mean_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(600):
+        found = mean_interval(rng.normal(3.0, 2.0, 4).tolist())
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= 3.0 <= found.high
+    assert 0.92 <= hits / 600 <= 0.98
+
+
+def test_pairing_takes_out_what_both_sides_share() -> None:
+    rng = np.random.default_rng(2)
+    shared = rng.lognormal(0, 1, 5)
+    a = (2 * shared * rng.lognormal(0, 0.01, 5)).tolist()
+    found = paired_ratio(a, shared.tolist())
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    assert 1.9 < found.low < 2.0 < found.high < 2.1
+    assert paired_ratio([1.0, math.inf], [1.0, 1.0]) is None
+    assert paired_ratio([1.0], [0.0]) is None
+    assert paired_ratio([], []) is None
+
+
+def test_jain_is_one_for_equal_shares_and_one_nth_where_one_has_all() -> None:
+    assert jain(np.full(7, 3.0)) == pytest.approx(1)
+    assert jain(np.array([0, 0, 5.0, 0])) == pytest.approx(1 / 4)
+
+
+@settings(deadline=None)
+@given(values=st.lists(st.integers(1, 200), min_size=1, max_size=6), batch=st.integers(1, 3))
+def test_the_expected_maximum_is_that_of_all_draws(values: list[int], batch: int) -> None:
+    draws = np.array(np.meshgrid(*[values] * batch)).reshape(batch, -1)
+    found = expected_max(np.array(values, dtype=np.float64), batch)
+    assert found == pytest.approx(draws.max(axis=0).mean())
+
+
+def test_for_exponential_lengths_the_expected_maximum_is_the_harmonic_number() -> None:
+    lengths = -np.log(1 - (np.arange(200_000) + 0.5) / 200_000)
+    assert expected_max(lengths, 8) / lengths.mean() == pytest.approx(2.7179, rel=1e-3)
+
+
+def test_mser_cuts_a_transient_and_leaves_a_settled_series_alone() -> None:
+    rng = np.random.default_rng(3)
+    settled = rng.normal(10, 1, 400)
+    transient = np.concatenate([np.linspace(0, 10, 80), settled])
+    cut, stationary = mser5(transient)
+    assert stationary
+    assert 55 <= cut <= 130
+    cut, stationary = mser5(settled)
+    assert stationary
+    assert cut <= 60
+    assert mser5(np.arange(400.0))[1] is False
+    assert mser5(np.arange(10.0)) == (0, False)
+
+
+def test_mser_finds_the_minimum_that_the_definition_names() -> None:
+    rng = np.random.default_rng(4)
+    series = np.concatenate([rng.normal(0, 1, 50), rng.normal(5, 1, 150)])
+    batches = series.reshape(-1, 5).mean(axis=1)
+    m = batches.size
+    scores = [
+        np.sum((batches[d:] - batches[d:].mean()) ** 2) / (m - d) ** 2 for d in range(m // 2 + 1)
+    ]
+    assert mser5(series)[0] == 5 * int(np.argmin(scores))
+
+
+def test_the_slope_of_noise_is_not_significant_and_that_of_a_line_is() -> None:
+    x = np.arange(50.0)
+    noise = np.random.default_rng(5).normal(size=50)
+    flat, steep = slope(x, noise), slope(x, x + noise)
+    assert flat.low is not None
+    assert flat.high is not None
+    assert flat.low < 0 < flat.high
+    assert steep.low is not None
+    assert steep.low > 0.9

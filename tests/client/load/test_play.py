@@ -1,0 +1,152 @@
+"""Playing workloads against real servers over real sockets."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from client.analysis.gates import FAILED, SATURATED, judge
+from client.analysis.metrics import measure
+from client.experiment import adapted
+from client.load import servers
+from client.load.play import play
+from tests.client.conftest import StartServer, workload
+
+
+def test_every_request_is_sent_once_with_its_own_prompt_and_all_tokens_come_back(
+    server: StartServer,
+) -> None:
+    target = server()
+    work = workload(arrivals="plan:high", requests=60)
+    run = play(work, target)
+    assert [o.index for o in run.outcomes] == list(range(60))
+    assert [o.failure for o in run.outcomes] == [None] * 60
+    for o, r in zip(run.outcomes, work.requests, strict=True):
+        assert o.output_tokens == r.output_tokens
+        assert sum(tokens for _, tokens in o.deliveries) == r.output_tokens
+        assert o.intended_s == r.at_s
+    assert servers.stats(target)["total-tokens-handled"] == sum(  # type: ignore[index]
+        r.output_tokens for r in work.requests
+    )
+
+
+def test_requests_that_arrive_at_one_instant_are_all_sent(server: StartServer) -> None:
+    run = play(workload(arrivals="burst", requests=80), server())
+    assert all(o.ok for o in run.outcomes)
+    assert len(run.outcomes) == 80
+
+
+def test_an_open_loop_never_waits_for_answers(server: StartServer) -> None:
+    """One row at a time and far too slow: every send still happens at its time."""
+    run = play(workload(requests=30, rate=60.0), server("nobatch", base_s=0.05), drain_s=0.0)
+    assert len(run.outcomes) == 30
+    assert sum(o.unfinished for o in run.outcomes) > 15
+    last = run.outcomes[-1]
+    assert last.intended_s is not None
+    assert last.sent_s < run.outcomes[5].left_s + 5
+    assert all(o.sent_s >= (o.intended_s or 0.0) for o in run.outcomes)
+
+
+def test_what_still_runs_after_the_drain_is_unfinished_and_saturated(server: StartServer) -> None:
+    target = server("nobatch", base_s=0.03)
+    run = play(workload(requests=40), target, drain_s=0.1)
+    m = measure(run)
+    assert m.unfinished > 0
+    assert m.ok + m.unfinished + m.failed == 40
+    # Not the verdict as a whole: on a busy machine the client may have been late besides.
+    gates = {g.name: g.verdict for g in judge(run, m).gates}
+    assert gates["backlog"] == SATURATED
+    assert np.isinf(m.latencies["e2e"]).any()
+    counts = servers.settled_stats(target)["counts"]  # type: ignore[index]
+    assert counts["waiting"] == counts["running"] == 0
+
+
+def test_a_closed_loop_never_has_more_in_flight_than_users(server: StartServer) -> None:
+    run = play(workload(arrivals="closed:users=3,think=0.001", requests=30), server())
+    assert all(o.ok and o.intended_s is None for o in run.outcomes)
+    edges = sorted([(o.sent_s, 1) for o in run.outcomes] + [(o.left_s, -1) for o in run.outcomes])
+    assert np.cumsum([step for _, step in edges]).max() <= 3
+
+
+def test_without_streaming_the_first_token_is_the_servers_word(server: StartServer) -> None:
+    target = server(fault="no-stream")
+    target = adapted(target)
+    assert not target.stream
+    run = play(workload(), target)
+    assert all(o.ok and o.first_from == "server" and not o.deliveries for o in run.outcomes)
+    m = measure(run)
+    assert m.latencies["itl"].size == 0
+    assert m.latencies["ttft"].size == len(run.outcomes) - sum(
+        o.origin_s < m.warm_up_s for o in run.outcomes
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("error", "HTTP 500"), ("garbage", "not an answer"), ("die", "Error")],
+)
+def test_a_server_that_fails_midway_ends_in_a_report_that_keeps_what_was_measured(
+    server: StartServer, fault: str, words: str
+) -> None:
+    run = play(workload(requests=30), server(fault=fault, fault_after=10))
+    m = measure(run)
+    verdict = judge(run, m)
+    assert verdict.word == FAILED
+    assert words in verdict.reason
+    assert m.failed >= 15
+    assert m.ok + m.failed == 30
+    assert all(np.isfinite(values).all() for values in m.latencies.values())
+
+
+def test_a_server_that_is_down_fails_every_request(server: StartServer) -> None:
+    target = server()
+    run = play(workload(), replace(target, url="http://127.0.0.1:1"))
+    assert judge(run, measure(run)).word == FAILED
+    assert all(o.failure for o in run.outcomes)
+
+
+def test_tokens_that_the_server_counts_wrong_do_not_pass_the_gate(server: StartServer) -> None:
+    run = play(workload(), server(fault="miscount"))
+    verdict = judge(run, measure(run))
+    assert "token conservation" in verdict.reason
+
+
+class Interrupts:
+    """Garbage that is only found by the collector, and interrupts from its finalizer."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_garbage_is_collected_is_not_lost(server: StartServer) -> None:
+    target = server()
+    gc.collect()  # the next time is far enough away: it comes while playing
+    Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        play(workload(), target)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert all(o.ok for o in play(workload(), target).outcomes)
+
+
+def test_ctrl_c_keeps_what_was_measured(server: StartServer) -> None:
+    target = server()
+    work = workload(requests=400, rate=40.0)
+
+    def interrupt(progress: object) -> None:
+        if getattr(progress, "done", 0) > 10 and not fired.is_set():
+            fired.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    fired = threading.Event()
+    run = play(work, target, watch=interrupt)
+    assert run.interrupted
+    assert 10 < len(run.outcomes) < 400

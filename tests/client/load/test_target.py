@@ -1,0 +1,131 @@
+"""Foreign servers: how they are named, asked and read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from client.analysis.gates import FAILED, VALID, judge
+from client.analysis.metrics import measure
+from client.load.dialects import Native, OpenAI, Tgi
+from client.load.play import play
+from client.load.servers import started
+from client.load.target import parse_target
+from client.workloads.spec import SpecError
+from client.workloads.workload_file import Request
+from tests.client.conftest import workload
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("foreign")
+    command = (sys.executable, "-m", "tests.client.foreignserver")
+    with started(command, "foreign", folder / "log", 60.0) as server:
+        yield server.target.url.removeprefix("http://")
+
+
+@pytest.mark.parametrize("scheme", ["openai+http", "openai-chat+http", "tgi+http"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_foreign_servers_are_played_and_their_own_counts_believed(
+    foreign: str, scheme: str, stream: bool
+) -> None:
+    from dataclasses import replace
+
+    target = replace(parse_target(f"x={scheme}://{foreign}"), stream=stream)
+    run = play(workload(), target)
+    assert [o.failure for o in run.outcomes] == [None] * 20
+    assert [o.output_tokens for o in run.outcomes] == [o.requested_tokens for o in run.outcomes]
+    if not (stream and scheme.startswith("tgi")):  # TGI's stream does not tell the prompt's length
+        assert {o.prompt_tokens for o in run.outcomes} == {2}
+    assert all((o.first_s is not None) == stream for o in run.outcomes)
+    if stream:
+        assert all(sum(k for _, k in o.deliveries) == o.output_tokens for o in run.outcomes)
+    # On a busy machine the client may be late; everything else must hold.
+    gates = [g for g in judge(run, measure(run)).gates if g.name != "dispatch lag"]
+    assert {g.verdict for g in gates} == {VALID}
+
+
+def test_a_refusal_is_reported_in_the_servers_words(foreign: str) -> None:
+    run = play(workload(requests=3), parse_target(f"openai+http://{foreign}?model=gone"))
+    verdict = judge(run, measure(run))
+    assert verdict.word == FAILED
+    assert "the model does not exist" in verdict.reason
+
+
+def test_the_query_goes_into_every_body_as_json() -> None:
+    target = parse_target("v=openai+http://host:8000?model=gpt2&ignore_eos=true&temperature=0")
+    assert target.name == "v"
+    assert target.url == "http://host:8000"
+    request = Request(0.0, "p", 1, 7, "deferred", 5.0, 9)
+    body = target.dialect.body(request, stream=True)
+    assert body["ignore_eos"] is True
+    assert body["temperature"] == 0
+    assert body["max_tokens"] == 7
+    assert body["service_tier"] == "flex"
+    assert isinstance(target.dialect, OpenAI)
+
+
+def test_every_scheme_has_its_dialect() -> None:
+    assert isinstance(parse_target("http://h:1").dialect, Native)
+    assert isinstance(parse_target("t=tgi+https://h").dialect, Tgi)
+    assert parse_target("t=tgi+https://h").url == "https://h"
+    chat = parse_target("openai-chat+http://h?model=m").dialect
+    assert chat.path(stream=True) == "/v1/chat/completions"
+
+
+def test_deferred_requests_carry_their_class_and_deadline_to_this_projects_api() -> None:
+    body = Native().body(Request(0.0, "p", 1, 7, "deferred", 5.0, 9), stream=True)
+    assert body == {
+        "prompt": "p", "num_tokens": 7, "seed": 9, "stream": True, "class": "deferred",
+        "deadline_s": 5.0,
+    }  # fmt: skip
+    plain = Native().body(Request(0.0, "p", 1, 7, "immediate", None, 9), stream=False)
+    assert plain == {"prompt": "p", "num_tokens": 7, "seed": 9}
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://h", "h:8500", "openai+ftp://h", "grpc+http://h", "http://", "http://h:notaport"]
+)
+def test_a_target_that_cannot_be_understood_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(SpecError, match="SCHEME one of"):
+        parse_target(text)
+
+
+def test_a_server_that_names_no_model_asks_for_one(foreign: str) -> None:
+    with pytest.raises(SpecError, match=r"add \?model=NAME"):
+        parse_target(f"openai+http://{foreign}/elsewhere")
+
+
+def test_the_foreign_server_of_these_tests_answers_as_the_official_client_expects(
+    foreign: str,
+) -> None:
+    """So that what the client is tested on is what real servers send."""
+    import openai
+
+    official = openai.OpenAI(base_url=f"http://{foreign}/v1", api_key="none")
+    with official.completions.create(
+        model="m", prompt="a b", max_tokens=3, stream=True, stream_options={"include_usage": True}
+    ) as events:
+        seen = list(events)
+    official.close()
+    assert seen[-1].usage is not None
+    assert seen[-1].usage.completion_tokens == 3
+    assert "".join(c.text for e in seen for c in e.choices) == " a a a"
+    assert requests.get(f"http://{foreign}/v1/models", timeout=60).json()["data"][0]["id"] == "m"
+
+
+def test_a_server_that_wants_a_key_is_shown_the_first_of_api_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (sys.executable, "-m", "tests.client.foreignserver", "--locked")
+    with started(command, "locked", tmp_path / "log", 60.0) as server:
+        address = server.target.url.removeprefix("http://")
+        with pytest.raises(SpecError, match="401"):
+            parse_target(f"x=openai+http://{address}")
+        monkeypatch.setenv("API_KEY", "sesame,another")
+        run = play(workload(), parse_target(f"x=openai+http://{address}"))
+    assert [o.failure for o in run.outcomes] == [None] * 20

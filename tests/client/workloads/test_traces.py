@@ -1,0 +1,158 @@
+"""Traces in the exact formats they are published in; the few lines here are our own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.workloads.recipe import Recipe, make
+from client.workloads.spec import SpecError
+from client.workloads.traces import Trace, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:48.0000001,879,55
+2023-11-16 18:15:51.2222222,91,0
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:00.017335+00:00,2399,6
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,276,693,API log
+150,ChatGPT,100,0,100,Conversation log
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+{"timestamp": 0, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]}
+{"timestamp": 3000, "input_length": 7236, "output_length": 794, "hash_ids": [3]}
+"""
+
+
+def read(tmp_path: Path, text: str, options: str) -> Trace:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    name, _, rest = options.partition(",")
+    tail = f",{rest}" if rest else ""
+    return read_trace(f"trace:{name},path={path}{tail}", np.random.SeedSequence(0))
+
+
+def test_azure_is_sorted_and_keeps_seven_digits_and_drops_empty_answers(tmp_path: Path) -> None:
+    trace = read(tmp_path, AZURE, "azure")
+    assert trace.times.tolist() == pytest.approx([0.0, 1.31941, 4.314579], abs=2e-6)
+    assert trace.prompt_tokens.tolist() == [374, 879, 396]
+    assert trace.output_tokens.tolist() == [44, 55, 109]
+    assert "1 dropped" in trace.note
+
+
+def test_azure_2024_has_a_zone(tmp_path: Path) -> None:
+    assert read(tmp_path, AZURE_2024, "azure").times.tolist() == pytest.approx([0, 0.007405])
+
+
+def test_burstgpt_drops_failures_and_can_keep_one_model(tmp_path: Path) -> None:
+    trace = read(tmp_path, BURSTGPT, "burstgpt")
+    assert trace.times.tolist() == [0.0, 40.5, 113.0]
+    assert trace.output_tokens.tolist() == [18, 230, 276]
+    only = read(tmp_path, BURSTGPT, "burstgpt,model=GPT-4")
+    assert only.prompt_tokens.tolist() == [417]
+
+
+def test_mooncake_is_in_milliseconds_and_can_be_dequantised(tmp_path: Path) -> None:
+    trace = read(tmp_path, MOONCAKE, "mooncake")
+    assert trace.times.tolist() == [0.0, 0.0, 3.0]
+    spread = read(tmp_path, MOONCAKE, "mooncake,dequantise=3")
+    assert len(set(spread.times.tolist())) == 3
+    assert spread.times.min() >= 0
+    assert spread.times.max() < 6
+    assert sorted(spread.output_tokens.tolist()) == [490, 500, 794]
+
+
+def test_a_trace_can_be_cut_scaled_and_limited(tmp_path: Path) -> None:
+    cut = read(tmp_path, BURSTGPT, "burstgpt,window=30/120")
+    assert cut.times.tolist() == [10.5, 83.0]
+    assert cut.duration_s == 90.0
+    assert read(tmp_path, BURSTGPT, "burstgpt,time_scale=0.5").times.tolist() == [0, 20.25, 56.5]
+    assert read(tmp_path, BURSTGPT, "burstgpt,limit=2").times.size == 2
+
+
+def test_servegen_clients_are_superposed_at_their_rates(tmp_path: Path) -> None:
+    for client, rate in ((0, 2.0), (3, 0.5)):
+        (tmp_path / f"chunk-{client}-trace.csv").write_text(
+            f"0,{rate},1.5,Gamma,0.444,{1 / (0.444 * rate)}\n600,0,0,,0,0\n"
+            f"1200,{rate},2.0,Weibull,0.54,0.3\n"
+        )
+        (tmp_path / f"chunk-{client}-dataset.json").write_text(
+            json.dumps(
+                {
+                    "0": {
+                        "input_tokens": f"{{{100 + client}: 0.5, 200: 0.5}}",
+                        "output_tokens": "{7: 1.0}",
+                    }
+                }
+            )
+        )
+    trace = read_trace(f"trace:servegen,path={tmp_path}", np.random.SeedSequence(1))
+    counts = [int(np.sum((trace.times >= a) & (trace.times < a + 600))) for a in (0, 600, 1200)]
+    assert counts[1] == 0
+    assert counts[0] == pytest.approx(1500, abs=6 * 1.5 * 1500**0.5)
+    assert counts[2] == pytest.approx(1500, abs=6 * 2.0 * 1500**0.5)
+    assert set(trace.prompt_tokens.tolist()) == {100, 103, 200}
+    assert set(trace.output_tokens.tolist()) == {7}
+    later = read_trace(
+        f"trace:servegen,path={tmp_path},window=1200/1300", np.random.SeedSequence(1)
+    )
+    assert later.duration_s == 100
+    assert later.times.max() < 100
+
+
+def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(AZURE)
+    recipe = Recipe(requests=None, rate=None, arrivals=f"trace:azure,path={path}", prompts="words")
+    own = make(recipe)
+    assert [r.output_tokens for r in own.requests] == [44, 55, 109]
+    assert [r.prompt_tokens for r in own.requests] == [374, 879, 396]
+    fast = make(Recipe(**{**{f: getattr(recipe, f) for f in Recipe.__slots__}, "rate": 10.0}))
+    assert fast.rate == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (AZURE.replace("396,", "many,"), "azure", r":3: expected 'YYYY-MM-DD .* found '2023"),
+        (AZURE.replace("TIMESTAMP", "TIME"), "azure", ":1: expected a header with TIMESTAMP"),
+        (AZURE.replace("18:15:50.9951690", "noon"), "azure", ":3: expected"),
+        (BURSTGPT.replace("45.5", "x"), "burstgpt", ":3: expected 'seconds,model"),
+        (
+            BURSTGPT.replace("118,GPT-4,417,276,693,API log", "118,GPT-4"),
+            "burstgpt",
+            ":4: expected",
+        ),
+        (MOONCAKE.replace("7322", '"7322"'), "mooncake", ":2: expected"),
+        (MOONCAKE.replace("{", "[", 1), "mooncake", ":1: expected"),
+        ("", "mooncake", "holds no request"),
+        (AZURE, "azure,window=5", "START/END"),
+        (AZURE, "azure,window=900/1000", "no request lies in the window"),
+        (AZURE, "alibaba", "azure, burstgpt, mooncake, servegen"),
+        (AZURE, "azure,model=x", "only burstgpt"),
+        (AZURE, "azure,time_scale=0", "time_scale must be"),
+    ],
+)
+def test_what_is_malformed_is_refused_with_file_line_and_what_was_expected(
+    tmp_path: Path, text: str, kind: str, words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        read(tmp_path, text, kind)
+
+
+def test_a_servegen_folder_without_profiles_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="chunk-0-trace"):
+        read_trace(f"trace:servegen,path={tmp_path}", np.random.SeedSequence(0))
+    (tmp_path / "chunk-0-trace.csv").write_text("0,1,1,Pareto,1,1\n")
+    with pytest.raises(SpecError, match=r"chunk-0-trace\.csv:1: expected"):
+        read_trace(f"trace:servegen,path={tmp_path}", np.random.SeedSequence(0))

@@ -1,0 +1,217 @@
+"""Workload files: reproducible, independent in their parts, and refused when malformed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+
+from client.workload import main
+from client.workloads.data import VOCABULARY, make_prompts, parse_sizes, vocabulary_words
+from client.workloads.recipe import Recipe, make
+from client.workloads.spec import SpecError
+from client.workloads.workload_file import WorkloadError, read_workload, write_workload
+
+RECIPE = Recipe(requests=50, rate=5.0, prompts="request", deferred_share=0.3, deadline_s=60.0)
+
+
+def test_the_same_recipe_makes_the_same_file(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_workload(make(RECIPE), a)
+    write_workload(make(RECIPE), b)
+    assert a.read_bytes() == b.read_bytes()
+    assert make(replace(RECIPE, seed=1)).sha256 != make(RECIPE).sha256
+
+
+def test_reading_gives_back_what_was_written(tmp_path: Path) -> None:
+    for recipe in (RECIPE, replace(RECIPE, arrivals="closed:users=2,think=1", rate=None)):
+        workload = make(recipe)
+        write_workload(workload, tmp_path / "w")
+        assert read_workload(tmp_path / "w") == workload
+
+
+def test_changing_one_part_leaves_the_others_as_they_were() -> None:
+    base = make(RECIPE)
+    for changed, field in (
+        (replace(RECIPE, arrivals="gamma:cv=3"), "at_s"),
+        (replace(RECIPE, output_tokens="fixed:7"), "output_tokens"),
+        (replace(RECIPE, deferred_share=0.9), "service"),
+    ):
+        other = make(changed)
+        assert other.sha256 != base.sha256
+        for r, s in zip(base.requests, other.requests, strict=True):
+            kept = {
+                f: getattr(r, f) for f in ("at_s", "output_tokens", "service", "prompt", "seed")
+            }
+            same = {f for f, value in kept.items() if getattr(s, f) == value}
+            assert same >= set(kept) - {field}
+
+
+def test_another_rate_is_the_same_path_scaled() -> None:
+    slow, fast = make(RECIPE), make(replace(RECIPE, rate=20.0))
+    for r, s in zip(slow.requests, fast.requests, strict=True):
+        assert r.at_s is not None
+        assert s.at_s == pytest.approx(r.at_s / 4, abs=1e-6)
+
+
+def test_an_exact_duration_makes_the_last_arrival_end_it() -> None:
+    workload = make(replace(RECIPE, exact_duration=True))
+    assert workload.requests[-1].at_s == pytest.approx(10.0)
+    assert workload.rate == pytest.approx(5.0)
+
+
+def test_the_share_of_deferred_requests_is_the_one_asked_and_they_have_a_deadline() -> None:
+    requests = make(replace(RECIPE, requests=4000)).requests
+    deferred = [r for r in requests if r.service == "deferred"]
+    assert len(deferred) == pytest.approx(1200, abs=6 * (4000 * 0.3 * 0.7) ** 0.5)
+    assert {r.deadline_s for r in deferred} == {60.0}
+    assert {r.deadline_s for r in requests if r.service == "immediate"} == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda lines: ["{}", *lines[1:]], "1: expected a header"),
+        (lambda lines: [], "1: expected a header"),
+        (lambda lines: [*lines[:3], lines[3].replace("output", "x"), *lines[4:]], "4: expected"),
+        (lambda lines: [*lines[:3], "not json", *lines[4:]], "4: expected"),
+        (lambda lines: [*lines[:3], lines[3].replace("immediate", "x"), *lines[4:]], "4: expected"),
+        (lambda lines: lines[:-1], "sha256"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "order of at_s"),
+    ],
+)  # fmt: skip
+def test_a_changed_file_is_refused_with_file_and_line(
+    tmp_path: Path, change: object, line: str
+) -> None:
+    path = tmp_path / "w.jsonl"
+    write_workload(make(replace(RECIPE, deferred_share=0.0)), path)
+    lines = change(path.read_text().splitlines())  # type: ignore[operator]
+    path.write_text("\n".join(lines))
+    with pytest.raises(WorkloadError, match=rf"w\.jsonl.*({line})"):
+        read_workload(path)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    ["fixed:9", "uniform:3,40", "normal:100,50,1,200", "lognormal:50,1,4,99", "zipf:1.2,2,30",
+     "choice:1/25/100"],
+)  # fmt: skip
+def test_sizes_stay_within_their_bounds_and_are_whole(sizes: str) -> None:
+    drawn = parse_sizes(sizes).sample(5000, np.random.default_rng(0))
+    assert drawn.dtype == np.int64
+    low, high = {
+        "fixed:9": (9, 9), "uniform:3,40": (3, 40), "normal:100,50,1,200": (1, 200),
+        "lognormal:50,1,4,99": (4, 99), "zipf:1.2,2,30": (2, 30), "choice:1/25/100": (1, 100),
+    }[sizes]  # fmt: skip
+    assert drawn.min() == low
+    assert drawn.max() == high
+
+
+def test_the_originals_lengths_have_their_mean() -> None:
+    drawn = parse_sizes("normal:100,50,1,200").sample(100_000, np.random.default_rng(1))
+    assert drawn.mean() == pytest.approx(100.0, abs=1.0)  # clipping is symmetric around 100.5
+
+
+def test_prompts_of_words_have_exactly_their_length_in_tokens_of_the_embedded_vocabulary() -> None:
+    from embedded.vocabulary import load_embedded_encoding
+
+    encoding: tiktoken.Encoding = load_embedded_encoding()
+    lengths = np.random.default_rng(0).integers(1, 65, 300)
+    prompts = make_prompts("words", lengths, np.random.default_rng(1))
+    assert prompts.tokens == lengths.tolist()
+    assert [len(encoding.encode_ordinary(text)) for text in prompts.texts] == prompts.tokens
+    assert len(vocabulary_words(VOCABULARY)[1]) > 100
+
+
+def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\n\ntwo\n")
+    entries = [
+        {"id": "a", "conversations": [{"from": "human", "value": "hello"}]},
+        {"id": "b", "conversations": [{"from": "gpt", "value": "not this"}]},
+        {"id": "c", "conversations": []},
+    ]
+    share = tmp_path / "share.json"
+    share.write_text(json.dumps(entries))
+    sizes = np.full(40, 5)
+    rng = np.random.default_rng(0)
+    assert set(make_prompts(f"lines:{lines}", sizes, rng).texts) == {"one", "two"}
+    assert set(make_prompts(f"sharegpt:{share}", sizes, rng).texts) == {"hello"}
+    share.write_text('[{"conversations": 3}]')
+    with pytest.raises(SpecError, match=r"share\.json: entry 0: expected"):
+        make_prompts(f"sharegpt:{share}", sizes, rng)
+    with pytest.raises(SpecError, match="No such file"):
+        make_prompts(f"lines:{tmp_path / 'none'}", sizes, rng)
+
+
+def test_the_command_makes_shows_and_describes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, picture = str(tmp_path / "w.jsonl"), tmp_path / "w.png"
+    make_it = ["make", path, "--requests", "300", "--arrivals", "plan:high", "--prompts", "request"]
+    assert main(make_it) == 0
+    assert main(["show", path, "--first", "2"]) == 0
+    assert main(["describe", path, "--json", "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "'Request 1'" in out
+    found = json.loads(out.splitlines()[-1])["found"]
+    assert found["n"] == 300
+    assert found["level"] == "high"
+    assert picture.stat().st_size > 10_000
+    assert main(["describe", str(tmp_path / "none")]) == 2
+    assert "none: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--arrivals closed:users=2 --rate 3", "--rate has no effect with --arrivals closed"),
+        ("--arrivals burst --rate 3", "--rate has no effect with --arrivals burst"),
+        ("--arrivals trace:azure,path=w --prompt-tokens fixed:3", "which brings its own lengths"),
+        ("--deadline-s 3", "--deadline-s has no effect without --deferred-share"),
+        ("--prompts lines:w --prompt-tokens fixed:3", "--prompt-tokens has no effect with"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    tmp_path: Path, options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["make", str(tmp_path / "w.jsonl"), *options.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ({"duration_s": float("inf")}, "duration_s >= 0"),
+        ({"duration_s": -1}, "duration_s >= 0"),
+        ({"users": 0}, "users >= 1"),
+    ],
+)
+def test_a_header_that_cannot_be_played_is_refused(
+    tmp_path: Path, header: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "w.jsonl"
+    write_workload(make(Recipe(requests=2)), path)
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), **header}), *rest]))
+    with pytest.raises(WorkloadError, match=words):
+        read_workload(path)
+
+
+def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    write_workload(make(Recipe(requests=2)), path)
+    path.write_text(path.read_text().splitlines()[0])
+    with pytest.raises(WorkloadError, match="holds no requests"):
+        read_workload(path)
+
+
+def test_a_file_of_prompts_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_bytes(b"\xff\xfe\x00")
+    for kind in ("lines", "sharegpt"):
+        with pytest.raises(SpecError, match="prompts: "):
+            make(Recipe(prompts=f"{kind}:{tmp_path / 'prompts'}"))

@@ -1,0 +1,225 @@
+import pytest
+from sqlalchemy import Table, func, select
+
+from deferred.errors import LeaseLostError, NotFoundError
+from deferred.records import NewBatch, Result
+from deferred.store import JobStore
+from deferred.store.schema import CHUNK_BYTES, batch_items, file_chunks, item_bodies
+from deferred.store.transitions import LEASE_S
+from tests.deferred.jobs import (
+    EXPIRES_S,
+    MODEL,
+    NOW_S,
+    OWNER,
+    WORKER,
+    claim,
+    create,
+    finalise,
+    ids,
+    lines_of,
+    new_items,
+    record,
+    started,
+    unrun,
+    upload,
+)
+
+
+def test_the_files_hold_every_line_once_in_the_order_of_lines(store: JobStore) -> None:
+    batch = started(store, 100)
+    items = claim(store, 80)
+    record(store, items[50:][::-1])
+    record(store, items[:25], succeeded=False)
+    store.batches.end_due(EXPIRES_S)
+    ended = finalise(store)
+    output = lines_of(store, OWNER, ended.output_file_id)
+    error = lines_of(store, OWNER, ended.error_file_id)
+    assert ids(output) == [f"id-{line}" for line in range(51, 81)]
+    assert ids(error) == [f"id-{line}" for line in [*range(1, 51), *range(81, 101)]]
+    assert error[0] == {"custom_id": "id-1", "attempt": 1}
+    assert error[25] == {"custom_id": "id-26", "why": "expired", "of": [batch.id, 26]}
+    assert store.batches.get(OWNER, batch.id) == ended
+
+
+def test_the_files_belong_to_the_batchs_owner_and_expire_as_asked(store: JobStore) -> None:
+    spec = NewBatch(upload(store), "/v1/completions", MODEL, "24h", output_expires_after_s=60.0)
+    batch = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S)
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    store.items.add(batch.id, WORKER, new_items(1))
+    store.batches.start(batch.id, WORKER, NOW_S)
+    record(store, claim(store, 1))
+    ended = finalise(store, NOW_S + 7)
+    assert ended.output_file_id is not None
+    file = store.files.get(OWNER, ended.output_file_id, NOW_S + 7)
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert (file.created_at, file.expires_at) == (NOW_S + 7, NOW_S + 67)
+    with pytest.raises(NotFoundError):
+        store.files.get("other", file.id, NOW_S)
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_a_file_without_lines_is_not_made(store: JobStore, succeeded: bool) -> None:
+    started(store, 2)
+    record(store, claim(store, 2), succeeded)
+    before = len(store.files.list(OWNER, NOW_S).data)
+    ended = finalise(store)
+    assert ended.status == "completed"
+    assert (ended.output_file_id is not None) == succeeded
+    assert (ended.error_file_id is None) == succeeded
+    assert len(store.files.list(OWNER, NOW_S).data) == before + 1
+
+
+def test_large_results_are_written_whole(store: JobStore) -> None:
+    started(store, 5)
+    texts = [bytes([65 + i]) * (CHUNK_BYTES * i // 2 + 1) for i in range(5)]
+    store.items.record(
+        WORKER,
+        [
+            Result(item.ticket, True, text)
+            for item, text in zip(claim(store, 5), texts, strict=True)
+        ],
+    )
+    ended = finalise(store)
+    assert ended.output_file_id is not None
+    content = b"".join(store.files.content(OWNER, ended.output_file_id, NOW_S))
+    assert content == b"".join(text + b"\n" for text in texts)
+
+
+def test_a_batch_is_finalised_when_nothing_is_left_to_run_and_by_one(store: JobStore) -> None:
+    started(store, 2)
+    items = claim(store, 1)
+    record(store, items)
+    assert store.batches.claim_finalisation("a", NOW_S) is None
+    record(store, claim(store, 1))
+    claimed = store.batches.claim_finalisation("a", NOW_S + 1)
+    assert claimed is not None
+    assert (claimed.status, claimed.finalizing_at) == ("finalizing", NOW_S + 1)
+    assert store.batches.claim_finalisation("b", NOW_S + 1) is None
+    with pytest.raises(LeaseLostError):
+        store.batches.finalise(claimed.id, "b", NOW_S, unrun)
+    later = NOW_S + 1 + LEASE_S
+    again = store.batches.claim_finalisation("b", later)
+    assert again is not None
+    assert again.finalizing_at == NOW_S + 1
+    with pytest.raises(LeaseLostError):
+        store.batches.finalise(claimed.id, "a", NOW_S, unrun)
+    assert store.batches.finalise(claimed.id, "b", later, unrun).status == "completed"
+
+
+def test_who_loses_the_lease_in_the_middle_leaves_no_trace(store: JobStore) -> None:
+    batch = started(store, 3)
+    store.batches.end_due(EXPIRES_S)
+    later = EXPIRES_S + LEASE_S
+
+    def overtaken(*of) -> bytes:
+        if store.batches.get(OWNER, batch.id).status == "finalizing":
+            store.batches.claim_finalisation("b", later)
+            store.batches.finalise(batch.id, "b", later, unrun)
+        return b"x" * CHUNK_BYTES
+
+    store.batches.claim_finalisation("a", EXPIRES_S)
+    with pytest.raises(LeaseLostError):
+        store.batches.finalise(batch.id, "a", EXPIRES_S, overtaken)
+    ended = store.batches.get(OWNER, batch.id)
+    assert ids(lines_of(store, OWNER, ended.error_file_id, later)) == ["id-1", "id-2", "id-3"]
+    files = store.files.list(OWNER, later).data
+    assert {file.id for file in files} == {batch.spec.input_file_id, ended.error_file_id}
+
+
+def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(store: JobStore) -> None:
+    batch = started(store, 30)
+    store.batches.end_due(EXPIRES_S)
+
+    def breaks(batch_id: str, line: int, custom_id: str, why) -> bytes:
+        if line == 25:
+            raise RuntimeError("broken")
+        return b"x" * (CHUNK_BYTES // 4)
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    with pytest.raises(RuntimeError, match="broken"):
+        store.batches.finalise(batch.id, WORKER, EXPIRES_S, breaks)
+    assert len(store.files.list(OWNER, EXPIRES_S).data) == 1, "nothing of it is visible"
+    assert store.batches.get(OWNER, batch.id).status == "finalizing"
+    ended = finalise(store, EXPIRES_S)
+    assert len(lines_of(store, OWNER, ended.error_file_id, EXPIRES_S)) == 30
+
+
+def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) -> None:
+    batch = started(store, 1100)
+    store.batches.end_due(EXPIRES_S)
+    rests = 0
+
+    def rest() -> None:
+        nonlocal rests
+        rests += 1
+        upload(store)
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    store.batches.finalise(batch.id, WORKER, EXPIRES_S, unrun, rest)
+    assert rests > 30  # a second's work has many
+    store.files.delete(OWNER, batch.spec.input_file_id, EXPIRES_S)
+    rests = 0
+    assert store.sweep(EXPIRES_S, rest).items == 1100
+    assert rests >= 3  # a file, and twice items
+
+
+def rows_of(store: JobStore, table: Table) -> int:
+    with store._database.read() as connection:
+        count: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        return count
+
+
+def test_a_validation_that_is_given_up_leaves_nothing_and_can_begin_again(store: JobStore) -> None:
+    batch = create(store)
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    store.items.add(batch.id, WORKER, new_items(1100))
+    store.batches.give_up(batch.id, WORKER)
+    assert rows_of(store, batch_items) == rows_of(store, item_bodies) == 0
+    assert store.batches.get(OWNER, batch.id) == batch
+    assert store.batches.claim_validation(WORKER, MODEL, NOW_S, [batch.id]) is None
+    claimed = store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    assert claimed is not None
+    assert store.items.add(batch.id, WORKER, new_items(3)) == []
+
+
+def test_a_finalisation_that_is_given_up_leaves_nothing_and_can_begin_again(
+    store: JobStore,
+) -> None:
+    batch = started(store, 30)
+    store.batches.end_due(EXPIRES_S)
+    before = rows_of(store, file_chunks)
+
+    def breaks(batch_id: str, line: int, custom_id: str, why) -> bytes:
+        if line == 25:
+            raise RuntimeError("broken")
+        return b"x" * CHUNK_BYTES
+
+    store.batches.claim_finalisation(WORKER, EXPIRES_S)
+    with pytest.raises(RuntimeError, match="broken"):
+        store.batches.finalise(batch.id, WORKER, EXPIRES_S, breaks)
+    assert rows_of(store, file_chunks) > before
+    store.batches.give_up(batch.id, WORKER)
+    assert rows_of(store, file_chunks) == before
+    assert finalise(store, EXPIRES_S).status == "expired"
+
+
+def test_a_sweep_takes_as_many_ended_batches_as_there_are(store: JobStore) -> None:
+    for _ in range(3):
+        store.batches.cancel(OWNER, started(store, 5).id, NOW_S)
+        finalise(store)
+    assert store.sweep(NOW_S).items == 15
+
+
+def test_the_items_of_an_ended_batch_are_swept_and_its_files_stay(store: JobStore) -> None:
+    batch = started(store, 1500)
+    record(store, claim(store, 10))
+    other = started(store, 5)
+    store.batches.cancel(OWNER, batch.id, NOW_S)
+    ended = finalise(store)
+    assert store.sweep(NOW_S).items == 1500
+    assert store.sweep(NOW_S).items == 0
+    assert len(lines_of(store, OWNER, ended.output_file_id)) == 10
+    assert len(lines_of(store, OWNER, ended.error_file_id)) == 1490
+    assert store.batches.get(OWNER, batch.id) == ended
+    assert len(claim(store, 9)) == 5
+    assert store.batches.get(OWNER, other.id).status == "in_progress"

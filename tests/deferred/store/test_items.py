@@ -1,0 +1,245 @@
+import threading
+
+import pytest
+
+from deferred.records import Duplicate, NewItem, RequestCounts, Ticket, Usage
+from deferred.store import JobStore, open_store
+from deferred.store.transitions import LEASE_S
+from tests.deferred.jobs import (
+    EXPIRES_S,
+    MODEL,
+    NOW_S,
+    OWNER,
+    WORKER,
+    claim,
+    create,
+    new_items,
+    record,
+    result,
+    started,
+)
+
+
+def validating(store: JobStore) -> str:
+    batch = create(store)
+    assert store.batches.claim_validation(WORKER, MODEL, NOW_S) is not None
+    return batch.id
+
+
+def test_lines_whose_id_is_taken_are_named_with_the_first_of_that_id(store: JobStore) -> None:
+    batch_id = validating(store)
+    items = new_items(1100)
+    items[2] = NewItem(3, "id-1", b"{}")  # in the same commit
+    items[1099] = NewItem(1100, "id-2", b"{}")  # in a later one
+    assert store.items.add(batch_id, WORKER, iter(items)) == [
+        Duplicate(3, "id-1", 1),
+        Duplicate(1100, "id-2", 2),
+    ]
+    again = [NewItem(2000, "id-700", b"{}"), NewItem(2001, "new", b"{}")]
+    assert store.items.add(batch_id, WORKER, again) == [Duplicate(2000, "id-700", 700)]
+
+
+def test_the_same_ids_in_another_batch_are_no_duplicates(store: JobStore) -> None:
+    started(store, 3)
+    assert store.items.add(validating(store), WORKER, new_items(3)) == []
+
+
+def test_lines_that_are_there_already_change_nothing(store: JobStore) -> None:
+    batch_id = validating(store)
+    for _ in range(2):
+        assert store.items.add(batch_id, WORKER, new_items(3)) == []
+    store.batches.start(batch_id, WORKER, NOW_S)
+    assert [item.custom_id for item in claim(store, 9)] == ["id-1", "id-2", "id-3"]
+
+
+@pytest.mark.parametrize("custom_id", ["", "a\0b", "\ud800", "é" * 5000, '"'])
+def test_any_string_is_a_custom_id(store: JobStore, custom_id: str) -> None:
+    batch_id = validating(store)
+    items = [NewItem(1, custom_id, b"\x00\xff"), NewItem(2, custom_id + "x", b"")]
+    assert store.items.add(batch_id, WORKER, items) == []
+    assert store.items.add(batch_id, WORKER, [NewItem(3, custom_id, b"")]) == [
+        Duplicate(3, custom_id, 1)
+    ]
+    store.batches.start(batch_id, WORKER, NOW_S)
+    claimed = claim(store, 1)[0]
+    assert (claimed.custom_id, claimed.body) == (custom_id, b"\x00\xff")
+
+
+def test_a_claim_names_all_that_executing_needs(store: JobStore) -> None:
+    batch = started(store, 1)
+    (item,) = claim(store, 9)
+    assert item.batch_id == batch.id
+    assert (item.owner, item.endpoint, item.deadline) == (OWNER, "/v1/completions", EXPIRES_S)
+    assert (item.line, item.custom_id, item.body) == (1, "id-1", b'{"prompt":"1"}')
+    assert item.lost == 0
+
+
+def test_a_claim_takes_no_more_than_asked_and_the_earliest_deadline_first(store: JobStore) -> None:
+    late = started(store, 40, expires_at=9000.0)
+    early = started(store, 40, expires_at=8000.0)
+    expected = [(batch.id, line) for batch in (early, late) for line in range(1, 41)]
+    claimed: list[tuple[str, int]] = []
+    for n in (1, 7, 40, 0, 20, 50):
+        got = claim(store, n)
+        assert len(got) == min(n, 80 - len(claimed))
+        claimed += [(item.batch_id, item.line) for item in got]
+    assert claimed == expected
+
+
+def sized(store: JobStore, sizes_bytes: list[int], expires_at: float = EXPIRES_S) -> str:
+    """A batch in progress, of lines with such bodies."""
+    batch = create(store, expires_at=expires_at)
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    bodies = enumerate(sizes_bytes, start=1)
+    items = [NewItem(line, f"id-{line}", b"x" * size_bytes) for line, size_bytes in bodies]
+    store.items.add(batch.id, WORKER, items)
+    store.batches.start(batch.id, WORKER, NOW_S)
+    return batch.id
+
+
+def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) -> None:
+    early = sized(store, [300, 100, 100, 100, 50, 60], expires_at=8000.0)
+    late = sized(store, [10], expires_at=9000.0)
+    claimed = []
+    while items := store.items.claim(WORKER, MODEL, 9, NOW_S, 200):
+        claimed.append([(item.batch_id, item.line) for item in items])
+    assert claimed == [
+        [(early, 1)],
+        [(early, 2), (early, 3)],
+        [(early, 4), (early, 5)],
+        [(early, 6), (late, 1)],
+    ]
+
+
+def test_a_claim_that_says_nothing_of_bytes_is_bounded(store: JobStore) -> None:
+    sized(store, [2**20] * 10)
+    assert len(claim(store, 64)) == 8
+
+
+def test_nothing_is_claimed_before_the_validation_has_ended(store: JobStore) -> None:
+    batch_id = validating(store)
+    store.items.add(batch_id, WORKER, new_items(3))
+    assert claim(store, 9) == []
+
+
+def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
+    batch = started(store, 3)
+    items = claim(store, 3)
+    assert record(store, items[:2]) == 2
+    assert record(store, items[1:], succeeded=False) == 1
+    assert store.items.record(WORKER, [result(items[0]), result(items[0])]) == 0
+    got = store.batches.get(OWNER, batch.id)
+    assert got.counts == RequestCounts(3, completed=2, failed=1)
+    assert got.usage == Usage(9, 3, 15)
+
+
+def test_of_two_results_in_one_call_the_first_counts(store: JobStore) -> None:
+    batch = started(store, 1)
+    (item,) = claim(store, 1)
+    assert store.items.record(WORKER, [result(item), result(item, succeeded=False)]) == 1
+    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(1, completed=1)
+
+
+def test_a_result_without_a_right_to_record_is_dropped(store: JobStore) -> None:
+    started(store, 2)
+    (item,) = claim(store, 1)
+    ticket = item.ticket
+    for wrong in (
+        Ticket(ticket.batch, ticket.line, ticket.attempt + 1),
+        Ticket(ticket.batch, ticket.line + 1, ticket.attempt),
+        Ticket(ticket.batch + 1, ticket.line, ticket.attempt),
+    ):
+        claimed = result(item)
+        assert store.items.record(WORKER, [type(claimed)(wrong, True, b"{}")]) == 0
+    assert store.items.record("another worker", [result(item)]) == 0
+    assert store.items.record(WORKER, []) == 0
+    assert record(store, [item]) == 1
+
+
+def test_heartbeats_keep_leases_and_silence_loses_them(store: JobStore) -> None:
+    started(store, 3)
+    kept, forgotten, late = claim(store, 3)
+    held = store.items.heartbeat(WORKER, [kept.ticket, late.ticket], NOW_S + 20)
+    assert held == {kept.ticket, late.ticket}
+    assert store.items.recover(NOW_S + LEASE_S - 1) == 0
+    assert store.items.recover(NOW_S + LEASE_S) == 1
+    (again,) = claim(store, 9, worker="b", now_s=NOW_S + LEASE_S)
+    assert again.line == forgotten.line
+    assert again.lost == 1
+    assert store.items.recover(NOW_S + 20 + LEASE_S) == 2
+    assert record(store, [forgotten, late]) == 0, "late"
+    assert store.items.record("b", [result(again)]) == 1
+    assert store.items.heartbeat(WORKER, [kept.ticket, forgotten.ticket], NOW_S) == frozenset()
+
+
+def test_a_late_result_does_not_count_for_a_new_claim_by_the_same_worker(store: JobStore) -> None:
+    started(store, 1)
+    first = claim(store, 1)
+    store.items.recover(NOW_S + LEASE_S)
+    second = claim(store, 1)
+    assert record(store, first) == 0
+    assert record(store, second) == 1
+
+
+def test_what_is_released_can_be_claimed_at_once_and_counts_as_no_loss(store: JobStore) -> None:
+    started(store, 3)
+    claim(store, 2)
+    others = claim(store, 1, worker="b")
+    assert store.items.release(WORKER) == 2
+    again = claim(store, 9)
+    assert [(item.line, item.lost) for item in again] == [(1, 0), (2, 0)]
+    assert store.items.heartbeat("b", [others[0].ticket], NOW_S) == {others[0].ticket}
+
+
+def test_a_lost_item_of_a_batch_that_is_being_cancelled_is_cancelled(store: JobStore) -> None:
+    batch = started(store, 2)
+    claim(store, 2)
+    store.batches.cancel(OWNER, batch.id, NOW_S)
+    assert store.items.recover(NOW_S + LEASE_S) == 2
+    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(2, cancelled=2)
+
+
+def test_what_has_not_begun_when_its_batch_is_cancelled_is_withdrawn(store: JobStore) -> None:
+    batch, other = started(store, 4), started(store, 2, expires_at=9000.0)
+    items = claim(store, 5)
+    elsewhere = claim(store, 1, worker="b")
+    tickets = [item.ticket for item in items]
+    waiting = [tickets[0], tickets[1], tickets[4]]
+    assert store.items.withdraw(WORKER, waiting) == frozenset()
+    store.batches.cancel(OWNER, batch.id, NOW_S)
+    assert store.items.withdraw(WORKER, waiting) == {tickets[0], tickets[1]}
+    assert store.batches.get(OWNER, batch.id).counts == RequestCounts(4, cancelled=2)
+    assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
+    assert record(store, items) == 3, "what has begun may finish"
+    assert store.items.record("b", [result(elsewhere[0])]) == 1
+
+
+def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
+    """Two servers, two threads each, all after the same items."""
+    stores = [open_store(postgresql_url, NOW_S) for _ in range(2)]
+    batch = started(stores[0], 300)
+    seen: list[int] = []
+    failures: list[BaseException] = []
+
+    def work(store: JobStore, worker: str) -> None:
+        try:
+            while items := claim(store, 7, worker=worker):
+                counted = store.items.record(worker, [result(item) for item in items])
+                assert counted == len(items)
+                seen.extend(item.line for item in items)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(stores[i % 2], f"worker {i}")) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    # a thread may have found all that is left locked by the others, and ended
+    for worker in range(4):
+        work(stores[0], f"worker {worker}")
+    assert sorted(seen) == list(range(1, 301))
+    assert stores[1].batches.get(OWNER, batch.id).counts == RequestCounts(300, completed=300)
+    for store in stores:
+        store.close()

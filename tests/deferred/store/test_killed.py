@@ -1,0 +1,82 @@
+"""SIGKILL in the middle of each long step of a store on SQLite, then another process goes on."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deferred.store import open_store
+from tests.deferred.jobs import NOW_S, OWNER, create, ids, lines_of
+from tests.deferred.store.doomed import LINES
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_until(folder: Path, task: str, step: str, times: int = 1) -> None:
+    """Runs the task until it has said the step so many times, and kills it there and then."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.deferred.store.doomed", str(folder), task],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    said = 0
+    for line in process.stdout:
+        said += line.strip() == step
+        if said == times:
+            break
+        process.stdin.write("\n")
+        process.stdin.flush()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert said == times, f"{task} never said {step!r} {times} times"
+
+
+@pytest.mark.timeout(900)
+def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) -> None:
+    store = open_store(data_dir, NOW_S)
+    batch = create(store)
+    store.close()
+
+    for line in (1, 501, LINES):
+        run_until(data_dir, "validate", f"line {line}")
+        store = open_store(data_dir, NOW_S)
+        assert store.batches.get(OWNER, batch.id) == batch
+        store.close()
+    run_until(data_dir, "validate", "done")
+
+    run_until(data_dir, "work_off", "claimed 50")
+    run_until(data_dir, "work_off", "recorded 50", times=9)
+    run_until(data_dir, "work_off", "claimed 50", times=12)
+    store = open_store(data_dir, NOW_S)
+    counts = store.batches.get(OWNER, batch.id).counts
+    recorded = counts.completed + counts.failed
+    assert (counts.total, recorded) == (LINES, 50 * (0 + 9 + 11))
+    assert store.progress().items["running"] == 0
+    assert store.batches.end_due(batch.expires_at) == 1
+    store.close()
+
+    for line in (recorded + 1, recorded + 1001, LINES):
+        run_until(data_dir, "finalise", f"unrun {line}")
+        store = open_store(data_dir, NOW_S)
+        assert store.batches.get(OWNER, batch.id).output_file_id is None
+        assert len(store.files.list(OWNER, NOW_S).data) == 1
+        store.close()
+    run_until(data_dir, "finalise", "done")
+
+    store = open_store(data_dir, NOW_S)
+    ended = store.batches.get(OWNER, batch.id)
+    assert ended.status == "expired"
+    output = ids(lines_of(store, OWNER, ended.output_file_id))
+    error = ids(lines_of(store, OWNER, ended.error_file_id))
+    assert len(output) == ended.counts.completed == counts.completed
+    assert len(error) == ended.counts.failed + ended.counts.expired
+    assert sorted(output + error) == sorted(f"id-{line}" for line in range(1, LINES + 1))
+    while store.sweep(NOW_S).unfinished:
+        pass
+    store.close()

@@ -1,0 +1,226 @@
+import os
+import resource
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+
+from deferred.errors import SchemaTooNewError, StoreInUseError, StoreUnavailableError
+from deferred.records import RequestCounts, Result
+from deferred.store import JobStore, database, open_store
+from deferred.store.database import Database
+from deferred.store.migrations import MIGRATIONS
+from deferred.store.schema import metadata
+from tests.deferred.jobs import (
+    NOW_S,
+    OWNER,
+    WORKER,
+    claim,
+    create,
+    finalise,
+    lines_of,
+    new_items,
+    record,
+    started,
+    upload,
+)
+from tests.deferred.postgres import Postgres
+
+
+def execute(url: str, statement: str) -> None:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+def test_a_folder_is_made_and_holds_the_database(data_dir: Path) -> None:
+    folder = data_dir / "new" / "data"
+    store = open_store(folder, NOW_S)
+    batch = create(store)
+    store.close()
+    assert (folder / "jobs.db").exists()
+    again = open_store(f"sqlite:///{folder}/jobs.db", NOW_S)
+    assert again.batches.get(OWNER, batch.id) == batch
+    again.close()
+
+
+def test_a_store_opened_again_has_all_it_had(store_url: str) -> None:
+    store = open_store(store_url, NOW_S)
+    batch = started(store, 3)
+    store.close()
+    store = open_store(store_url, NOW_S)
+    assert store.batches.get(OWNER, batch.id) == batch
+    assert len(claim(store, 9)) == 3
+    store.close()
+
+
+def test_a_second_user_of_a_sqlite_database_is_refused_and_told_by_whom(data_dir: Path) -> None:
+    store = open_store(data_dir, NOW_S)
+    with pytest.raises(StoreInUseError, match=f"process {os.getpid()};.*DATA_DIR.*DATABASE_URL"):
+        open_store(data_dir, NOW_S)
+    assert create(store).status == "validating"
+    store.close()
+    open_store(data_dir, NOW_S).close()
+
+
+def test_the_migrations_make_the_tables_that_the_queries_name(store_url: str) -> None:
+    open_store(store_url, NOW_S).close()
+    engine = create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    made = inspect(engine)
+    for table in metadata.tables.values():
+        columns = {column["name"] for column in made.get_columns(table.name)}
+        assert columns == set(table.columns.keys())
+        key = made.get_pk_constraint(table.name)["constrained_columns"]
+        assert key == [column.name for column in table.primary_key]
+    engine.dispose()
+
+
+def test_a_database_of_a_later_version_is_refused(store_url: str) -> None:
+    open_store(store_url, NOW_S).close()
+    execute(store_url, f"INSERT INTO schema_versions VALUES ({len(MIGRATIONS) + 1}, 0)")
+    with pytest.raises(
+        SchemaTooNewError, match=f"version {len(MIGRATIONS) + 1}.*{len(MIGRATIONS)}"
+    ):
+        open_store(store_url, NOW_S)
+
+
+def test_servers_that_start_at_once_on_one_postgresql_migrate_once(postgresql_url: str) -> None:
+    opened: list[JobStore] = []
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(4)
+
+    def start() -> None:
+        barrier.wait()
+        try:
+            opened.append(open_store(postgresql_url, NOW_S))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    started(opened[0], 2)
+    assert len(claim(opened[1], 9)) == 2
+    for store in opened:
+        store.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@host/jobs", "sqlite://", "postgresql://host"])
+def test_another_kind_of_url_is_refused_without_telling_the_password(url: str) -> None:
+    with pytest.raises(ValueError, match="postgresql://user:password@host/database") as refused:
+        open_store(url, NOW_S)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_database_that_cannot_be_opened_is_unavailable(data_dir: Path) -> None:
+    (data_dir / "jobs.db").write_bytes(b"not a database" * 1000)
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        open_store(data_dir, NOW_S)
+    (data_dir / "file").touch()
+    with pytest.raises(StoreUnavailableError):
+        open_store(data_dir / "file" / "data", NOW_S)
+    with pytest.raises(StoreUnavailableError):
+        open_store(f"postgresql://postgres@/jobs?host={data_dir}", NOW_S)
+
+
+def test_a_postgresql_that_is_gone_for_a_while_loses_nothing() -> None:
+    try:
+        server = Postgres()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    store = open_store(server.new_database(), NOW_S)
+    batch = started(store, 4)
+    items = claim(store, 2)
+    server.stop()
+    for call in (
+        lambda: record(store, items),
+        lambda: claim(store, 1),
+        lambda: upload(store),
+        lambda: store.batches.get(OWNER, batch.id),
+        lambda: store.items.heartbeat(WORKER, [], NOW_S),
+        store.progress,
+        lambda: store.sweep(NOW_S),
+    ):
+        with pytest.raises(StoreUnavailableError):
+            call()
+    server.start()
+    assert record(store, items) == 2
+    record(store, claim(store, 9))
+    assert len(lines_of(store, OWNER, finalise(store).output_file_id)) == 4
+    store.close()
+    server.close()
+
+
+def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(data_dir: Path) -> None:
+    store = open_store(data_dir, NOW_S)
+    batch = started(store, 20)
+    validating = create(store)
+    store.batches.claim_validation(WORKER, validating.spec.model, NOW_S)
+    items = claim(store, 10)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = max(path.stat().st_size for path in data_dir.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
+    try:
+        with pytest.raises(StoreUnavailableError):
+            store.files.create(OWNER, "batch", "x", [b"x" * 2**20] * 9, NOW_S)
+        with pytest.raises(StoreUnavailableError):
+            store.items.add(validating.id, WORKER, new_items(5000))
+        with pytest.raises(StoreUnavailableError):
+            store.items.record(WORKER, [Result(i.ticket, True, b"x" * 2**20) for i in items])
+        assert store.batches.get(OWNER, batch.id) == batch
+        assert len(store.files.list(OWNER, NOW_S).data) == 2
+        assert store.batches.get(OWNER, validating.id) == validating
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert record(store, items) == 10
+    record(store, claim(store, 20))
+    ended = finalise(store)
+    assert ended.counts == RequestCounts(20, completed=20)
+    assert len(lines_of(store, OWNER, ended.output_file_id)) == 20
+    store.close()
+
+
+def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAIT_S", 0.05)
+    store = open_store(data_dir, NOW_S)
+    batch = create(store)
+    other = sqlite3.connect(data_dir / "jobs.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        store.batches.cancel(OWNER, batch.id, NOW_S)
+    assert store.batches.get(OWNER, batch.id) == batch, "who reads does not wait"
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.batches.cancel(OWNER, batch.id, NOW_S).status == "cancelling"
+    store.close()
+
+
+def test_a_thread_that_waits_for_another_to_write_gives_up(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(data_dir, NOW_S)
+    monkeypatch.setattr(database, "WAIT_S", 0.05)
+    refused: list[str] = []
+
+    def write() -> None:
+        try:
+            create(store)
+        except StoreUnavailableError as error:
+            refused.append(str(error))
+
+    assert isinstance(store._database, Database)
+    with store._database.write(durable=False):
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    assert "busy" in refused[0]
+    create(store)
+    store.close()

@@ -1,0 +1,252 @@
+"""Cases of the dispatcher that deserve a name of their own; its laws are in the properties."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.rules.dispatch import Dispatcher
+from router.rules.fleet import Fleet
+from router.rules.policies import LeastWork
+from router.rules.ticket import Limits, Outcome, Refusal, State, Ticket
+from router.rules.upstream import Spec, Upstream
+
+LIMITS = Limits(timeout_s=60, wait_for_s=5, max_queue=10, max_attempts=3)
+
+
+def fleet_of(*limits: int, model: str = "m") -> Fleet:
+    fleet = Fleet()
+    for i, limit in enumerate(limits):
+        upstream = fleet.add(Spec(f"http://u{i}:1", limit), "test")
+        upstream.probe_succeeded({model: {"id": model}}, 0.01)
+    return fleet
+
+
+def dispatcher_over(fleet: Fleet, limits: Limits = LIMITS) -> tuple[Dispatcher, list[Ticket]]:
+    decided: list[Ticket] = []
+    return Dispatcher(fleet, LeastWork(), limits, decided.append), decided
+
+
+def at(ticket: Ticket) -> Upstream:
+    assert ticket.state is State.PLACED
+    assert ticket.upstream is not None
+    return ticket.upstream
+
+
+def test_simultaneous_arrivals_never_exceed_the_limit() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(2, 1))
+    tickets = [dispatcher.arrive("m", 0.0) for _ in range(5)]
+    assert [t.state for t in tickets] == [State.PLACED] * 3 + [State.WAITING] * 2
+
+
+def test_the_limit_holds_over_all_models_of_an_upstream_together() -> None:
+    fleet = fleet_of(1)
+    next(iter(fleet)).probe_succeeded({"a": {}, "b": {}, "c": {}}, 0.01)
+    dispatcher, _ = dispatcher_over(fleet)
+    states = [dispatcher.arrive(m, 0.0).state for m in "abc"]
+    assert states == [State.PLACED, State.WAITING, State.WAITING]
+
+
+def test_a_freed_place_goes_to_the_oldest_at_once() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(1))
+    running, second, third = (dispatcher.arrive("m", float(i)) for i in range(3))
+    dispatcher.release(running, Outcome.SUCCESS, 3.0)
+    assert decided == [second]
+    assert second.queued_s == 2.0
+    assert third.state is State.WAITING
+
+
+def test_across_models_of_one_upstream_the_oldest_is_first() -> None:
+    fleet = fleet_of(1)
+    next(iter(fleet)).probe_succeeded({"a": {}, "b": {}}, 0.01)
+    dispatcher, decided = dispatcher_over(fleet)
+    running = dispatcher.arrive("a", 0.0)
+    older, _ = dispatcher.arrive("b", 1.0), dispatcher.arrive("a", 2.0)
+    dispatcher.release(running, Outcome.SUCCESS, 3.0)
+    assert decided == [older]
+
+
+def test_immediate_requests_go_before_deferred_ones() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(1))
+    running = dispatcher.arrive("m", 0.0)
+    dispatcher.arrive("m", 1.0, deferred=True)
+    immediate = dispatcher.arrive("m", 2.0)
+    dispatcher.release(running, Outcome.SUCCESS, 3.0)
+    assert decided == [immediate]
+
+
+def test_deferred_requests_leave_half_of_places_and_queue_to_immediate_ones() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(4), replace(LIMITS, max_queue=2))
+    states = [dispatcher.arrive("m", 0.0, deferred=True).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+    states = [dispatcher.arrive("m", 1.0).state for _ in range(4)]
+    assert states == [State.PLACED, State.PLACED, State.WAITING, State.REFUSED]
+
+
+def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(1, 1))
+    first, second, younger = (dispatcher.arrive("m", float(i)) for i in range(3))
+    dispatcher.release(first, Outcome.FAILURE, 3.0)  # the younger one takes its place
+    assert dispatcher.may_retry(first, 3.0)
+    youngest = dispatcher.arrive("m", 4.0)
+    dispatcher.again(first, 5.0)
+    decided.clear()
+    dispatcher.release(second, Outcome.SUCCESS, 6.0)
+    assert decided == [first]
+    assert at(first).url == "http://u1:1"
+    assert younger.state is State.PLACED
+    assert youngest.state is State.WAITING
+
+
+def test_a_retried_request_that_may_not_use_the_free_place_holds_up_nobody() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1))
+    first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
+    waiting = dispatcher.arrive("m", 0.0)
+    other = dispatcher.arrive("m", 0.0)
+    dispatcher.release(first, Outcome.FAILURE, 1.0)
+    dispatcher.again(first, 1.0)
+    dispatcher.release(waiting, Outcome.SUCCESS, 2.0)
+    assert at(other).url == "http://u0:1"
+    assert first.state is State.WAITING
+    assert second.state is State.PLACED
+
+
+def test_a_failed_request_is_tried_on_another_upstream_only() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(5))
+    ticket = dispatcher.arrive("m", 0.0)
+    dispatcher.release(ticket, Outcome.FAILURE, 1.0)
+    assert not dispatcher.may_retry(ticket, 1.0)
+
+
+def test_attempts_are_bounded() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
+    ticket = dispatcher.arrive("m", 0.0)
+    attempts = 1
+    dispatcher.release(ticket, Outcome.FAILURE, 0.0)
+    while dispatcher.may_retry(ticket, 0.0):
+        dispatcher.again(ticket, 0.0)
+        attempts += 1
+        dispatcher.release(ticket, Outcome.FAILURE, 0.0)
+    assert attempts == LIMITS.max_attempts
+
+
+def test_a_spent_retry_budget_ends_retries() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1000, 1000))
+    retried = 0
+    for _ in range(100):
+        ticket = dispatcher.arrive("m", 0.0)
+        at(ticket).breaker.success(at(ticket).breaker.epoch)  # keep the breaker out of it
+        dispatcher.release(ticket, Outcome.BACKPRESSURE, 0.0)
+        retried += dispatcher.may_retry(ticket, 0.0)
+    assert retried == pytest.approx(0.2 * 100 + 10, abs=2)
+
+
+def test_retry_after_pauses_an_upstream_and_time_alone_serves_the_queue() -> None:
+    dispatcher, decided = dispatcher_over(fleet_of(2))
+    ticket = dispatcher.arrive("m", 0.0)
+    dispatcher.release(ticket, Outcome.BACKPRESSURE, 1.0, pause_s=3.0)
+    waiting = dispatcher.arrive("m", 2.0)
+    assert waiting.state is State.WAITING
+    assert dispatcher.next_tick(2.0) == 4.0
+    dispatcher.tick(4.0)
+    assert decided == [waiting]
+
+
+@pytest.mark.parametrize(
+    ("ready", "waits_s", "refusal"), [(True, 60, Refusal.TIMEOUT), (False, 5, Refusal.UNAVAILABLE)]
+)
+def test_timeout_bounds_the_wait_for_a_place_and_wait_for_the_wait_for_a_live_upstream(
+    ready: bool, waits_s: float, refusal: Refusal
+) -> None:
+    fleet = fleet_of(1)
+    dispatcher, decided = dispatcher_over(fleet)
+    dispatcher.arrive("m", 0.0)
+    if not ready:
+        next(iter(fleet)).probe_failed("refused", timed_out=False)
+    waiting = dispatcher.arrive("m", 1.0)
+    assert dispatcher.next_tick(1.0) == 1.0 + waits_s
+    dispatcher.tick(0.9 + waits_s)
+    assert waiting.state is State.WAITING
+    dispatcher.tick(1.0 + waits_s)
+    assert decided == [waiting]
+    assert waiting.refusal is refusal
+
+
+def test_before_the_first_probes_end_an_unknown_model_waits_and_after_them_it_is_refused() -> None:
+    fleet = Fleet()
+    upstream = fleet.add(Spec("http://late:1", 1), "test")
+    dispatcher, decided = dispatcher_over(fleet)
+    early, other = dispatcher.arrive("m", 0.0), dispatcher.arrive("none", 0.0)
+    assert early.state is State.WAITING
+    upstream.probe_succeeded({"m": {}}, 0.01)
+    dispatcher.tick(1.0)
+    assert at(early) is upstream
+    assert other.refusal is Refusal.UNKNOWN_MODEL
+    assert set(decided) == {early, other}
+    assert dispatcher.arrive("none", 2.0).refusal is Refusal.UNKNOWN_MODEL
+
+
+def test_invented_model_names_share_one_bound_until_the_fleet_is_known() -> None:
+    fleet = Fleet()
+    fleet.add(Spec("http://late:1", 1), "test")
+    dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=3))
+    refusals = [dispatcher.arrive(f"m{i}", 0.0).refusal for i in range(5)]
+    assert refusals == [None] * 3 + [Refusal.QUEUE_FULL] * 2
+
+
+def test_one_model_full_queue_leaves_room_for_another_model() -> None:
+    fleet = fleet_of(1)
+    next(iter(fleet)).probe_succeeded({"a": {}, "b": {}}, 0.01)
+    dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=1))
+    states = [dispatcher.arrive(m, 0.0).state for m in "aaab"]
+    assert states == [State.PLACED, State.WAITING, State.REFUSED, State.WAITING]
+
+
+def test_a_place_cannot_be_given_back_twice() -> None:
+    dispatcher, _ = dispatcher_over(fleet_of(1))
+    ticket = dispatcher.arrive("m", 0.0)
+    dispatcher.release(ticket, Outcome.SUCCESS, 1.0)
+    with pytest.raises(RuntimeError, match="holds no place"):
+        dispatcher.release(ticket, Outcome.SUCCESS, 1.0)
+    dispatcher.leave(ticket, 1.0)
+    assert at_zero(dispatcher.fleet)
+
+
+def at_zero(fleet: Fleet) -> bool:
+    return all(u.in_flight == 0 for u in fleet)
+
+
+def test_a_dead_upstream_takes_no_other_with_it_and_keeps_its_models() -> None:
+    fleet = fleet_of(1, 1, 1)
+    dead = fleet.get("http://u1:1")
+    assert dead is not None
+    for _ in range(3):
+        dead.probe_failed("connection refused", timed_out=False)
+    assert [u.ready for u in fleet] == [True, False, True]
+    assert "m" in dead.models
+
+
+def test_one_slow_probe_is_forgiven_and_two_are_not() -> None:
+    upstream = next(iter(fleet_of(1)))
+    upstream.probe_failed("no answer in 5 s", timed_out=True)
+    assert upstream.ready
+    upstream.probe_failed("no answer in 5 s", timed_out=True)
+    assert not upstream.ready
+
+
+def test_a_model_that_an_upstream_drops_is_dropped() -> None:
+    fleet = fleet_of(1)
+    next(iter(fleet)).probe_succeeded({"new": {}}, 0.01)
+    assert list(fleet.models()) == ["new"]
+
+
+def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
+    fleet = Fleet()
+    fleet.add(Spec("http://env:1", 1), "environment")
+    fleet.reconcile("file", [Spec("http://a:1", 1), Spec("http://b:1", 1)])
+    kept = fleet.get("http://b:1")
+    assert kept is not None
+    kept.in_flight = 1
+    added = fleet.reconcile("file", [Spec("http://b:1", 7), Spec("http://c:1", 1)])
+    assert [u.url for u in fleet] == ["http://env:1", "http://b:1", "http://c:1"]
+    assert [u.url for u in added] == ["http://c:1"]
+    assert (kept.in_flight, kept.spec.limit) == (1, 7)

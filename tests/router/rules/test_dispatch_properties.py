@@ -1,0 +1,232 @@
+"""For any order of arrivals, ends, failures, departures, probes and time, the dispatcher's books
+close. The machine drives it as the data plane does and keeps its own account."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.rules.dispatch import Dispatcher
+from router.rules.fleet import Fleet
+from router.rules.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
+from router.rules.ticket import Limits, Outcome, State, Ticket
+from router.rules.upstream import Spec, Upstream, half
+
+URLS = [f"http://u{i}:1" for i in range(4)]
+LIMITS = Limits(timeout_s=60, wait_for_s=7, max_queue=4, max_attempts=3)
+MODELS = ["a", "b"]
+POLICIES = [LeastWork, RoundRobin, PrefixAffinity, lambda: PowerOfTwo(random.Random(0))]
+
+
+class Router(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.fleet = Fleet()
+        self.tickets: list[Ticket] = []
+        self.decisions: Counter[int] = Counter()
+        self.answers: Counter[int] = Counter()
+        self.everyone: list[Upstream] = []
+        self.waited: set[int] = set()
+
+    @initialize(policy=st.sampled_from(POLICIES), size=st.integers(0, 3))
+    def start(self, policy: Callable[[], Policy], size: int) -> None:
+        self.dispatcher = Dispatcher(self.fleet, policy(), LIMITS, self.decided)
+        for url in URLS[:size]:
+            self.add(url)
+            self.probe_good(url, {"a"})
+
+    def decided(self, ticket: Ticket) -> None:
+        self.decisions[ticket.seq] += 1
+        self.waited.discard(ticket.seq)
+        if ticket.state is State.REFUSED:
+            self.answers[ticket.seq] += 1
+            return
+        assert ticket.state is State.PLACED
+        older = [
+            t
+            for t in self.in_state(State.WAITING)
+            if t.seq < ticket.seq and t.model == ticket.model and t.deferred == ticket.deferred
+        ]
+        if ticket.deferred:
+            older += [
+                t
+                for t in self.in_state(State.WAITING)
+                if t.model == ticket.model and not t.deferred
+            ]
+        assert all(ticket.upstream in t.tried for t in older), "overtaken"
+
+    def in_state(self, *states: State) -> list[Ticket]:
+        return [t for t in self.tickets if t.state in states]
+
+    def pick(self, data: st.DataObject, *states: State) -> Ticket:
+        return data.draw(st.sampled_from(self.in_state(*states)))
+
+    # --- the world --------------------------------------------------------------------------
+
+    @rule(url=st.sampled_from(URLS))
+    def add(self, url: str) -> None:
+        upstream = self.fleet.add(Spec(url, 1 + URLS.index(url)), "admin")
+        if upstream not in self.everyone:
+            self.everyone.append(upstream)
+        self.dispatcher.tick(self.now)
+
+    @rule(url=st.sampled_from(URLS), models=st.sets(st.sampled_from(MODELS)))
+    def probe_good(self, url: str, models: set[str]) -> None:
+        if upstream := self.fleet.get(url):
+            upstream.probe_succeeded({m: {"id": m} for m in models}, 0.01)
+            self.dispatcher.tick(self.now)
+
+    @rule(url=st.sampled_from(URLS), timed_out=st.booleans())
+    def probe_bad(self, url: str, timed_out: bool) -> None:
+        if upstream := self.fleet.get(url):
+            upstream.probe_failed("down", timed_out=timed_out)
+            self.dispatcher.tick(self.now)
+
+    @rule(url=st.sampled_from(URLS), gone=st.booleans())
+    def drain_or_remove(self, url: str, gone: bool) -> None:
+        if upstream := self.fleet.get(url):
+            upstream.draining = True
+            if gone:
+                self.fleet.remove(url)
+            self.dispatcher.tick(self.now)
+
+    @rule(seconds=st.floats(0, 20))
+    def time_passes(self, seconds: float) -> None:
+        """As the data plane's timer lets it: never past the next tick without a tick."""
+        until = self.now + seconds
+        while (at := self.dispatcher.next_tick(self.now)) is not None and at <= until:
+            self.now = at
+            self.dispatcher.tick(self.now)
+        self.now = until
+
+    # --- the clients ------------------------------------------------------------------------
+
+    @rule(
+        model=st.sampled_from([*MODELS, "unknown"]),
+        deferred=st.booleans(),
+        prefix=st.lists(st.integers(0, 5), max_size=3),
+    )
+    def arrive(self, model: str, deferred: bool, prefix: list[int]) -> None:
+        before = [
+            t
+            for t in self.in_state(State.WAITING)
+            if t.model == model and t.deferred == deferred and not t.tried
+        ]
+        ticket = self.dispatcher.arrive(model, self.now, deferred=deferred, prefix=prefix)
+        self.tickets.append(ticket)
+        assert ticket.state is not State.RELEASED
+        if ticket.state is State.PLACED:
+            assert not [t for t in before if t.state is State.WAITING], "overtaken by an arrival"
+        if ticket.state is State.REFUSED and not self.decisions[ticket.seq]:
+            self.answers[ticket.seq] += 1
+        self.note_waiting(ticket)
+
+    def note_waiting(self, ticket: Ticket) -> None:
+        if ticket.state is State.WAITING:
+            self.waited.add(ticket.seq)
+
+    @precondition(lambda self: self.in_state(State.PLACED))
+    @rule(data=st.data())
+    def first_byte(self, data: st.DataObject) -> None:
+        self.dispatcher.began(self.pick(data, State.PLACED), self.now)
+
+    @precondition(lambda self: self.in_state(State.PLACED))
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(Outcome),
+        pause=st.none() | st.floats(0, 100),
+        retry=st.booleans(),
+    )
+    def upstream_ends(
+        self, data: st.DataObject, outcome: Outcome, pause: float | None, retry: bool
+    ) -> None:
+        ticket = self.pick(data, State.PLACED)
+        self.dispatcher.release(ticket, outcome, self.now, pause)
+        backing_off = (
+            retry
+            and outcome in (Outcome.FAILURE, Outcome.BACKPRESSURE)
+            and self.dispatcher.may_retry(ticket, self.now)
+        )
+        if not backing_off:
+            self.answers[ticket.seq] += 1
+            self.tickets.remove(ticket)
+
+    @precondition(lambda self: self.in_state(State.RELEASED))
+    @rule(data=st.data())
+    def back_off_ends(self, data: st.DataObject) -> None:
+        ticket = self.pick(data, State.RELEASED)
+        self.decisions[ticket.seq] = 0
+        self.dispatcher.again(ticket, self.now)
+        self.note_waiting(ticket)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.in_state(State.WAITING, State.PLACED, State.RELEASED))
+    def client_leaves(self, data: st.DataObject) -> None:
+        ticket = self.pick(data, State.WAITING, State.PLACED, State.RELEASED)
+        self.dispatcher.leave(ticket, self.now)
+        self.waited.discard(ticket.seq)
+        self.answers[ticket.seq] += 1
+        self.tickets.remove(ticket)
+
+    # --- what always holds ------------------------------------------------------------------
+
+    @invariant()
+    def the_limit_is_exact_and_no_place_leaks(self) -> None:
+        held = Counter(id(t.upstream) for t in self.in_state(State.PLACED))
+        for upstream in self.everyone:
+            assert upstream.in_flight == held[id(upstream)]
+            assert upstream.in_flight <= upstream.spec.limit
+            deferred = [t for t in self.in_state(State.PLACED) if t.deferred]
+            assert upstream.deferred == sum(t.upstream is upstream for t in deferred)
+            assert upstream.deferred <= half(upstream.spec.limit)
+
+    @invariant()
+    def nobody_waits_beside_a_free_place(self) -> None:
+        for ticket in self.in_state(State.WAITING):
+            for upstream in self.fleet.serving(ticket.model):
+                free = upstream.free(self.now, deferred=ticket.deferred)
+                assert not free or upstream in ticket.tried
+
+    @invariant()
+    def whoever_stopped_waiting_was_told(self) -> None:
+        assert self.waited == {t.seq for t in self.in_state(State.WAITING)}
+
+    @invariant()
+    def nobody_is_answered_twice(self) -> None:
+        assert all(n <= 1 for n in self.answers.values())
+        assert all(n <= 1 for n in self.decisions.values())
+
+    @invariant()
+    def the_queue_is_counted_and_bounded(self) -> None:
+        waiting = Counter(t.model for t in self.in_state(State.WAITING))
+        counted = self.dispatcher.waiting() if self.tickets else {}
+        assert counted == dict(waiting)
+        fresh = Counter(t.model for t in self.in_state(State.WAITING) if not t.tried)
+        # A retried request keeps its right to wait, so only newcomers are bounded.
+        assert all(n <= LIMITS.max_queue for n in fresh.values())
+        fresh = Counter(t.model for t in self.in_state(State.WAITING) if t.deferred and not t.tried)
+        assert all(n <= half(LIMITS.max_queue) for n in fresh.values())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        for ticket in self.in_state(State.RELEASED):
+            self.tickets.remove(ticket)
+        # While the placed ones run on, time alone must end every wait.
+        self.time_passes(LIMITS.timeout_s + 1)
+        assert not self.in_state(State.WAITING), "lost in the queue"
+        while running := self.in_state(State.PLACED):
+            self.dispatcher.release(running[0], Outcome.SUCCESS, self.now)
+            self.answers[running[0].seq] += 1
+            self.tickets.remove(running[0])
+        assert all(u.in_flight == 0 for u in self.everyone)
+        assert self.dispatcher.next_tick(self.now) is None
+        assert all(self.answers[t.seq] == 1 for t in self.tickets), "never answered"
+
+
+Router.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestRouter = Router.TestCase

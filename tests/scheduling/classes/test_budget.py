@@ -1,0 +1,340 @@
+"""What the wrapper around a policy plans, shown plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.classes.budget import (
+    BLIND_TOKENS,
+    BLIND_TOKENS_ALONE,
+    FLOOR_ITERATIONS,
+    QUIET_S,
+    Budget,
+)
+from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
+from scheduling.classes.step_time import Work
+from scheduling.contract import check_plan
+from scheduling.policies.orca import Orca
+from seams import Advance, Plan, Policy, Request, View
+from tests.batching.virtual import POLICIES
+from tests.hash_model import virtual_duration_s
+from tests.scheduling.shown import Shown, batches, queues, view
+
+FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
+every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
+
+
+@dataclass(slots=True)
+class Law:
+    """A step-time that is known: the hash model's in virtual time."""
+
+    ttft_s: float | None = None
+    reach_tokens: int = 1 << 30
+    margin: float = 0.0
+    known: bool = True
+    context_s: float = 0.0
+
+    def seconds(self, work: Work) -> float | None:
+        taken_s = virtual_duration_s(work.rows, work.tokens) + self.context_s * work.context
+        return taken_s if self.known else None
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> View:
+    """Both classes, waiting and resident; residents hold all that they may come to need."""
+    resident = [
+        replace(
+            r,
+            room=r.prompt_tokens + r.max_tokens,
+            computed=draw(st.integers(0, r.known - 1)),
+            done=False,
+        )
+        for r in draw(batches(0, 6))
+    ]
+    waiting = draw(queues(8))
+    everybody = [
+        replace(
+            r,
+            service_class=draw(st.sampled_from(["immediate", "deferred"])),
+            deadline_s=draw(st.sampled_from([None, 1.0, 500.0])),
+        )
+        for r in (*waiting, *resident)
+    ]
+    used = sum(r.room for r in everybody)
+    return view(
+        everybody[: len(waiting)],
+        everybody[len(waiting) :],
+        limit=draw(st.integers(max(1, len(resident)), 10)),
+        budget=max(used, 60) + draw(st.integers(0, 100)),
+        used=used,
+    )
+
+
+def of_class(requests: Sequence[Request], service_class: str) -> list[Request]:
+    return [request for request in requests if request.service_class == service_class]
+
+
+def without_deferred(shown: View) -> View:
+    """As though there had never been any."""
+    held = sum(r.room for r in of_class(shown.resident, "deferred"))
+    return view(
+        of_class(shown.waiting, "immediate"),
+        of_class(shown.resident, "immediate"),
+        limit=shown.max_batch_size,
+        budget=shown.memory.budget,
+        used=shown.memory.used - held,
+    )
+
+
+@every_policy
+@settings(max_examples=150)
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+def test_immediate_requests_get_the_plan_that_they_would_get_alone(
+    make: Callable[[], Policy], shown: View, factor: float
+) -> None:
+    alone = without_deferred(shown)
+    expected = make().plan(alone) if alone.waiting or alone.resident else Plan()
+    for wrapped in (Budget(make(), Law(), factor), Exclusive(make())):
+        plan = wrapped.plan(shown)
+        check_plan(plan, shown)
+        mine = [step for step in plan.advance if step.request.service_class == "immediate"]
+        assert mine == list(expected.advance)
+        assert of_class(plan.preempt, "immediate") == list(expected.preempt)
+
+
+@every_policy
+@settings(max_examples=150)
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+def test_those_who_are_dropped_suffice_and_are_the_ones_with_the_fewest_computed_tokens(
+    make: Callable[[], Policy], shown: View, factor: float
+) -> None:
+    plan = Budget(make(), Law(), factor).plan(shown)
+    new = [step.request for step in plan.advance if not step.request.room]
+    cost = shown.memory.cost([request.need for request in new])
+    freed = sum(request.room for request in plan.preempt)
+    assert shown.memory.used - freed + cost <= shown.memory.budget
+    assert len(shown.resident) - len(plan.preempt) + len(new) <= shown.max_batch_size
+    kept = [r for r in of_class(shown.resident, "deferred") if r not in plan.preempt]
+    assert all(
+        gone.computed <= stays.computed
+        for gone in of_class(plan.preempt, "deferred")
+        for stays in kept
+    )
+    if not of_class(new, "immediate"):
+        assert not of_class(plan.preempt, "deferred")
+
+
+@settings(max_examples=300)
+@given(
+    shown=mixtures().filter(lambda shown: shown.waiting or shown.resident),
+    factor=FACTORS,
+    max_step_ms=st.integers(1, 4),
+)
+def test_no_iteration_takes_longer_than_the_budget(
+    shown: View, factor: float, max_step_ms: int
+) -> None:
+    law = Law()
+    policy = Budget(Orca(), law, factor, max_step_ms / 1000)
+    plan = policy.plan(shown)
+    taken_s = law.seconds(Work.of(plan.advance))
+    immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
+    assert taken_s is not None
+    if immediate:
+        alone_s = law.seconds(Work.of(immediate))
+        assert alone_s is not None
+        assert taken_s <= max(factor * alone_s, alone_s) * (1 + 1e-9)
+    elif len(plan.advance) > 1 or any(step.tokens > 16 for step in plan.advance):
+        assert taken_s <= max(max_step_ms / 1000, factor * virtual_duration_s(1, 1)) * (1 + 1e-9)
+
+
+@settings(max_examples=200)
+@given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
+def test_what_still_fits_is_taken(shown: View, factor: float) -> None:
+    """A resident deferred row that decodes is left out only if it would not have fitted."""
+    policy = Budget(Orca(), Law(), factor)
+    plan = policy.plan(shown)
+    work = Work.of(plan.advance)
+    immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
+    seconds = policy.allowance(Work.of(immediate), 1.0, 1).budget_s
+    advanced = [step.request for step in plan.advance]
+    for request in of_class(shown.resident, "deferred"):
+        if request not in (*advanced, *plan.preempt):
+            assert virtual_duration_s(work.rows + 1, work.tokens + 1) > seconds
+
+
+def deferred(id: int, computed: int = 4, **more: object) -> Shown:
+    """A resident that decodes."""
+    return Shown(id, computed=computed, generated=1, room=12, service_class="deferred", **more)  # type: ignore[arg-type]
+
+
+def decoding(id: int) -> Shown:
+    return Shown(id, computed=4, generated=1, room=12)
+
+
+def test_the_least_laxity_is_first() -> None:
+    relaxed, urgent, hopeless = (
+        deferred(1, deadline_s=500.0),
+        deferred(2, deadline_s=110.0),
+        deferred(3, deadline_s=50.0),
+    )
+    shown = view([], [decoding(0), relaxed, urgent, hopeless], used=48)
+    alone_s = virtual_duration_s(1, 1)
+    for rows in (1, 2):  # so many fit
+        target_s = virtual_duration_s(1 + rows, 1 + rows)
+        plan = Budget(Orca(), Law(), target_s=target_s).plan(shown)
+        assert [s.request.id for s in plan.advance] == [0, 3, 2][: 1 + rows]
+        assert target_s > alone_s
+
+
+def test_who_is_short_of_time_overtakes_whoever_has_begun_and_is_not() -> None:
+    """A row gets a token in an iteration of 10 s; so 8 tokens take 80 s."""
+
+    class Slow(Law):
+        def seconds(self, work: Work) -> float | None:
+            return 10.0
+
+    waiting = [
+        Shown(5, prompt_tokens=1, service_class="deferred", deadline_s=d, arrival_s=100.0)
+        for d in (1000.0, 150.0)
+    ]
+    waiting = [replace(request, id=5 + n) for n, request in enumerate(waiting)]
+    begun = deferred(1, deadline_s=900.0)
+    policy = Budget(Orca(), Slow(), max_step_s=100.0)
+    shown = view(waiting, [begun], used=12)
+    assert [s.request.id for s in policy.plan(shown).advance] == [1, 6, 5]  # no pace is known yet
+    assert [s.request.id for s in policy.plan(shown).advance] == [6, 1, 5]
+
+
+def test_a_newcomer_that_finds_no_room_holds_up_no_resident() -> None:
+    urgent = Shown(5, max_tokens=900, service_class="deferred", deadline_s=1.0)
+    shown = view([urgent], [deferred(1), deferred(2)], used=24, budget=100)
+    policy = Budget(Orca(), Law())
+    policy.plan(shown)
+    assert [step.request.id for step in policy.plan(shown).advance] == [1, 2]
+
+
+def test_where_nothing_fits_the_floor_grants_one_row_once_in_a_while() -> None:
+    shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
+    policy = Budget(Orca(), Law(), factor=1.0)
+    rows = [len(policy.plan(shown).advance) for _ in range(3 * FLOOR_ITERATIONS)]
+    assert set(rows) == {1, 2}
+    assert rows.count(2) == 3
+
+
+def test_without_predictions_a_few_tokens_join_and_more_where_nobody_is_there() -> None:
+    resident = [deferred(n) for n in range(1, 10)]
+    blind = Budget(Orca(), Law(known=False))
+    shown = view([], [decoding(0), *resident], limit=20, used=120)
+    assert len(blind.plan(shown).advance) == 1 + BLIND_TOKENS
+    long = Shown(30, prompt_tokens=200, service_class="deferred")
+    (step,) = blind.plan(view([long])).advance
+    assert step.tokens == BLIND_TOKENS_ALONE
+
+
+def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> None:
+    waiting = [Shown(n, service_class="deferred") for n in range(20)]
+    shown = view(waiting, limit=30)
+
+    def taken_s(ttft_s: float | None, max_step_s: float, quiet_s: float = 1.0) -> float:
+        policy = Budget(Orca(), Law(ttft_s), factor=1.25, max_step_s=max_step_s)
+        policy.plan(view(waiting, [decoding(90)], now_s=shown.now_s - quiet_s))
+        policy.plan(view(waiting, now_s=shown.now_s - quiet_s))  # what it saved is spent
+        policy._crowd = 0.0
+        work = Work.of(policy.plan(shown).advance)
+        return virtual_duration_s(work.rows, work.tokens)
+
+    whole_s = virtual_duration_s(20, 80)
+    assert taken_s(None, 1.0) == taken_s(1.0, 1.0) == whole_s
+    assert taken_s(0.01, 1.0) <= 0.01 * 0.25 / 1.25 < whole_s
+    assert taken_s(0.01, 1.0, quiet_s=1.5 * QUIET_S) == whole_s
+    assert taken_s(None, 0.002) <= 0.002 < whole_s
+    assert taken_s(None, 1e-6) <= 1.25 * virtual_duration_s(1, 1)
+
+
+def test_a_row_that_costs_more_than_others_has_its_turn() -> None:
+    policy = Budget(Orca(), Law(context_s=2**-20), factor=1.05)
+    long = Shown(
+        1, prompt_tokens=100, computed=100, generated=1, room=120, service_class="deferred",
+        deadline_s=1.0,
+    )  # fmt: skip
+    shown = view([], [decoding(90), long, *(deferred(n) for n in range(2, 6))], limit=8, used=180)
+    plans = [policy.plan(shown) for _ in range(FLOOR_ITERATIONS // 2)]
+    turns = [sum(step.request.id == n for p in plans for step in p.advance) for n in range(1, 6)]
+    assert turns[0] > 0
+    assert sum(turns[1:]) == 0  # the earliest deadline takes all that is saved
+
+
+def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
+    waiting = [Shown(n, service_class="deferred") for n in range(20)]
+    shown = view(waiting, limit=30)
+    policy = Budget(Orca(), Law(0.01), factor=1.25, max_step_s=1.0)
+    crowd = [decoding(90 + n) for n in range(28)]
+    policy.plan(view([], crowd, limit=30, used=336, now_s=shown.now_s - 1.0))
+    plan = policy.plan(shown)
+    assert virtual_duration_s(len(plan.advance), Work.of(plan.advance).tokens) <= 0.01 * 0.25 / 1.25
+    assert len(plan.advance) <= 3  # places stay free for their like
+
+
+@every_policy
+@settings(max_examples=50)
+@given(waiting=queues(), resident=batches())
+def test_without_deferred_requests_every_wrapper_plans_what_the_policy_does(
+    make: Callable[[], Policy], waiting: list[Shown], resident: list[Shown]
+) -> None:
+    resident = [replace(request, done=False) for request in resident]
+    shown = view(waiting, resident, limit=12)
+    for wrapped in (Budget(make(), Law()), Exclusive(make()), Priority(make())):
+        assert wrapped.plan(shown) == make().plan(shown)
+
+
+def test_places_that_immediate_requests_took_of_late_stay_free_for_a_while() -> None:
+    crowd = [decoding(n) for n in range(3)]
+    queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
+    policy = Budget(Orca(), Law())
+    first = policy.plan(view(queue, crowd, limit=6, used=36))
+    assert len(first.advance) <= 6
+    again = policy.plan(view(queue, [], limit=6))
+    assert len(again.advance) == 3
+    for _ in range(1000):
+        policy.plan(view(queue, [], limit=6))
+    assert len(policy.plan(view(queue, [], limit=6)).advance) == 5
+
+
+def test_the_simple_policies_do_what_they_are_called() -> None:
+    queue = [Shown(1, service_class="deferred"), Shown(2), Shown(3, service_class="deferred")]
+    both = view(queue, [decoding(0), deferred(9)], used=24, limit=9)
+
+    def advanced(policy: Policy, shown: View) -> list[int]:
+        return [step.request.id for step in policy.plan(shown).advance]
+
+    assert advanced(Priority(Orca()), both) == [0, 9, 2, 1, 3]
+    assert advanced(Exclusive(Orca()), both) == [0, 2]
+    assert advanced(NoneWaiting(Orca()), both) == [0, 9, 2]
+    idle = view([queue[0], queue[2]], [deferred(9)], used=12, limit=9)
+    assert advanced(Exclusive(Orca()), idle) == [9, 1, 3] == advanced(NoneWaiting(Orca()), idle)
+
+
+def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
+    crowd, long = [decoding(n) for n in range(3)], deferred(9, prompt_tokens=900)
+    alone_s = virtual_duration_s(3, 3)
+
+    def taken_s(limit: int) -> float:
+        shown = view([], [*crowd, replace(long, computed=0, room=950)], limit=limit, budget=2000)
+        work = Work.of(Budget(Orca(), Law(), factor=2.0).plan(shown).advance)
+        return virtual_duration_s(work.rows, work.tokens)
+
+    assert taken_s(4) <= alone_s * 4 / 3 < taken_s(100) <= alone_s * 2
+
+
+def test_an_immediate_request_grows_into_the_memory_of_deferred_ones() -> None:
+    growing = Shown(0, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
+    newest, older = deferred(8, computed=3), deferred(7, computed=4)
+    shown = view([], [growing, newest, older], budget=30, used=29)
+    plan = Budget(Orca(), Law()).plan(shown)
+    assert [request.id for request in plan.preempt] == [8, 7]  # it may grow by all of its 19 tokens
+    assert plan.advance[0] == Advance(growing, 1)

@@ -1,0 +1,203 @@
+"""The step time as a curve, and as it is learnt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.classes.predictor import KEPT, REFIT_EVERY, TTFTS_KEPT, Predictor
+from scheduling.classes.step_time import FEATURES, Work, features, fit, nnls
+from seams import Advance, IterationRecord, RequestRecord
+from tests.scheduling.shown import Shown
+
+REQUEST = RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 0, "immediate", "length")
+
+
+def record(work: Work, duration_s: float) -> IterationRecord:
+    return IterationRecord(
+        start_s=0.0,
+        duration_s=duration_s,
+        rows=int(work.rows),
+        tokens=int(work.tokens),
+        positions=int(work.tokens),
+        generated=int(work.drawn),
+        attended=int(work.attended),
+        context=int(work.context),
+        deferred_tokens=int(work.tokens) if work.deferred else 0,
+    )
+
+
+def law_s(work: Work) -> float:
+    """As a CPU's: bound by reading the weights up to eight tokens, then by arithmetic."""
+    tokens = 0.003 * max(work.tokens, 8)
+    return 0.02 + tokens + 0.001 * work.rows + 2e-6 * work.attended + 1e-6 * work.context
+
+
+def random_work(rng: random.Random, most_rows: int = 20) -> Work:
+    steps = []
+    for id in range(rng.randint(1, most_rows)):
+        computed = rng.choice([0, rng.randint(1, 200)])
+        tokens = 1 if computed else rng.choice([1, rng.randint(2, 60)])
+        prompt = computed + tokens + rng.choice([0, 0, 0, 5])
+        steps.append(Advance(Shown(id, prompt_tokens=prompt, computed=computed), tokens))
+    return Work.of(steps)
+
+
+def taught(
+    n: int, seed: int = 1, noise: float = 0.0, stalls: float = 0.0, slower: float = 1.0
+) -> Predictor:
+    rng, predictor = random.Random(seed), Predictor()
+    for _ in range(n):
+        work = random_work(rng)
+        duration_s = slower * law_s(work) * rng.lognormvariate(0, noise)
+        if rng.random() < stalls:
+            duration_s *= rng.uniform(2, 6)
+        predictor.iteration(record(work, duration_s))
+    return predictor
+
+
+def test_work_counts_what_an_iteration_computes() -> None:
+    decode = Advance(Shown(1, prompt_tokens=9, generated=1, computed=9), 1)
+    prompt = Advance(Shown(2, prompt_tokens=4), 4)
+    piece = Advance(Shown(3, prompt_tokens=9, computed=3), 2)
+    assert Work.of([decode, prompt, piece]) == Work(7, 3, 2, 10 + 10 + (4 + 5), 10 + 4 + 5)
+
+
+def test_what_deferred_requests_cost_by_being_there_is_learnt_apart() -> None:
+    rng, predictor = random.Random(1), Predictor()
+    for n in range(600):
+        work = random_work(rng)._replace(deferred=n % 2 == 0)
+        predictor.iteration(record(work, law_s(work) + 0.01 * work.deferred))
+    work = random_work(rng)
+    alone_s, beside_s = (predictor.seconds(work._replace(deferred=d)) for d in (False, True))
+    assert alone_s == pytest.approx(law_s(work), rel=0.02)
+    assert beside_s == pytest.approx(law_s(work) + 0.01, rel=0.02)
+
+
+def test_without_enough_iterations_or_a_fit_nothing_is_foretold() -> None:
+    assert taught(REFIT_EVERY - 1).seconds(Work(1, 1, 1, 1, 1)) is None
+    rng, chance = random.Random(3), Predictor()
+    for _ in range(300):
+        chance.iteration(record(random_work(rng), rng.uniform(0.001, 1.0)))
+    assert chance.seconds(Work(1, 1, 1, 1, 1)) is None
+    assert taught(REFIT_EVERY).seconds(Work(1, 1, 1, 1, 1)) is not None
+
+
+@pytest.mark.parametrize(("noise", "stalls", "off"), [(0.0, 0.0, 0.02), (0.1, 0.1, 0.1)])
+def test_a_curve_with_a_floor_is_learnt_in_spite_of_noise_and_stalls(
+    noise: float, stalls: float, off: float
+) -> None:
+    predictor = taught(1500, noise=noise, stalls=stalls)
+    rng = random.Random(9)
+    errors = []
+    for _ in range(200):
+        work = random_work(rng)
+        errors.append(abs((predictor.seconds(work) or 0.0) / law_s(work) - 1))
+    assert float(np.quantile(errors, 0.9)) < off
+
+
+def test_small_iterations_are_remembered_while_only_large_ones_are_seen() -> None:
+    predictor, small = taught(600), Work(2, 2, 2, 60, 60)
+    rng = random.Random(4)
+    for _ in range(5 * KEPT):
+        work = Work(rng.randint(40, 60), 30, 30, 3000 + rng.randint(0, 500), 3000)
+        predictor.iteration(record(work, law_s(work)))
+    assert predictor.seconds(small) == pytest.approx(law_s(small), rel=0.05)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), noise=st.sampled_from([0.0, 0.1, 0.3]))
+def test_more_work_never_takes_less_time(seed: int, noise: float) -> None:
+    predictor = taught(3 * REFIT_EVERY, seed, noise)
+    rng = random.Random(seed)
+    work = random_work(rng)
+    seconds = predictor.seconds(work)
+    if seconds is None:
+        return
+    for tokens in (1, 2, 5, 20, 100, 500):
+        more = work.plus(Advance(Shown(1, prompt_tokens=900), tokens))
+        longer = predictor.seconds(more)
+        assert longer is not None
+        assert longer >= seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("stretch", [1, 10_000])
+def test_what_lies_between_iterations_counts_where_one_follows_the_other(stretch: int) -> None:
+    """4 ms of planning, or 1 s without work after every `stretch` iterations."""
+    rng, predictor, now_s = random.Random(6), Predictor(), 0.0
+    for n in range(1, 600):
+        work = random_work(rng)
+        predictor.iteration(replace(record(work, law_s(work)), start_s=now_s))
+        now_s += law_s(work) + 0.004
+        if n % stretch == 0:
+            predictor.busy(0.0, now_s)
+            now_s += 1.0
+    work = random_work(rng)
+    between_s = 0.0 if stretch == 1 else 0.004
+    assert predictor.seconds(work) == pytest.approx(law_s(work) + between_s, rel=0.01)
+
+
+def test_the_margin_is_the_drift_of_late() -> None:
+    predictor = taught(640)
+    assert predictor.seconds(Work(1, 1, 1, 1, 1)) is not None
+    rng = random.Random(5)
+    for _ in range(REFIT_EVERY):
+        work = random_work(rng)
+        predictor.iteration(record(work, 1.25 * law_s(work)))
+    predictor.seconds(Work(1, 1, 1, 1, 1))
+    assert predictor.margin == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_ttft_is_of_immediate_requests_of_late() -> None:
+    predictor = Predictor()
+    assert predictor.ttft_s is None
+    predictor.request(replace(REQUEST, service_class="deferred", first_token_s=900.0))
+    predictor.request(replace(REQUEST, first_token_s=None))
+    assert predictor.ttft_s is None
+    for n in range(500):
+        predictor.request(replace(REQUEST, first_token_s=float(n)))
+    assert predictor.ttft_s == pytest.approx(500 - TTFTS_KEPT * 0.1, abs=1.5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10_000), rows=st.integers(1, 30), columns=st.integers(1, 8))
+def test_no_non_negative_solution_is_better(seed: int, rows: int, columns: int) -> None:
+    """The conditions of Karush, Kuhn and Tucker."""
+    rng = np.random.default_rng(seed)
+    a = rng.normal(size=(rows, columns)) * rng.choice([0.0, 1.0], size=columns, p=[0.2, 0.8])
+    b = rng.normal(size=rows)
+    x = nnls(a, b)
+    gradient = a.T @ (a @ x - b)
+    assert (x >= 0).all()
+    assert (gradient >= -1e-6).all()
+    assert np.abs(gradient[x > 0]).max(initial=0.0) < 1e-6
+
+
+def test_a_curve_is_the_same_for_one_iteration_and_for_many() -> None:
+    rng = random.Random(2)
+    works = [random_work(rng) for _ in range(200)]
+    matrix = np.array([features(record(work, 1.0)) for work in works])
+    assert matrix.shape == (200, FEATURES)
+    curve = fit(matrix, np.array([law_s(work) for work in works]))
+    assert [curve.seconds(work) for work in works] == pytest.approx(curve.all_seconds(matrix))
+
+
+def test_iterations_of_which_nothing_can_be_learnt_leave_the_step_time_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predictor = taught(REFIT_EVERY)
+
+    def fails(*_: object) -> None:
+        raise np.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr("scheduling.classes.predictor.fit", fails)
+    assert predictor.seconds(Work(1, 1, 1, 1, 1)) is None
+    monkeypatch.undo()
+    for _ in range(REFIT_EVERY):
+        predictor.iteration(record(Work(1, 1, 1, 1, 1), law_s(Work(1, 1, 1, 1, 1))))
+    assert predictor.seconds(Work(1, 1, 1, 1, 1)) is not None

@@ -1,0 +1,219 @@
+"""What each policy decides, shown one view; how decisions add up is shown in tests/batching."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.contract import check_plan, check_retired
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
+from scheduling.policies.tgi import TGI
+from seams import Advance, Plan, Policy
+from tests.scheduling.shown import Shown, batches, queues, view
+
+POLICIES: list[Policy] = [
+    NoBatch(),
+    Orca(),
+    Static(2.0, "batch"),
+    Static(2.0, "own"),
+    TGI(max_batch_prefill_tokens=40, max_batch_total_tokens=150),
+    StallFree(token_budget=12),
+    ShortestFirst(max_bypass=3),
+]
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+
+
+def advanced(plan: Plan) -> list[tuple[int, int]]:
+    return [(step.request.id, step.tokens) for step in plan.advance]
+
+
+@every_policy
+@given(waiting=queues(), resident=batches(least=0), limit=st.integers(1, 8))
+def test_every_plan_keeps_the_contract_changes_nothing_and_is_the_same_for_the_same_past(
+    policy: Policy, waiting: list[Shown], resident: list[Shown], limit: int
+) -> None:
+    resident = resident[:1] if isinstance(policy, NoBatch) else resident[:limit]
+    if isinstance(policy, Static) and all(request.done for request in resident):
+        resident = []  # the batch has ended
+    if not isinstance(policy, Static):
+        resident = [request for request in resident if not request.done]  # they were retired
+    if not (waiting or resident):
+        return
+    shown = view(waiting, resident, limit=limit)
+    before = copy.deepcopy(shown.waiting), copy.deepcopy(shown.resident)
+    twin = copy.deepcopy(policy)
+    plan = policy.plan(shown)
+    check_plan(plan, shown)
+    assert (shown.waiting, shown.resident) == before
+    assert twin.plan(shown) == plan
+
+
+@every_policy
+@given(resident=batches())
+def test_only_those_who_are_done_retire(policy: Policy, resident: list[Shown]) -> None:
+    retired = policy.retire(resident)
+    check_retired(retired, resident)
+    done = [request for request in resident if request.done]
+    if isinstance(policy, Static) and len(done) < len(resident):
+        assert list(retired) == []
+    else:
+        assert list(retired) == done
+
+
+def test_nobatch_advances_the_one_who_is_there_and_else_the_first_who_waits() -> None:
+    waiting = [Shown(7), Shown(8)]
+    resident = [Shown(3, generated=2, computed=5)]
+    assert advanced(NoBatch().plan(view(waiting, resident))) == [(3, 1)]
+    assert advanced(NoBatch().plan(view(waiting))) == [(7, 4)]
+
+
+@given(
+    waiting=queues(), resident=batches(least=0), limit=st.integers(6, 9), free=st.integers(0, 300)
+)
+def test_orca_fills_the_batch_in_order_until_limit_or_memory_end_it(
+    waiting: list[Shown], resident: list[Shown], limit: int, free: int
+) -> None:
+    shown = view(waiting, resident, limit=limit, budget=1000, used=1000 - free)
+    plan = Orca().plan(shown)
+    chosen = [step.request for step in plan.advance]
+    new = chosen[len(resident) :]
+    assert chosen[: len(resident)] == resident
+    assert new == waiting[: len(new)]
+    assert shown.memory.cost([request.need for request in new]) <= free
+    if len(chosen) < limit and len(new) < len(waiting):
+        behind = waiting[len(new)]
+        assert shown.memory.cost([request.need for request in (*new, behind)]) > free
+    assert all(step.tokens == step.request.known - step.request.computed for step in plan.advance)
+
+
+def test_orca_lets_nobody_past_a_head_that_does_not_fit() -> None:
+    head, small = Shown(1, prompt_tokens=50, max_tokens=50), Shown(2, prompt_tokens=1, max_tokens=1)
+    resident = [Shown(0, generated=1, computed=4)]
+    plan = Orca().plan(view([head, small], resident, budget=100, used=12))
+    assert advanced(plan) == [(0, 1)]
+
+
+def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
+    waiting = [Shown(1, arrival_s=10.0), Shown(2, arrival_s=11.0)]
+    policy = Static(max_wait_s=5.0)
+    assert policy.plan(view(waiting, now_s=11.0, limit=4)) == Plan(wake_s=15.0)
+    assert advanced(policy.plan(view(waiting, now_s=15.0, limit=4))) == [(1, 4), (2, 4)]
+    assert advanced(policy.plan(view(waiting, now_s=11.0, limit=2))) == [(1, 4), (2, 4)]
+    assert advanced(policy.plan(view(waiting, now_s=11.0, limit=1))) == [(1, 4)]
+
+
+def test_static_keeps_the_rows_that_are_done_and_admits_nobody_meanwhile() -> None:
+    resident = [
+        Shown(1, generated=3, computed=6),
+        Shown(2, generated=2, computed=5, done=True),
+    ]
+    plan = Static(0.0).plan(view([Shown(3)], resident))
+    assert plan == Plan([Advance(resident[0], 1), Advance(resident[1], 0)])
+
+
+@given(waiting=queues(), limit=st.integers(1, 8), budget=st.integers(60, 400))
+def test_static_takes_as_many_as_fit_into_one_padded_rectangle(
+    waiting: list[Shown], limit: int, budget: int
+) -> None:
+    shown = view(waiting, now_s=1000.0, limit=limit, budget=budget, rectangles=True)
+    size = len(Static(0.0).plan(shown).advance)
+    assert size >= min(1, len(waiting))
+    sizes_that_fit = [
+        n
+        for n in range(1, min(limit, len(waiting)) + 1)
+        if shown.memory.cost([request.need for request in waiting[:n]]) <= budget
+    ]
+    assert size == max(sizes_that_fit, default=0)
+
+
+def decoding(*ids: int) -> list[Shown]:
+    return [Shown(id, generated=2, computed=5) for id in ids]
+
+
+def test_tgi_prefills_alone_and_lets_everybody_decode_before_it_interrupts_again() -> None:
+    policy = TGI(waiting_served_ratio=0.5)
+    assert advanced(policy.plan(view([Shown(1), Shown(2)]))) == [(1, 4), (2, 4)]
+    assert advanced(policy.plan(view([Shown(3)], decoding(1, 2)))) == [(3, 4)]
+    assert advanced(policy.plan(view([Shown(4)], decoding(1, 2, 3)))) == [(1, 1), (2, 1), (3, 1)]
+    assert advanced(policy.plan(view([Shown(4)], decoding(1, 2, 3)))) == [(4, 4)]
+
+
+def test_tgi_interrupts_for_the_ratio_of_those_who_run_or_after_so_many_tokens() -> None:
+    policy = TGI(waiting_served_ratio=0.5, max_waiting_tokens=3)
+    running, waiting = decoding(1, 2, 3, 4), [Shown(9)]
+    policy.plan(view([Shown(n) for n in (1, 2, 3, 4)]))  # the prefill is the first of three
+    for _ in range(2):
+        assert advanced(policy.plan(view(waiting, running, limit=8))) == [
+            (n, 1) for n in range(1, 5)
+        ]
+    assert advanced(policy.plan(view(waiting, running, limit=8))) == [(9, 4)]
+    policy.plan(view([], running, limit=8))
+    enough = [Shown(9), Shown(10)]
+    assert advanced(policy.plan(view(enough, running, limit=8))) == [(9, 4), (10, 4)]
+
+
+@given(waiting=queues(), prefill=st.integers(1, 60), total=st.integers(1, 200))
+def test_tgi_takes_in_order_what_its_limits_allow_and_one_that_exceeds_them_alone(
+    waiting: list[Shown], prefill: int, total: int
+) -> None:
+    if not waiting:
+        return
+    shown = view(waiting, limit=6)
+    batch = [step.request for step in TGI(prefill, total).plan(shown).advance]
+    assert batch == waiting[: len(batch)]
+    assert batch
+    if len(batch) > 1:
+        assert sum(request.known for request in batch) <= prefill
+        assert shown.memory.cost([request.need for request in batch]) <= total
+    if len(batch) < min(6, len(waiting)):
+        more = waiting[: len(batch) + 1]
+        cost = shown.memory.cost([request.need for request in more])
+        assert sum(request.known for request in more) > prefill or cost > total
+
+
+@given(
+    waiting=queues(),
+    resident=batches(least=0),
+    begun=st.integers(0, 30),
+    budget=st.integers(7, 40),
+)
+def test_stall_free_decodes_first_and_fills_the_budget_with_prompts_in_order(
+    waiting: list[Shown], resident: list[Shown], begun: int, budget: int
+) -> None:
+    running = [request for request in resident if not request.done]
+    half_done = Shown(2000, prompt_tokens=40, computed=begun)
+    plan = StallFree(budget).plan(view(waiting, [*running, half_done], limit=12))
+    decodes, (first, *rest) = plan.advance[: len(running)], plan.advance[len(running) :]
+    assert [(step.request, step.tokens) for step in decodes] == [(r, 1) for r in running]
+    assert first.request == half_done
+    assert [step.request for step in rest] == waiting[: len(rest)]
+    assert all(step.tokens == step.request.known for step in (first, *rest)[1:-1])
+    used = sum(step.tokens for step in plan.advance)
+    assert used <= budget
+    complete = (plan.advance[-1].tokens == plan.advance[-1].request.known) or not rest
+    if used < budget:
+        assert complete
+        assert len(rest) == min(len(waiting), 12 - len(running) - 1)
+
+
+def test_shortest_first_admits_by_tokens_left_and_what_has_waited_long_enough_before_all() -> None:
+    policy = ShortestFirst(max_bypass=2)
+    long = Shown(1, max_tokens=100)
+    for n in (2, 3):
+        plan = policy.plan(view([long, Shown(n, max_tokens=n)], limit=1))
+        assert advanced(plan) == [(n, 4)]
+    plan = policy.plan(view([long, Shown(4, max_tokens=1)], limit=1))
+    assert advanced(plan) == [(1, 4)]
+
+
+def test_shortest_first_counts_what_a_preempted_request_has_generated_already() -> None:
+    nearly_done = Shown(5, max_tokens=50, generated=45)
+    plan = ShortestFirst().plan(view([Shown(1, max_tokens=10), nearly_done], limit=1))
+    assert advanced(plan) == [(5, 49)]
