@@ -244,7 +244,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--mode", choices=MODES, help="start ./server.sh MODE")
     where.add_argument("--target", help="a server that runs: as for client.py")
     p.add_argument("--model", help="of --mode (embedded)")
-    p.add_argument("--slo", metavar="ttft:S,tpot:S,e2e:S", help="objectives in seconds")
+    p.add_argument("--slo", metavar="ttft:500ms,tpot:50ms,e2e:10s", help="objectives")
     p.add_argument(
         "--slo-multiple", type=float,
         help="instead of --slo: TTFT and TPOT at most so many times those of a request alone (5)",

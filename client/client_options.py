@@ -9,6 +9,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from client.aliases import add_aliases
 from client.load.play import SILENCE_S
 from client.workloads.recipe import (
     SHAPE_OPTIONS,
@@ -20,11 +21,14 @@ from client.workloads.recipe import (
     recipe_from,
 )
 from client.workloads.spec import SpecError, refuse_given
-from client.workloads.workload_file import Workload, read_workload
+from client.workloads.workload_file import Workload, read_workload, until
 
 SELECTIONS = ("normal", "range", "buckets")
 RANGE_TOKENS = (1, 25, 100)
-_SAMPLES = ("--numsamples", "--wait", "--rate", "--selection", "--numtokens_range", *SHAPE_OPTIONS)
+_SAMPLES = (
+    "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
+    *SHAPE_OPTIONS,
+)  # fmt: skip
 _RUN = ("--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 
 
@@ -38,8 +42,13 @@ def parser() -> argparse.ArgumentParser:
     simple.add_argument("--prompt", help="send this one prompt and print the completion")
     simple.add_argument("--numtokens", type=int, help="tokens to generate for --prompt (10)")
     simple.add_argument(
-        "--numsamples", type=int, help="number of requests (100; of a trace: all of it)"
-    )
+        "--numsamples", "--num-prompts", "--max-requests", "--request-count", type=int, metavar="N",
+        help="number of requests (100; of a trace: all of it)",
+    )  # fmt: skip
+    simple.add_argument(
+        "--duration", "--max-seconds", "--benchmark-duration", type=float, metavar="S",
+        help="send for so many seconds, instead of --numsamples",
+    )  # fmt: skip
     simple.add_argument(
         "--wait", type=float, help="mean seconds between two requests (1.0; of a trace: its own)"
     )
@@ -79,13 +88,16 @@ def parser() -> argparse.ArgumentParser:
         help="send the deferred requests as one job of /v1/batches, its window their last deadline",
     )  # fmt: skip
     out = p.add_argument_group("results")
-    out.add_argument("--slo", metavar="ttft:S,tpot:S,e2e:S", help="objectives in s, for goodput")
+    out.add_argument(
+        "--slo", metavar="ttft:500ms,tpot:50ms,e2e:10s", help="objectives, for goodput"
+    )
     out.add_argument("--out", type=Path, help="write report.html, pictures and raw data there")
     out.add_argument("--json", action="store_true", help="print all figures as JSON")
     out.add_argument(
         "--self-test", action="store_true", help="measure this client alone on a null server"
     )
     add_shape_options(p, Recipe())
+    add_aliases(p)
     return p
 
 
@@ -104,7 +116,7 @@ def check(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.workload is not None:
         refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which says what is sent when")
-    for name in ("wait", "drain_s", "timeout_s"):
+    for name in ("wait", "duration", "drain_s", "timeout_s"):
         value = getattr(args, name)
         if value is not None and not (value > 0 or (name == "drain_s" and value == 0)):
             raise SpecError(f"--{name.replace('_', '-')} must be seconds > 0, not {value}")
@@ -123,6 +135,8 @@ def _samples(args: argparse.Namespace) -> Workload:
         refuse_given(args, ["--rate"], "with --wait, which says the same")
     rate = args.rate if args.wait is None else 1 / args.wait
     recipe = recipe_from(args, Recipe(), requests=args.numsamples, rate=rate)
+    if args.duration is not None:
+        refuse_given(args, ["--numsamples"], "with --duration, which says how long to send")
     if not has_rate(recipe.arrivals):
         refuse_given(args, ("--rate", "--wait"), f"with --arrivals {recipe.arrivals}")
     values = args.numtokens_range
@@ -139,4 +153,14 @@ def _samples(args: argparse.Namespace) -> Workload:
         values = values or RANGE_TOKENS
     if values:
         recipe = replace(recipe, output_tokens="choice:" + "/".join(map(str, values)))
-    return make(completed(recipe))
+    return make(completed(recipe)) if args.duration is None else _lasting(recipe, args.duration)
+
+
+def _lasting(recipe: Recipe, duration_s: float) -> Workload:
+    """What arrives within so many seconds; where a rate is known, that many requests."""
+    if not has_rate(recipe.arrivals):
+        raise SpecError(f"--duration has no effect with --arrivals {recipe.arrivals}: no rate")
+    if not recipe.arrivals.startswith("trace:"):
+        rate = recipe.rate or 1.0
+        return make(replace(recipe, rate=rate, requests=max(1, round(rate * duration_s))))
+    return until(make(recipe), duration_s)

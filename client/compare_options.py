@@ -74,8 +74,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--no-repeat", action="store_true", help="do not play one seed twice")
     p.add_argument("--seed", type=int, default=0, help="first workload seed (default %(default)s)")
     p.add_argument(
-        "--slo", default=None, metavar="ttft:S,tpot:S,e2e:S",
-        help="objectives in seconds, for goodput",
+        "--slo", default=None, metavar="ttft:500ms,tpot:50ms,e2e:10s",
+        help="objectives, for goodput",
     )  # fmt: skip
     p.add_argument(
         "--start-s", type=float, help="how long a server may take to start (default 600)"

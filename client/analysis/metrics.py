@@ -20,6 +20,7 @@ from client.workloads.spec import SpecError
 
 Floats = npt.NDArray[np.float64]
 
+_UNIT_S = {"ms": 1e-3, "s": 1.0}  # "ms" before "s", which it ends with
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent", "queue", "deferred_e2e")
 
 
@@ -36,19 +37,29 @@ class Objectives:
 
 
 def parse_objectives(text: str) -> Objectives:
-    """``ttft:0.5,tpot:0.05,e2e:10`` in seconds."""
+    """``ttft:500ms,tpot:50ms,e2e:10s``. A number needs its unit: 500 might be either."""
     values: dict[str, float] = {}
     for part in text.split(","):
-        name, _, value = part.partition(":")
+        name, _, value = (piece.strip() for piece in part.partition(":"))
+        unit = next((u for u in _UNIT_S if value.endswith(u)), None)
         try:
-            seconds = float(value)
+            number = float(value.removesuffix(unit or ""))
         except ValueError:
-            seconds = math.nan
-        if name not in ("ttft", "tpot", "e2e") or not seconds > 0 or f"{name}_s" in values:
+            number = math.nan
+        if (
+            name not in ("ttft", "tpot", "e2e")
+            or not 0 < number < math.inf
+            or f"{name}_s" in values
+        ):
             raise SpecError(
-                f"objectives {text!r}: expected ttft:S,tpot:S,e2e:S in seconds > 0, each once"
+                f"objectives {text!r}: expected ttft:500ms,tpot:50ms,e2e:10s, each once and > 0"
             )
-        values[f"{name}_s"] = seconds
+        if unit is None:
+            raise SpecError(
+                f"objectives {text!r}: {value} has no unit; write {name}:{value}ms or "
+                f"{name}:{value}s"
+            )
+        values[f"{name}_s"] = number * _UNIT_S[unit]
     return Objectives(**values)
 
 

@@ -71,6 +71,15 @@ def seal(
     return Workload(generator, requests, duration_s, steady, users, digest)
 
 
+def until(workload: Workload, end_s: float) -> Workload:
+    """What of an open loop arrives before ``end_s``; at least the first request."""
+    count = max(1, sum(r.at_s is not None and r.at_s < end_s for r in workload.requests))
+    if count == len(workload.requests):
+        return workload
+    generator = {**workload.generator, "until_s": end_s}
+    return seal(generator, workload.requests[:count], end_s, steady=workload.steady)
+
+
 def write_workload(workload: Workload, path: Path) -> None:
     header = {
         "format": FORMAT,

@@ -57,7 +57,7 @@ def test_the_interval_over_seeds_is_around_the_brackets() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--mode static --slo ttft:1 --slo-multiple 2", "--slo-multiple has no effect with --slo"),
+        ("--mode static --slo ttft:1s --slo-multiple 2", "--slo-multiple has no effect with --slo"),
         ("--target http://h --model gpt2", "--model has no effect with --target"),
         ("--target http://h --start-s 2", "--start-s has no effect with --target"),
         ("--target http://h -- --max-batch-size 2", "no effect on --target"),
@@ -81,7 +81,7 @@ def test_the_command_finds_a_servers_capacity(
     target = server("dynamic", base_s=0.01, limit=2)
     options = [
         "--target", target.url, "--prompts", "request", "--output-tokens", "fixed:8", "--requests",
-        "20", "--seeds", "1", "--calibrate-s", "0.5", "--precision", "1", "--slo", "ttft:0.3",
+        "20", "--seeds", "1", "--calibrate-s", "0.5", "--precision", "1", "--slo", "ttft:300ms",
     ]  # fmt: skip
     status = main([*options, "--json"])
     told = capsys.readouterr()

@@ -82,7 +82,7 @@ def test_a_workload_file_is_played_and_reported(server: StartServer, tmp_path: P
     out = tmp_path / "out"
     done = client(
         "--workload", str(tmp_path / "w.jsonl"), "--target", server().url, "--out", str(out),
-        "--json", "--slo", "ttft:5,e2e:9",
+        "--json", "--slo", "ttft:5s,e2e:9s",
     )  # fmt: skip
     figures = json.loads(done.stdout)
     assert figures["workload_sha256"] == made.sha256
@@ -120,7 +120,7 @@ def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
         (("--wait", "0"), "--wait must be"),
         (("--numsamples", "0"), "at least 1"),
         (("--workload", "/nowhere"), "/nowhere: cannot be read"),
-        (("--slo", "ttft"), "expected ttft:S"),
+        (("--slo", "ttft"), "expected ttft:500ms"),
         (("--selection", "pareto"), "normal"),
         (("--arrivals", "trace:azure,path=/nowhere"), "cannot be read"),
         (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
@@ -170,9 +170,9 @@ def test_what_an_unstreamed_foreign_server_cannot_tell_is_no_objective(
 ) -> None:
     options = ["--target", "tgi+http://127.0.0.1:1", "--no-stream", "--slo"]
     with pytest.raises(SystemExit):
-        main([*options, "ttft:1"])
+        main([*options, "ttft:1s"])
     assert "does not tell TTFT and TPOT with --no-stream" in capsys.readouterr().err
-    assert main([*options, "e2e:1"]) == 1
+    assert main([*options, "e2e:1s"]) == 1
 
 
 def test_a_trace_keeps_its_own_rate_and_length(server: StartServer, tmp_path: Path) -> None:

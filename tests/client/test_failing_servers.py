@@ -256,7 +256,7 @@ def searched(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[st
     status = capacity.main(
         [
             "--target", url, "--prompts", "request", "--output-tokens", "fixed:3", "--requests",
-            "12", "--seeds", "1", "--calibrate-s", "0.2", "--slo", "ttft:0.05", "--json",
+            "12", "--seeds", "1", "--calibrate-s", "0.2", "--slo", "ttft:50ms", "--json",
         ]
     )  # fmt: skip
     return status, json.loads(capsys.readouterr().out)

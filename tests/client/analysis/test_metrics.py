@@ -116,10 +116,15 @@ def test_objectives_are_all_to_be_met() -> None:
     assert not meets(o, Objectives(0.4, None, None))
     assert not meets(o, Objectives(None, 0.09, None))
     assert not meets(o, Objectives(None, None, 0.8))
-    assert parse_objectives("ttft:1,e2e:2.5") == Objectives(1.0, None, 2.5)
-    for bad in ("ttft", "ttft:-1", "ttft:1,ttft:2", "speed:3", "tpot:x"):
-        with pytest.raises(SpecError, match="expected ttft:S"):
+    assert parse_objectives("ttft:500ms, e2e:2.5s") == Objectives(0.5, None, 2.5)
+    for bad in ("ttft", "ttft:-1s", "ttft:1s,ttft:2s", "speed:3s", "tpot:x", "e2e:ms", "e2e:infs"):
+        with pytest.raises(SpecError, match="expected ttft:500ms"):
             parse_objectives(bad)
+
+
+def test_an_objective_without_a_unit_is_refused_since_it_might_be_seconds_or_milliseconds() -> None:
+    with pytest.raises(SpecError, match="500 has no unit; write ttft:500ms or ttft:500s"):
+        parse_objectives("ttft:500")
 
 
 def test_deadlines_count_for_deferred_requests_only() -> None:
