@@ -230,13 +230,14 @@ def create_app(
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     register_errors(app, {"/v1/": error_shape, "/generate": tgi_shape})
+    departures = Departures()
     service = Service(
         config,
         manager,
         tokenizer,
         stats,
         metrics,
-        Departures(),
+        departures,
         Writer(),
         time.perf_counter,
         describe,
@@ -254,6 +255,7 @@ def create_app(
     )
     engine = Engine(config, manager, jobs, tokenizer, load)
     app.extensions["engine"] = engine
+    app.extensions["departures"] = departures
     app.register_blueprint(openai.make_door(service, generations))
     app.register_blueprint(files.make_door(service, jobs))
     app.register_blueprint(batches.make_door(service, jobs, generations.model))

@@ -124,6 +124,7 @@ def make_door(service: Service) -> Blueprint:
     @door.get("/health")
     def health() -> Response:
         service.require_ready()
+        service.require_watched()
         return jsonify({"status": "ready"})
 
     return door

@@ -47,6 +47,11 @@ class Service:
             reason = "is being loaded" if self.manager.model is None else "is shutting down"
             raise ApiError(503, f"the server {reason}", {"Retry-After": str(RETRY_AFTER_S)})
 
+    def require_watched(self) -> None:
+        """Raises ApiError when departed clients are no longer noticed."""
+        if not self.departures.alive:
+            raise ApiError(503, "the thread that notices departed clients has ended")
+
     def require_possible(self, requests: int, prompt_tokens: int, field: str) -> None:
         """Raises ApiError for so many requests at once, of prompts with so many tokens in all, as
         not even an empty queue takes; a single one it takes however long."""

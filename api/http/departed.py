@@ -7,11 +7,22 @@ gone, queued, in prefill or decoding, streaming or not.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    client: socket.socket
+    leave: Callable[[], None]
+    on: bool = True
 
 
 class Departures:
@@ -21,7 +32,13 @@ class Departures:
     def __init__(self) -> None:
         # epoll and kqueue take (un)registrations while another thread waits in select
         self._selector = selectors.DefaultSelector()
-        threading.Thread(target=self._run, name="departures", daemon=True).start()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="departures", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def watch(self, client: socket.socket | None, leave: Callable[[], None]) -> Callable[[], None]:
         """Calls `leave`, at most once, when the client has gone. Returns what ends the watch,
@@ -29,29 +46,37 @@ class Departures:
         socket (the server is not gunicorn) there is nothing to watch."""
         if client is None:
             return lambda: None
-        self._selector.register(client, selectors.EVENT_READ, leave)
+        watch = _Watch(client, leave)
+        with self._lock:
+            self._selector.register(client, selectors.EVENT_READ, watch)
 
         def unwatch() -> None:
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(client)
+            self._end(watch)
 
         return unwatch
+
+    def _end(self, watch: _Watch) -> bool:
+        """Returns whether this call ended it. Under the lock, since the next request on the same
+        connection may be watched as soon as this watch has ended, and its watch must stay."""
+        with self._lock:
+            ends, watch.on = watch.on, False
+            if ends:
+                with suppress(KeyError, ValueError):
+                    self._selector.unregister(watch.client)
+        return ends
 
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if not isinstance(key.fileobj, socket.socket):
-                    continue
-                # its handler may have been faster, and the next request on the same connection
-                # be watched by now: that one's watch must stay
-                if self._selector.get_map().get(key.fileobj) is not key:
-                    continue
-                with suppress(KeyError, ValueError):
-                    self._selector.unregister(key.fileobj)
-                # a client may have sent its next request already: it is not gone, and since
-                # its socket stays readable it cannot be watched any longer
-                if _is_gone(key.fileobj):
-                    key.data()
+                # By now its handler may have ended the watch and closed the socket. A client that
+                # has sent its next request already is not gone; since its socket stays readable,
+                # it cannot be watched any longer.
+                watch: _Watch = key.data
+                if self._end(watch) and _is_gone(watch.client):
+                    try:
+                        watch.leave()
+                    except Exception:  # the other clients are watched all the same
+                        log.exception("a request whose client has left cannot be cancelled")
 
 
 def _is_gone(client: socket.socket) -> bool:
