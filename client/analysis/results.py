@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.analysis.gates import Verdict
-from client.analysis.metrics import Isolated, Measured
+from client.analysis.metrics import Isolated, Measured, Objectives
+from client.analysis.statistics import Interval
 from client.load.records import Run
 
 MODES = ("nobatch", "static", "dynamic")
@@ -84,3 +85,59 @@ class Loss:
     @property
     def headline(self) -> str:
         return f"{self.contestant} failed {self.when}: {self.reason.splitlines()[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One contestant over another at one load, paired over seeds; medians for latencies.
+
+    ``throughput`` only where both are saturated: below, it is the ratio of what was offered.
+    Latencies only where both keep up: beyond, they tell how long the run was. A control has the
+    same contestant on both sides, played twice.
+    """
+
+    of: str
+    over: str
+    load: float
+    throughput: Interval | None
+    ttft: Interval | None
+    tpot: Interval | None
+    e2e: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """The capacity of a contestant as far as a comparison can tell, in loads.
+
+    ``passed`` is the largest load at which the stated share met the objectives, None where none
+    did; ``failed`` the smallest beyond it that did not, None where all did.
+    """
+
+    contestant: str
+    passed: float | None
+    failed: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AtSaturation:
+    """A contestant's limit: output tokens a second at the highest load that saturated it."""
+
+    contestant: str
+    load: float
+    throughput: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a comparison found: capacity, throughput at saturation, latency where both sustain.
+
+    ``share`` of the requests must meet ``objectives``. ``controls`` compare a contestant with
+    itself: how far the machine alone moves each figure.
+    """
+
+    objectives: Objectives
+    share: float
+    capacities: tuple[Bracket, ...]
+    saturation: tuple[AtSaturation, ...]
+    pairs: tuple[Pair, ...]
+    controls: tuple[Pair, ...]

@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from client.workloads.spec import SpecError, build
 
 Sizes = npt.NDArray[np.int64]
+Levels = npt.NDArray[np.float64]
 
 VOCABULARY = Path(__file__).resolve().parents[2] / "embedded" / "vocab.tiktoken"
 
@@ -25,9 +27,18 @@ VOCABULARY = Path(__file__).resolve().parents[2] / "embedded" / "vocab.tiktoken"
 class SizeLaw(Protocol):
     """How many tokens each request asks for."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
-        """n whole numbers of tokens, each at least 1."""
+    def at(self, levels: Levels) -> Sizes:
+        """Its quantiles at levels in (0, 1): whole numbers of tokens, each at least 1."""
         ...
+
+
+def draw(law: SizeLaw, n: int, rng: np.random.Generator) -> Sizes:
+    """n sizes, stratified: one from each n-th part of the law, in random order.
+
+    So two seeds ask for the same work but for its order, and the comparison need not average the
+    difference away (Law, Simulation Modeling and Analysis, 11.3).
+    """
+    return law.at((rng.permutation(n) + rng.random(n)) / n)
 
 
 def _bounds(low: int, high: int) -> None:
@@ -44,8 +55,8 @@ class Fixed:
     def __post_init__(self) -> None:
         _bounds(self.tokens, self.tokens)
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
-        return np.full(n, self.tokens, dtype=np.int64)
+    def at(self, levels: Levels) -> Sizes:
+        return np.full(levels.size, self.tokens, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +69,8 @@ class Uniform:
     def __post_init__(self) -> None:
         _bounds(self.low, self.high)
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
-        return rng.integers(self.low, self.high + 1, n)
+    def at(self, levels: Levels) -> Sizes:
+        return _clip(self.low - 0.5 + levels * (self.high - self.low + 1), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +87,8 @@ class Normal:
         if not (self.sd >= 0 and math.isfinite(self.sd) and math.isfinite(self.mean)):
             raise ValueError("mean must be a number and sd a number >= 0")
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
-        return _clip(rng.normal(self.mean, self.sd, n), self.low, self.high)
+    def at(self, levels: Levels) -> Sizes:
+        return _clip(self.mean + self.sd * _normal(levels), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +105,8 @@ class Lognormal:
         if not (self.median > 0 and self.sigma >= 0 and math.isfinite(self.median * self.sigma)):
             raise ValueError("median must be > 0 and sigma >= 0")
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
-        return _clip(self.median * np.exp(self.sigma * rng.normal(size=n)), self.low, self.high)
+    def at(self, levels: Levels) -> Sizes:
+        return _clip(self.median * np.exp(self.sigma * _normal(levels)), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +122,9 @@ class Zipf:
         if not (math.isfinite(self.a) and self.a >= 0):
             raise ValueError(f"a must be a number >= 0, not {self.a}")
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
+    def at(self, levels: Levels) -> Sizes:
         mass = np.cumsum(np.arange(1, self.high - self.low + 2) ** -self.a)
-        steps = np.searchsorted(mass, rng.random(n) * mass[-1], side="right")
+        steps = np.searchsorted(mass, levels * mass[-1], side="right")
         sizes: Sizes = self.low + np.minimum(steps, mass.size - 1)
         return sizes
 
@@ -131,9 +142,9 @@ class Choice:
     def _list(self) -> list[int]:
         return [int(v) for v in self.values.split("/") if v]
 
-    def sample(self, n: int, rng: np.random.Generator) -> Sizes:
+    def at(self, levels: Levels) -> Sizes:
         values: Sizes = np.array(self._list(), dtype=np.int64)
-        return values[rng.integers(values.size, size=n)]
+        return values[(levels * values.size).astype(np.int64)]
 
 
 SIZE_LAWS: dict[str, type[SizeLaw]] = {
@@ -149,6 +160,12 @@ SIZE_LAWS: dict[str, type[SizeLaw]] = {
 def parse_sizes(text: str) -> SizeLaw:
     """``normal:100,50,1,200``, ``fixed:64``, ... as a law; SpecError says what is wrong."""
     return build(text, SIZE_LAWS, "sizes")
+
+
+def _normal(levels: Levels) -> Levels:
+    """The standard normal quantiles."""
+    quantile = NormalDist().inv_cdf
+    return np.fromiter((quantile(level) for level in levels.tolist()), np.float64, levels.size)
 
 
 def _clip(values: npt.NDArray[np.float64], low: int, high: int) -> Sizes:

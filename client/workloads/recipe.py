@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from client.workloads.arrivals import Closed, horizon, parse_arrivals
-from client.workloads.data import VOCABULARY, Sizes, make_prompts, parse_sizes
+from client.workloads.data import VOCABULARY, Sizes, draw, make_prompts, parse_sizes
 from client.workloads.spec import SpecError, refuse_given
 from client.workloads.traces import Trace, read_trace
 from client.workloads.workload_file import Request, Workload, seal
@@ -71,8 +71,8 @@ def make(recipe: Recipe) -> Workload:
     ):
         raise SpecError("the number of requests and the rate can be left open with a trace only")
     n, process = recipe.requests, parse_arrivals(recipe.arrivals)
-    prompt_lengths = parse_sizes(recipe.prompt_tokens).sample(n, _rng(recipe, "prompt lengths"))
-    output_lengths = parse_sizes(recipe.output_tokens).sample(n, _rng(recipe, "output lengths"))
+    prompt_lengths = draw(parse_sizes(recipe.prompt_tokens), n, _rng(recipe, "prompt lengths"))
+    output_lengths = draw(parse_sizes(recipe.output_tokens), n, _rng(recipe, "output lengths"))
     if isinstance(process, Closed):
         think = _rng(recipe, "think").exponential(process.think, n) if process.think else [0.0] * n
         requests = [

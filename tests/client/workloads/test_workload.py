@@ -11,7 +11,7 @@ import pytest
 import tiktoken
 
 from client.workload import main
-from client.workloads.data import VOCABULARY, make_prompts, parse_sizes, vocabulary_words
+from client.workloads.data import VOCABULARY, draw, make_prompts, parse_sizes, vocabulary_words
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import WorkloadError, read_workload, write_workload
@@ -101,7 +101,7 @@ def test_a_changed_file_is_refused_with_file_and_line(
      "choice:1/25/100"],
 )  # fmt: skip
 def test_sizes_stay_within_their_bounds_and_are_whole(sizes: str) -> None:
-    drawn = parse_sizes(sizes).sample(5000, np.random.default_rng(0))
+    drawn = draw(parse_sizes(sizes), 5000, np.random.default_rng(0))
     assert drawn.dtype == np.int64
     low, high = {
         "fixed:9": (9, 9), "uniform:3,40": (3, 40), "normal:100,50,1,200": (1, 200),
@@ -112,8 +112,19 @@ def test_sizes_stay_within_their_bounds_and_are_whole(sizes: str) -> None:
 
 
 def test_the_originals_lengths_have_their_mean() -> None:
-    drawn = parse_sizes("normal:100,50,1,200").sample(100_000, np.random.default_rng(1))
-    assert drawn.mean() == pytest.approx(100.0, abs=1.0)  # clipping is symmetric around 100.5
+    drawn = draw(parse_sizes("normal:100,50,1,200"), 100_000, np.random.default_rng(1))
+    assert drawn.mean() == pytest.approx(100.0, abs=0.5)  # clipping is symmetric around 100.5
+
+
+@pytest.mark.parametrize("sizes", ["uniform:1,100", "normal:50,25,1,100", "zipf:1.2,1,100"])
+def test_workloads_of_two_seeds_ask_for_the_same_work_in_another_order(sizes: str) -> None:
+    one, two = (
+        [r.output_tokens for r in make(replace(RECIPE, output_tokens=sizes, seed=seed)).requests]
+        for seed in (0, 1)
+    )
+    assert one != two
+    assert sum(one) == pytest.approx(sum(two), rel=0.05)  # independent draws: 7 to 40 %
+    assert all(abs(a - b) <= 9 for a, b in list(zip(sorted(one), sorted(two), strict=True))[:40])
 
 
 def test_prompts_of_words_have_exactly_their_length_in_tokens_of_the_embedded_vocabulary() -> None:
