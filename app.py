@@ -238,7 +238,7 @@ def create_app(
         stats,
         metrics,
         departures,
-        Writer(),
+        Writer(config.stream_heartbeat),
         time.perf_counter,
         describe,
     )

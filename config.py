@@ -198,6 +198,13 @@ class Config:
         least=0.1,
         most=86_400,
     )
+    stream_heartbeat: float = _option(
+        15.0,
+        "seconds without a token after which a stream is sent a comment, and its head before that; "
+        "shorter than the idle timeout of every proxy in between",
+        least=0.01,
+        most=86_400,
+    )
     api_key: str | None = _option(
         None,
         "keys of visible ASCII, comma separated, one of which a client has to send as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from flask import Response, request
 
 from api.http.errors import ApiError, Shape, plain_shape
+from api.http.writer import COMMENT
 from api.service import Service
 from inference import Inference
 from text import Detokenizer
@@ -66,8 +68,9 @@ def event_stream(
 ) -> Response:
     """The answers of submitted requests, which have their `news` in common, as `events`, with None
     where there is nothing to tell before the next news. Raises ApiError when one fails before the
-    first token, so that even then the status is true. Cancels the requests when the client leaves,
-    before, during or instead of reading."""
+    first token, so that even then the status is true; but no later than `--stream-heartbeat`, when
+    the head and a comment are sent for the sake of proxies. Cancels the requests when the client
+    leaves, before, during or instead of reading."""
     client, news = request.environ.get("gunicorn.socket"), inferences[0].news
     unwatch = service.watch(client, *inferences)
 
@@ -75,12 +78,14 @@ def event_stream(
         unwatch()
         service.cancel(*inferences)
 
-    news.wait()
-    for inference in inferences:
-        if inference.record is not None and inference.generated == 0:
-            close()
-            service.outcome(inference)
     told = _guarded(events, shape)
+    if not news.wait(service.config.stream_heartbeat):
+        told = itertools.chain([COMMENT], told)
+    else:
+        for inference in inferences:
+            if inference.record is not None and inference.generated == 0:
+                close()
+                service.outcome(inference)
     if client is None:  # the server is not gunicorn
         body = awaited(told, news)
     else:  # which sends chunks to whoever understands them

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from api.http.writer import Writer
+from api.http.writer import COMMENT, Writer
 from inference import Inference
 from seams import Sampling
 
@@ -71,8 +71,8 @@ def serve() -> Serve:
 class Serve:
     """Each stream in a handler's thread, as gunicorn iterates over it."""
 
-    def __init__(self) -> None:
-        self._writer = Writer()
+    def __init__(self, **options: float) -> None:
+        self._writer = Writer(**options)
 
     def __call__(
         self, told: Told, client: socket.socket, *, chunked: bool = False
@@ -119,6 +119,22 @@ def test_what_is_told_at_once_is_one_chunk(pairs: Iterator[Pair], serve: Serve) 
     pair.ours.close()
     assert exactly(pair.theirs, 26) == b"14\r\n" + b"a" * 10 + b"b" * 10 + b"\r\n"
     assert pair.theirs.recv(1) == b""
+
+
+def test_a_stream_that_falls_silent_gets_comments_until_its_next_event(
+    pairs: Iterator[Pair],
+) -> None:
+    pair, told = next(pairs), Told()
+    told.tell(b"one, ")
+    body = Serve(heartbeat_s=0.01)(told, pair.ours, chunked=True)
+    assert exactly(pair.theirs, 10) == b"5\r\none, \r\n"
+    chunk = b"%X\r\n%b\r\n" % (len(COMMENT), COMMENT)
+    assert exactly(pair.theirs, 2 * len(chunk)) == 2 * chunk
+    told.tell(b"two", None)
+    assert b"".join(body.result(PATIENCE_S)) == b""
+    pair.ours.close()
+    received = b"".join(iter(lambda: pair.theirs.recv(1 << 16), b""))
+    assert received.replace(chunk, b"") == b"3\r\ntwo\r\n"
 
 
 def test_a_client_that_does_not_read_keeps_only_itself_waiting(
