@@ -83,8 +83,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/stats/reset"): _plain(whole=answers.StatsReset),
     ("GET", "/stats/iterations"): _plain(whole=answers.Iterations),
     ("GET", "/metrics"): _plain(media="text/plain"),
-    ("GET", "/v1/models"): _openai(whole=answers.ModelList),
-    ("GET", "/v1/models/{name}"): _openai(404, whole=answers.ModelCard),
+    ("GET", "/v1/models"): _openai(503, whole=answers.ModelList),
+    ("GET", "/v1/models/{name}"): _openai(404, 503, whole=answers.ModelCard),
     ("POST", "/v1/completions"): _openai(
         *_GENERATING,
         404,

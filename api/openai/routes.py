@@ -31,11 +31,13 @@ def make_door(service: Service, generations: Generations) -> Blueprint:
 
     @door.get("/models")
     def models() -> Response:
+        service.require_ready()  # routers take 200 here for a server that takes requests
         return jsonify({"object": "list", "data": [card]})
 
     @door.get("/models/<path:name>")
     def model(name: str) -> Response:
         generations.require_model(name)
+        service.require_ready()
         return jsonify(card)
 
     @door.post("/completions")

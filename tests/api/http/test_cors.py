@@ -39,14 +39,26 @@ def test_of_a_list_each_origin_is_told_itself_and_others_nothing() -> None:
     assert told(allowed, "https://elsewhere.example") is None
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/inference"])
-def test_a_browser_that_asks_first_is_told_what_it_may_send(path: str) -> None:
-    answer = client(HERE).options(path, headers={"Origin": HERE})
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [("/v1/chat/completions", "POST"), ("/v1/files/file-1", "DELETE"), ("/inference", "POST")],
+)
+def test_a_browser_that_asks_first_may_do_what_it_asks_for(path: str, method: str) -> None:
+    """The headers are those of OpenAI's SDK, which tells its platform in every request."""
+    headers = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
+    asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": headers}
+    answer = client(HERE).options(path, headers={"Origin": HERE, **asked})
     assert answer.status_code == 200
     assert answer.headers[ALLOW] == HERE
-    assert "POST" in answer.headers["Access-Control-Allow-Methods"]
-    assert "Authorization" in answer.headers["Access-Control-Allow-Headers"]
-    assert answer.headers["Vary"] == "Origin"
+    assert answer.headers["Access-Control-Allow-Methods"] == method
+    assert answer.headers["Access-Control-Allow-Headers"] == headers
+    assert set(answer.vary) == {"Origin", *asked}
+
+
+def test_a_page_that_is_not_allowed_is_promised_nothing() -> None:
+    asked = {"Access-Control-Request-Method": "POST"}
+    answer = client(HERE).options("/inference", headers={"Origin": THERE, **asked})
+    assert not any(name.startswith("Access-Control") for name, _ in answer.headers)
 
 
 def test_an_error_is_readable_for_the_page_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
@@ -10,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai.schemas import MOST_STOPS
+from app import create_app
+from config import Config
 from tests.api.openai.openai_calls import CONTEXT, PATHS, Json, ask, chat, complete, is_error
+from tests.server.hash_app import byte_tokenizer, load
 
 WRONG: list[tuple[str, object]] = [
     ("n", 0), ("n", 129), ("n", 1.5), ("n", "2"), ("n", True),
@@ -108,6 +112,25 @@ def test_the_model_is_listed(client: FlaskClient) -> None:
     (card,) = client.get("/v1/models").get_json()["data"]
     assert client.get(f"/v1/models/{card['id']}").get_json() == card
     assert card["id"] == "embedded"
+
+
+def test_models_are_listed_only_while_requests_are_taken(tmp_path: Path) -> None:
+    """Routers and gateways send requests to whoever lists a model."""
+    paths = ("/v1/models", "/v1/models/embedded")
+    app = create_app(Config(mode="dynamic", data_dir=str(tmp_path)), load, byte_tokenizer())
+    client, engine = app.test_client(), app.extensions["engine"]
+    for path in paths:
+        answer = client.get(path)
+        assert "is being loaded" in is_error(answer, 503)
+        assert answer.headers["Retry-After"] == "1"
+    engine.start()
+    while client.get("/health").status_code != 200:
+        pass
+    assert [client.get(path).status_code for path in paths] == [200, 200]
+    engine.drain()
+    for path in paths:
+        assert "is shutting down" in is_error(client.get(path), 503)
+    engine.jobs.close()
 
 
 def test_errors_of_routing_and_bodies_have_openais_shape(client: FlaskClient) -> None:
