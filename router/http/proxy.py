@@ -136,10 +136,12 @@ class Proxy:
         prefix = ask.prefix_blocks(x.model, wanted.prompt) if by_prefix else ()
         ticket = self._desk.arrive(x.model, deferred=wanted.deferred, prefix=prefix)
         x.ticket = ticket
+        failed: Failed | None = None
         while True:
             await self._desk.settled(ticket)
             if ticket.refusal is not None:
-                return self._refuse(x, self._explain(ticket))
+                # once tried, nothing tells the client more than what went wrong there
+                return failed.response if failed else self._refuse(x, self._explain(ticket))
             upstream = ticket.upstream
             assert upstream is not None
             result = await self._relay.attempt(x, ticket, upstream)
@@ -148,6 +150,7 @@ class Proxy:
             log.event(logging.INFO, "attempt failed", request=x.request_id, reason=result.reason)
             if not self._desk.may_retry(ticket):
                 return result.response
+            failed = result
             self._metrics.retries.labels(upstream.url, x.model).inc()
             back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(ticket.tried) - 1))
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))

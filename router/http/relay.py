@@ -19,7 +19,7 @@ from router.metrics import Metrics
 from router.rules import errors, headers
 from router.rules.errors import Problem
 from router.rules.sse import whole_events
-from router.rules.ticket import Outcome, State, Ticket
+from router.rules.ticket import Outcome, State, Ticket, outcome_of
 from router.rules.upstream import Upstream
 
 # Answers that are no event stream are held back up to this size, so that a body that breaks off
@@ -40,13 +40,6 @@ class _Attempt:
 
     def headers(self) -> CIMultiDict[str]:
         return headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
-
-
-def verdict(status: int) -> Outcome:
-    """What a status says about the upstream."""
-    if status in (429, 503):
-        return Outcome.BACKPRESSURE
-    return Outcome.FAILURE if status >= 500 else Outcome.SUCCESS
 
 
 def _everything(data: bytes) -> tuple[bytes, bytes]:
@@ -106,11 +99,19 @@ class Relay:
         except TimeoutError as error:
             if x.writing:
                 raise ClientGoneError from None
-            status = 502 if isinstance(error, aiohttp.ServerTimeoutError) else 504
-            return await self._failed(x, ticket, upstream, "was silent for too long", status)
+            what = "was silent for too long"
+            if isinstance(error, aiohttp.ServerTimeoutError):  # of the connection
+                return await self._failed(x, ticket, upstream, what, 502, Outcome.UNREACHABLE)
+            # a long answer takes long, and a deferred one may be paused; a stream that others
+            # wait for must go on
+            stalled = x.sent is not None and not ticket.deferred
+            outcome = Outcome.FAILURE if stalled else Outcome.SLOW
+            return await self._failed(x, ticket, upstream, what, 504, outcome)
         except (aiohttp.ClientError, OSError) as error:
             what = f"failed: {error or type(error).__name__}"
-            return await self._failed(x, ticket, upstream, what, 502)
+            reached = not isinstance(error, aiohttp.ClientConnectorError)
+            outcome = Outcome.FAILURE if reached else Outcome.UNREACHABLE
+            return await self._failed(x, ticket, upstream, what, 502, outcome)
 
     async def _whole(self, a: _Attempt) -> web.StreamResponse | Failed:
         """An answer that is held back until it is complete, or too long for that."""
@@ -124,7 +125,7 @@ class Relay:
                 return await self._flow(a, _everything, body)
         if not body:
             self._first_byte(a)
-        outcome = verdict(a.answer.status)
+        outcome = outcome_of(a.answer.status)
         self._done(a, outcome)
         a.x.begun_s = self._desk.now() - a.x.started
         response = web.Response(status=a.answer.status, body=body, headers=a.headers())
@@ -150,17 +151,23 @@ class Relay:
                 self._first_byte(a)
             a.clock.reschedule(self._desk.now() + self._idle_s)
             held = held + chunk if held else chunk
-        self._done(a, verdict(a.answer.status))
+        self._done(a, outcome_of(a.answer.status))
         await self._begin(a)
         if held:
             await self._write(a.x, held)
         return await self._end(a.x)
 
     async def _failed(
-        self, x: Exchange, ticket: Ticket, upstream: Upstream, what: str, status: int
+        self,
+        x: Exchange,
+        ticket: Ticket,
+        upstream: Upstream,
+        what: str,
+        status: int,
+        outcome: Outcome,
     ) -> web.StreamResponse | Failed:
         if ticket.state is State.PLACED:
-            self._desk.release(ticket, Outcome.FAILURE)
+            self._desk.release(ticket, outcome)
         reason = f"{upstream.url} {what}"
         problem = errors.upstream_failed(f"The upstream {reason}.", status)
         if x.sent is None:
@@ -198,7 +205,7 @@ class Relay:
         if a.x.sent is None:
             a.x.upstream_s = self._desk.now() - a.ticket.placed_at
         pause_s = None
-        if outcome is Outcome.BACKPRESSURE:
+        if outcome is Outcome.BUSY:
             pause_s = headers.retry_after_s(a.answer.headers)
         self._desk.release(a.ticket, outcome, pause_s)
 

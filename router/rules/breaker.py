@@ -1,13 +1,21 @@
 """The circuit breaker of one upstream: pure, the time is handed in.
 
-Closed until `OPEN_AFTER` failures in a row, then open for `open_s`, then half-open: one request at
-a time is let through until it has an answer, and `CLOSE_AFTER` successes close the breaker again.
-The states are those of M. Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
+Closed until at least `LEAST_FAILURES` and at least half of the last `REMEMBERED` verdicts of the
+last `WINDOW_S` seconds are failures. Then open for `open_s`, then half-open: one request at a time
+is let through until it has an answer, and `CLOSE_AFTER` successes close the breaker again. The
+states are those of M. Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
+
+A rate, because a few failures among many good answers say little about a server. The last verdicts
+rather than all of the window, because a server that dies under load should be left after ten
+failures, not after as many as it gave good answers before.
 """
 
+from collections import deque
 from enum import Enum
 
-OPEN_AFTER = 5
+LEAST_FAILURES = 5
+REMEMBERED = 20
+WINDOW_S = 60.0
 CLOSE_AFTER = 2
 
 
@@ -26,13 +34,13 @@ class Breaker:
     is ignored: a stream begun before the breaker opened says nothing about the upstream now.
     """
 
-    __slots__ = ("_failures", "_open_s", "_state", "_successes", "_trial", "epoch", "open_until")
+    __slots__ = ("_open_s", "_state", "_successes", "_trial", "_verdicts", "epoch", "open_until")
 
     def __init__(self, open_s: float) -> None:
         self._open_s = open_s
         self._state = State.CLOSED
-        self._failures = 0
-        self._successes = 0
+        self._verdicts: deque[tuple[float, bool]] = deque(maxlen=REMEMBERED)  # (when, failed)
+        self._successes = 0  # of trials
         self._trial = False
         self.epoch = 0
         self.open_until = 0.0
@@ -56,16 +64,17 @@ class Breaker:
         return self.epoch
 
     def began(self, epoch: int) -> None:
-        """The request has its first byte: the next trial need not wait for its end."""
+        """The request has its first byte, or ended without a verdict: the next trial need not
+        wait for it."""
         if epoch == self.epoch:
             self._trial = False
 
-    def success(self, epoch: int) -> None:
+    def success(self, epoch: int, now: float) -> None:
         """The request was answered whole, with no fault of the upstream."""
         if epoch != self.epoch:
             return
         self._trial = False
-        self._failures = 0
+        self._verdicts.append((now, False))
         if self._state is State.HALF_OPEN:
             self._successes += 1
             if self._successes >= CLOSE_AFTER:
@@ -75,13 +84,18 @@ class Breaker:
         """The request failed by the upstream's fault."""
         if epoch != self.epoch:
             return
-        self._failures += 1
-        if self._state is State.HALF_OPEN or self._failures >= OPEN_AFTER:
+        self._verdicts.append((now, True))
+        if self._state is State.HALF_OPEN or self._fails_too_often(now):
             self._enter(State.OPEN)
             self.open_until = now + self._open_s
+
+    def _fails_too_often(self, now: float) -> bool:
+        recent = [failed for when, failed in self._verdicts if when > now - WINDOW_S]
+        return sum(recent) >= LEAST_FAILURES and 2 * sum(recent) >= len(recent)
 
     def _enter(self, state: State) -> None:
         self._state = state
         self.epoch += 1
-        self._failures = self._successes = 0
+        self._verdicts.clear()
+        self._successes = 0
         self._trial = False

@@ -36,6 +36,7 @@ class Dispatcher:
         self._decided = decided
         self._lanes: dict[tuple[bool, str], Lane] = {}
         self._stranded: dict[str, float] = {}  # model → since when no upstream is usable
+        self._retried: dict[int, Ticket] = {}  # those of the lanes that were tried somewhere
         self._seq = 0
 
     # --- the life of a ticket ---------------------------------------------------------------
@@ -61,7 +62,8 @@ class Dispatcher:
     def began(self, ticket: Ticket, now: float) -> None:
         """The first byte of the answer is here."""
         upstream = ticket.placed_on()
-        upstream.observe_latency(now - ticket.placed_at)
+        if not ticket.deferred:  # a server may pause those for as long as it likes
+            upstream.observe_latency(now - ticket.placed_at)
         upstream.breaker.began(ticket.epoch)
 
     def release(
@@ -69,17 +71,19 @@ class Dispatcher:
     ) -> None:
         """The upstream is done with the request: frees its place and serves who waits.
 
-        `pause_s`: the upstream's Retry-After, if it sent one."""
+        A request counts as a failure once: if it fails on a second upstream, it may itself be what
+        breaks them. `pause_s`: the upstream's Retry-After, if it sent one."""
         upstream = ticket.placed_on()
         ticket.state = State.RELEASED
         upstream.in_flight -= 1
         upstream.deferred -= ticket.deferred
         if outcome is Outcome.SUCCESS:
-            upstream.breaker.success(ticket.epoch)
-        elif outcome is Outcome.FAILURE:
+            upstream.breaker.success(ticket.epoch, now)
+        elif outcome is Outcome.UNREACHABLE or (outcome is Outcome.FAILURE and not ticket.suspect):
             upstream.breaker.failure(ticket.epoch, now)
         else:
             upstream.breaker.began(ticket.epoch)  # a trial that proved nothing makes way
+        ticket.suspect |= outcome is Outcome.FAILURE
         if pause_s is not None:
             upstream.pause(pause_s, now)
         self.tick(now)
@@ -92,9 +96,7 @@ class Dispatcher:
             return False
         if len(ticket.tried) >= self._limits.max_attempts:
             return False
-        if not any(
-            u.usable(now) and u not in ticket.tried for u in self.fleet.serving(ticket.model)
-        ):
+        if not self._has_another(ticket, now):
             return False
         return failed.budget.withdraw(now)
 
@@ -199,7 +201,16 @@ class Dispatcher:
                 self._dequeue(ticket)
                 self._decided(ticket)
 
+    def _has_another(self, ticket: Ticket, now: float) -> bool:
+        """Whether there is a usable upstream that the ticket was not tried on."""
+        serving = self.fleet.serving(ticket.model)
+        return any(u.usable(now) and u not in ticket.tried for u in serving)
+
     def _expire(self, now: float) -> None:
+        for ticket in list(self._retried.values()):
+            # its model is not stranded while an upstream that failed it is usable
+            if not self._has_another(ticket, now):
+                self._refuse(ticket, Refusal.UNAVAILABLE, now)
         for model in self._models_waiting():
             serving = self.fleet.serving(model)
             if any(u.usable(now) for u in serving):
@@ -232,6 +243,8 @@ class Dispatcher:
         lane = self._lanes.setdefault(key, {})
         in_order = not lane or next(reversed(lane)) < ticket.seq
         lane[ticket.seq] = ticket
+        if ticket.tried:
+            self._retried[ticket.seq] = ticket
         if not in_order:  # a retried request returns to its old place: rare, so sorting is cheap
             self._lanes[key] = dict(sorted(lane.items()))
         self._expire(now)
@@ -241,6 +254,7 @@ class Dispatcher:
         lane = self._lanes.get(key, {})
         if lane.pop(ticket.seq, None) is None:
             return False
+        self._retried.pop(ticket.seq, None)
         if not lane:
             del self._lanes[key]
             if ticket.model not in self._models_waiting():

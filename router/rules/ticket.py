@@ -28,10 +28,25 @@ class Refusal(Enum):
 class Outcome(Enum):
     """How a request on an upstream ended, as the breaker sees it."""
 
-    SUCCESS = auto()  # any status but 5xx, the whole body
-    BACKPRESSURE = auto()  # 429 or 503: busy, not broken
-    FAILURE = auto()  # another 5xx, transport error, dropped body
+    SUCCESS = auto()  # an answer, whole, and no status that blames the server
+    BUSY = auto()  # 429 or 503: it pushes back, it is not broken
+    SLOW = auto()  # 504, no answer in time, a deferred request that pauses: nothing is proven
+    FAILURE = auto()  # another 5xx, a broken connection: by the server, or by this very request
+    UNREACHABLE = auto()  # no connection at all: no request can have caused that
     DEPARTED = auto()  # the client left: nothing learned
+
+
+# What the server cannot do for anybody: an answer about the request, as 404 is.
+_NOT_SUPPORTED = frozenset({501, 505})
+
+
+def outcome_of(status: int) -> Outcome:
+    """What the status of a whole answer says about the upstream."""
+    if (status < 500 and status != 429) or status in _NOT_SUPPORTED:
+        return Outcome.SUCCESS
+    if status in (429, 503):
+        return Outcome.BUSY
+    return Outcome.SLOW if status == 504 else Outcome.FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,7 @@ class Ticket:
     refusal: Refusal | None = None
     upstream: Upstream | None = None
     tried: list[Upstream] = field(default_factory=list)
+    suspect: bool = False  # it failed on an upstream, and may be what broke it
     queued_since: float = 0.0
     placed_at: float = 0.0
     queued_s: float = 0.0

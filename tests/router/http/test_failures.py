@@ -72,7 +72,7 @@ def test_without_another_upstream_the_client_gets_a_clear_502(farm: Farm, start:
     assert answer.headers["X-Upstream-Origin"] == upstream
 
 
-def test_the_breaker_opens_after_five_failures_and_closes_after_two_successes(
+def test_the_breaker_opens_after_five_failures_of_a_server_that_only_fails(
     farm: Farm, start: Start
 ) -> None:
     upstream = farm.new(status=500)
@@ -80,23 +80,44 @@ def test_the_breaker_opens_after_five_failures_and_closes_after_two_successes(
     assert [router.post().status_code for _ in range(6)] == [500] * 5 + [503]
     assert router.upstreams()[upstream]["breaker"] == "open"
     assert len(farm.state(upstream)["seen"]) == 5
-    farm("behave", url=upstream, status=200)
-
-    def state() -> str:
-        return str(router.upstreams()[upstream]["breaker"])
-
-    until(lambda: state() == "half_open", "the breaker to be half open")
-    assert router.post().ok
-    assert state() == "half_open"
-    assert router.post().ok
-    assert state() == "closed"
 
 
-def test_client_errors_never_open_the_breaker(farm: Farm, start: Start) -> None:
-    upstream = farm.new(status=400)
-    router = start(upstream).probed()
-    assert {router.post().status_code for _ in range(8)} == {400}
+def test_only_what_the_server_is_to_blame_for_opens_its_breaker(farm: Farm, start: Start) -> None:
+    upstream = farm.new()
+    router = start(upstream, timeout=300, stream_idle=0.3, max_connect_per_upstream=16).probed()
+
+    def eight(**body: object) -> set[int]:
+        with ThreadPoolExecutor(8) as pool:
+            answers = pool.map(lambda _: router.post(json={"model": "m", **body}), range(8))
+            return {answer.status_code for answer in answers}
+
+    for status in (400, 501, 504):
+        assert eight(behave={"status": status}) == {status}
+    assert eight(behave={"delay": 60}) == {504}, "no answer within TIMEOUT"
+    paused = {"stream": True, "behave": {"hold_after": 1}}
+    assert eight(**paused, service_tier="flex") == {200}
     assert router.upstreams()[upstream]["breaker"] == "closed"
+    assert [eight(**paused) for _ in range(2)] == [{200}, {200}]
+    assert router.upstreams()[upstream]["breaker"] == "open"
+
+
+def test_a_retried_request_ends_when_the_server_it_waits_for_is_lost(
+    farm: Farm, start: Start
+) -> None:
+    """Its model is still served: by the server that failed it."""
+    broken, other = farm.new(status=500), farm.new(hold=True)
+    router = start(broken, other, policy=IN_TURN, probe_interval=0.05).probed()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(router.post)
+        until(lambda: farm.state(other)["current"] == 1, "the first request at the other server")
+        second = pool.submit(router.post)
+        until(lambda: router.waiting() == 1, "the second request to wait for the other server")
+        farm("behave", url=other, models_status=500)
+        answer = second.result()
+        assert answer.status_code == 500
+        assert answer.headers["X-Upstream-Origin"] == broken
+        farm("release", url=other)
+        assert first.result().ok
 
 
 def test_retry_after_is_honoured_and_back_pressure_is_no_fault(farm: Farm, start: Start) -> None:

@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.rules.breaker import CLOSE_AFTER, OPEN_AFTER, Breaker, State
+from router.rules.breaker import (
+    CLOSE_AFTER,
+    LEAST_FAILURES,
+    REMEMBERED,
+    Breaker,
+    State,
+)
+from router.rules.breaker import WINDOW_S as VERDICTS_S
 from router.rules.budget import FLOOR, RATIO, WINDOW_S, RetryBudget
 
 
@@ -12,19 +19,62 @@ def failing(breaker: Breaker, times: int, now: float) -> None:
         breaker.failure(breaker.sent(now), now)
 
 
-def test_it_opens_after_five_failures_in_a_row_and_not_before() -> None:
+def succeeding(breaker: Breaker, times: int, now: float) -> None:
+    for _ in range(times):
+        breaker.success(breaker.sent(now), now)
+
+
+def test_it_opens_after_five_failures_of_a_server_that_only_fails() -> None:
     breaker = Breaker(open_s=5)
-    failing(breaker, OPEN_AFTER - 1, 0.0)
-    breaker.success(breaker.sent(0.0))
-    failing(breaker, OPEN_AFTER - 1, 0.0)
+    failing(breaker, LEAST_FAILURES - 1, 0.0)
     assert breaker.admits(0.0)
     failing(breaker, 1, 0.0)
     assert not breaker.admits(4.9)
 
 
+def test_failures_among_many_good_answers_never_open_it() -> None:
+    """Five in a row, of one client's making, among the good answers that others get."""
+    breaker = Breaker(open_s=5)
+    for second in range(100):
+        succeeding(breaker, 3 * LEAST_FAILURES, float(second))
+        failing(breaker, LEAST_FAILURES, float(second))
+    assert breaker.state(100.0) is State.CLOSED
+
+
+def test_a_server_that_dies_after_a_long_good_time_is_left_after_ten_failures() -> None:
+    breaker = Breaker(open_s=5)
+    succeeding(breaker, 10_000, 0.0)
+    failing(breaker, REMEMBERED // 2 - 1, 1.0)
+    assert breaker.admits(1.0)
+    failing(breaker, 1, 1.0)
+    assert not breaker.admits(1.0)
+
+
+def test_failures_of_the_past_are_forgotten() -> None:
+    breaker = Breaker(open_s=5)
+    failing(breaker, LEAST_FAILURES - 1, 0.0)
+    failing(breaker, LEAST_FAILURES - 1, VERDICTS_S)
+    assert breaker.admits(VERDICTS_S)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 30)), max_size=60))
+def test_it_opens_exactly_when_the_recent_rate_says_so(events: list[tuple[bool, float]]) -> None:
+    breaker, now = Breaker(open_s=5), 0.0
+    verdicts: list[tuple[float, bool]] = []
+    for failed, dt in events:
+        now += dt
+        (failing if failed else succeeding)(breaker, 1, now)
+        verdicts.append((now, failed))
+        recent = [f for at, f in verdicts[-REMEMBERED:] if at > now - VERDICTS_S]
+        bad = failed and sum(recent) >= LEAST_FAILURES and sum(recent) >= len(recent) / 2
+        assert (breaker.state(now) is State.OPEN) == bad
+        if bad:
+            return
+
+
 def test_half_open_lets_one_through_until_it_has_an_answer() -> None:
     breaker = Breaker(open_s=5)
-    failing(breaker, OPEN_AFTER, 0.0)
+    failing(breaker, LEAST_FAILURES, 0.0)
     trial = breaker.sent(5.0)
     assert not breaker.admits(5.0)
     breaker.began(trial)
@@ -33,23 +83,23 @@ def test_half_open_lets_one_through_until_it_has_an_answer() -> None:
 
 def test_two_successes_close_it_and_one_failure_opens_it_again() -> None:
     breaker = Breaker(open_s=5)
-    failing(breaker, OPEN_AFTER, 0.0)
-    breaker.success(breaker.sent(5.0))
+    failing(breaker, LEAST_FAILURES, 0.0)
+    breaker.success(breaker.sent(5.0), 5.0)
     failing(breaker, 1, 6.0)
     assert breaker.state(10.9) is State.OPEN
     for _ in range(CLOSE_AFTER):
         assert breaker.state(11.0) is State.HALF_OPEN
-        breaker.success(breaker.sent(11.0))
+        breaker.success(breaker.sent(11.0), 11.0)
     assert breaker.state(11.0) is State.CLOSED
 
 
 def test_verdicts_on_requests_sent_before_it_opened_do_not_count_after() -> None:
     breaker = Breaker(open_s=5)
     old = [breaker.sent(0.0) for _ in range(4)]
-    failing(breaker, OPEN_AFTER, 0.0)
+    failing(breaker, LEAST_FAILURES, 0.0)
     breaker.sent(5.0)
-    breaker.success(old[0])
-    breaker.success(old[1])
+    breaker.success(old[0], 5.0)
+    breaker.success(old[1], 5.0)
     assert breaker.state(5.0) is State.HALF_OPEN
     breaker.failure(old[2], 5.0)
     assert breaker.state(5.0) is State.HALF_OPEN

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from router.rules.breaker import LEAST_FAILURES
+from router.rules.breaker import State as BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork
-from router.rules.ticket import Limits, Outcome, Refusal, State, Ticket
+from router.rules.ticket import Limits, Outcome, Refusal, State, Ticket, outcome_of
 from router.rules.upstream import Spec, Upstream
 
 LIMITS = Limits(timeout_s=60, wait_for_s=5, max_queue=10, max_attempts=3)
@@ -117,6 +119,44 @@ def test_a_failed_request_is_tried_on_another_upstream_only() -> None:
     assert not dispatcher.may_retry(ticket, 1.0)
 
 
+@pytest.mark.parametrize("loss", ["not ready", "draining", "removed", "breaker"])
+def test_a_retried_request_ends_as_soon_as_no_server_is_left_to_try(loss: str) -> None:
+    """The model is not stranded: the server that failed the request is alive and full."""
+    fleet = fleet_of(1, 1)
+    dispatcher, decided = dispatcher_over(fleet)
+    first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
+    left = at(second)
+    dispatcher.release(first, Outcome.FAILURE, 1.0)
+    assert dispatcher.may_retry(first, 1.0)
+    dispatcher.again(first, 1.0)
+    assert first.state is State.WAITING
+    match loss:
+        case "not ready":
+            left.probe_failed("refused", timed_out=False)
+        case "draining":
+            left.draining = True
+        case "removed":
+            fleet.remove(left.url)
+        case "breaker":
+            for _ in range(LEAST_FAILURES):
+                left.breaker.failure(left.breaker.epoch, 2.0)
+    dispatcher.tick(2.0)
+    assert decided == [first]
+    assert first.refusal is Refusal.UNAVAILABLE
+
+
+def test_a_retried_request_whose_last_server_was_lost_while_it_backed_off_ends_at_once() -> None:
+    fleet = fleet_of(1, 1)
+    dispatcher, _ = dispatcher_over(fleet)
+    ticket = dispatcher.arrive("m", 0.0)
+    dispatcher.release(ticket, Outcome.FAILURE, 1.0)
+    assert dispatcher.may_retry(ticket, 1.0)
+    fleet.remove("http://u1:1")
+    dispatcher.again(ticket, 1.1)
+    assert ticket.refusal is Refusal.UNAVAILABLE
+    assert dispatcher.next_tick(1.1) is None
+
+
 def test_attempts_are_bounded() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
     ticket = dispatcher.arrive("m", 0.0)
@@ -134,8 +174,8 @@ def test_a_spent_retry_budget_ends_retries() -> None:
     retried = 0
     for _ in range(100):
         ticket = dispatcher.arrive("m", 0.0)
-        at(ticket).breaker.success(at(ticket).breaker.epoch)  # keep the breaker out of it
-        dispatcher.release(ticket, Outcome.BACKPRESSURE, 0.0)
+        at(ticket).breaker.success(at(ticket).breaker.epoch, 0.0)  # keep the breaker out of it
+        dispatcher.release(ticket, Outcome.BUSY, 0.0)
         retried += dispatcher.may_retry(ticket, 0.0)
     assert retried == pytest.approx(0.2 * 100 + 10, abs=2)
 
@@ -143,7 +183,7 @@ def test_a_spent_retry_budget_ends_retries() -> None:
 def test_retry_after_pauses_an_upstream_and_time_alone_serves_the_queue() -> None:
     dispatcher, decided = dispatcher_over(fleet_of(2))
     ticket = dispatcher.arrive("m", 0.0)
-    dispatcher.release(ticket, Outcome.BACKPRESSURE, 1.0, pause_s=3.0)
+    dispatcher.release(ticket, Outcome.BUSY, 1.0, pause_s=3.0)
     waiting = dispatcher.arrive("m", 2.0)
     assert waiting.state is State.WAITING
     assert dispatcher.next_tick(2.0) == 4.0
@@ -250,3 +290,64 @@ def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
     assert [u.url for u in fleet] == ["http://env:1", "http://b:1", "http://c:1"]
     assert [u.url for u in added] == ["http://c:1"]
     assert (kept.in_flight, kept.spec.limit) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (200, Outcome.SUCCESS),
+        (400, Outcome.SUCCESS),
+        (404, Outcome.SUCCESS),
+        (429, Outcome.BUSY),
+        (500, Outcome.FAILURE),
+        (501, Outcome.SUCCESS),
+        (502, Outcome.FAILURE),
+        (503, Outcome.BUSY),
+        (504, Outcome.SLOW),
+        (505, Outcome.SUCCESS),
+        (599, Outcome.FAILURE),
+    ],
+)
+def test_a_status_blames_the_server_only_where_it_failed(status: int, outcome: Outcome) -> None:
+    assert outcome_of(status) is outcome
+
+
+def states_after(outcome: Outcome, requests: int, attempts: int) -> list[BreakerState]:
+    """Of three upstreams, when every request ends so at every attempt."""
+    fleet = fleet_of(1, 1, 1)
+    dispatcher, _ = dispatcher_over(fleet)
+    for _ in range(requests):
+        ticket = dispatcher.arrive("m", 0.0)
+        for attempt in range(attempts):
+            if attempt:
+                dispatcher.again(ticket, 0.0)
+            if ticket.state is not State.PLACED:  # all that it may try are open
+                break
+            dispatcher.release(ticket, outcome, 0.0)
+    return [u.breaker.state(0.0) for u in fleet]
+
+
+def test_one_request_that_breaks_every_server_counts_once() -> None:
+    """As often as opens one breaker, but not all three that it was tried on."""
+    states = states_after(Outcome.FAILURE, LEAST_FAILURES, attempts=3)
+    assert states == [BreakerState.OPEN, BreakerState.CLOSED, BreakerState.CLOSED]
+
+
+def test_a_server_that_cannot_be_reached_is_to_blame_whichever_attempt_it_was() -> None:
+    states = states_after(Outcome.UNREACHABLE, LEAST_FAILURES, attempts=3)
+    assert states == [BreakerState.OPEN] * 3
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SLOW, Outcome.BUSY, Outcome.DEPARTED])
+def test_what_proves_nothing_never_opens_a_breaker(outcome: Outcome) -> None:
+    states = states_after(outcome, 10 * LEAST_FAILURES, attempts=1)
+    assert states == [BreakerState.CLOSED] * 3
+
+
+def test_a_deferred_request_that_was_paused_does_not_make_its_server_look_slow() -> None:
+    fleet = fleet_of(2)
+    dispatcher, _ = dispatcher_over(fleet)
+    ticket = dispatcher.arrive("m", 0.0, deferred=True)
+    before = at(ticket).latency_s
+    dispatcher.began(ticket, 300.0)
+    assert at(ticket).latency_s == before

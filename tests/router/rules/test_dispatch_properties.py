@@ -148,7 +148,7 @@ class Router(RuleBasedStateMachine):
         self.dispatcher.release(ticket, outcome, self.now, pause)
         backing_off = (
             retry
-            and outcome in (Outcome.FAILURE, Outcome.BACKPRESSURE)
+            and outcome not in (Outcome.SUCCESS, Outcome.DEPARTED)
             and self.dispatcher.may_retry(ticket, self.now)
         )
         if not backing_off:
@@ -190,6 +190,13 @@ class Router(RuleBasedStateMachine):
             for upstream in self.fleet.serving(ticket.model):
                 free = upstream.free(self.now, deferred=ticket.deferred)
                 assert not free or upstream in ticket.tried
+
+    @invariant()
+    def no_retried_request_waits_without_a_server_to_try(self) -> None:
+        for ticket in self.in_state(State.WAITING):
+            serving = self.fleet.serving(ticket.model)
+            left = [u for u in serving if u.usable(self.now) and u not in ticket.tried]
+            assert left or not ticket.tried
 
     @invariant()
     def whoever_stopped_waiting_was_told(self) -> None:
