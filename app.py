@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,8 +41,9 @@ from api.service import Service
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager
-from config import Config, env_name, flag
+from config import Config
 from deferred.jobs import Jobs
+from options import flag
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
@@ -270,12 +271,12 @@ def create_app(
 def main() -> None:
     """Checks what can be checked in a moment, then becomes gunicorn."""
     config = Config.from_args(sys.argv[1:])
-    environment = config.as_environment()
-    environment[env_name("data_dir")] = str(
-        Path(config.data_dir).resolve()
-    )  # gunicorn runs in ours
-    if (folder := folder_of(config.model)) is not None:
-        environment[env_name("model")] = str(folder.resolve())
+    folder = folder_of(config.model)
+    served = replace(  # gunicorn runs in our folder
+        config,
+        data_dir=str(Path(config.data_dir).resolve()),
+        model=config.model if folder is None else str(folder.resolve()),
+    )
     # a policy of one's own lies where the command was typed
     os.environ.setdefault(POLICY_FOLDER, os.getcwd())
     try:
@@ -301,7 +302,8 @@ def main() -> None:
         )
     os.chdir(ROOT)
     command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn_conf.py"]
-    os.execve(sys.executable, [*command, "app:create_app()"], {**os.environ, **environment})
+    environment = {**os.environ, **served.as_environment()}
+    os.execve(sys.executable, [*command, "app:create_app()"], environment)
 
 
 def _check_port(config: Config) -> None:

@@ -8,7 +8,7 @@ usage() {
   cat <<'USAGE'
 usage: ./server.sh MODE [options]      serve a model on port 8500 until Ctrl-C
        ./server.sh MODE --help         every option, with its default and environment variable
-       ./server.sh router [options]    one door before many servers
+       ./server.sh router [options]    one address in front of many servers
 
 MODE is how requests share the model:
   nobatch   one at a time

@@ -1,191 +1,101 @@
-"""Every option of the router once: name, type, default, environment variable, help.
+"""The router's options, and the parsing of upstream lists as pure functions over text."""
 
-Also the parsing of upstream lists, as pure functions over text. An option beats its environment
-variable, which beats the default. Errors are `ValueError`s that name value, limit and knob.
-"""
-
-import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from dataclasses import field as dataclass_field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 from urllib.parse import urlsplit
 
+from options import Group, Options, comma_separated
 from router.rules.policies import POLICIES
 from router.rules.upstream import Spec
 
 ANY = "any"  # as --batch-upstream: every upstream shares the job store
 
-
-def _option(default: Any, parse: Callable[[str], Any], env: str, text: str) -> Any:
-    return dataclass_field(default=default, metadata={"parse": parse, "env": env, "help": text})
-
-
-def _number(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
-    def parse(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number ({kind.__name__})") from None
-        if not least <= value < float("inf"):
-            raise ValueError(f"{text} is out of range, the least is {least}")
-        return value
-
-    return parse
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in {"true", "1", "yes"}:
-        return True
-    if text.lower() in {"false", "0", "no", ""}:
-        return False
-    raise ValueError(f"{text!r} is neither true nor false")
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _policy(text: str) -> str:
-    if text not in POLICIES:
-        raise ValueError(f"{text!r} is no policy, there are {', '.join(POLICIES)}")
-    return text
+NETWORK = Group("network")
+SERVERS = Group("servers")
+DISPATCH = Group("requests")
+BATCH_API = Group("files and batches")
+KEYS = Group("keys")
+PROCESS = Group("process")
 
 
 def _batch_upstream(text: str) -> str:
     return text if text in {"", ANY} else parse_upstream(text, limit=1).url
 
 
-_COUNT, _FROM_ZERO, _SECONDS = _number(int, 1), _number(int, 0), _number(float, 0.001)
-
-
 @dataclass(frozen=True, slots=True)
-class Config:
-    """The router's settings."""
+class Config(Options):
+    """The router's settings. Raises OptionError."""
 
-    host: str = _option(
-        "127.0.0.1", str, "TIB_HOST", "address to listen on; 0.0.0.0: every interface"
-    )
-    port: int = _option(8000, _FROM_ZERO, "TIB_PORT", "port to listen on (0: any free one)")
-    upstreams: str = _option(
-        "",
-        str,
-        "UPSTREAMS",
-        "servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 stands for "
-        "every address of the name",
-    )
-    upstreams_file: str = _option(
-        "",
-        str,
-        "UPSTREAMS_FILE",
-        "file with one 'URL [limit=N] [key=SECRET] [models=A,B]' a line, '#' comments; SIGHUP "
-        "reads it again",
-    )
-    max_connect_per_upstream: int = _option(
-        1, _COUNT, "MAX_CONNECT_PER_UPSTREAM", "requests on one upstream at a time, all models"
-    )
-    policy: str = _option(
-        "least-work", _policy, "POLICY", f"who takes a request: {', '.join(POLICIES)}"
-    )
-    wait_for: float = _option(
-        5000.0, _number(float, 0), "WAIT_FOR", "ms to wait for an upstream to become ready, or 503"
-    )
-    timeout: float = _option(
-        600_000.0,
-        _number(float, 1),
-        "TIMEOUT",
-        "ms to wait for a free upstream, or 503, and then for its first byte, or 504",
-    )
-    stream_idle: float = _option(
-        300.0, _SECONDS, "STREAM_IDLE", "s without a byte within an answer, on either side"
-    )
-    max_queue: int = _option(
-        1000, _FROM_ZERO, "MAX_QUEUE", "requests waiting per model; beyond them 429"
-    )
-    max_attempts: int = _option(
-        3, _COUNT, "MAX_ATTEMPTS", "upstreams tried for one request before its first byte"
-    )
-    connect_timeout: float = _option(
-        5.0, _SECONDS, "CONNECT_TIMEOUT", "s to connect to an upstream"
-    )
-    probe_interval: float = _option(
-        10.0, _SECONDS, "PROBE_INTERVAL", "s between probes of every upstream's /v1/models"
-    )
-    probe_timeout: float = _option(5.0, _SECONDS, "PROBE_TIMEOUT", "s a probe may take")
-    drain_timeout: float = _option(
-        600.0, _number(float, 0), "DRAIN_TIMEOUT", "s running requests may take after SIGTERM"
-    )
-    client_idle: float = _option(
-        75.0, _SECONDS, "CLIENT_IDLE", "s a client may take over its headers, its body, a pause"
-    )
-    max_body_bytes: int = _option(
-        32 * 2**20, _COUNT, "MAX_BODY_BYTES", "largest request body; beyond it 413"
-    )
-    batch_upstream: str = _option(
-        "",
-        _batch_upstream,
-        "BATCH_UPSTREAM",
-        "upstream that has the files and batches: its URL, or any where the upstreams share a "
-        "database (DATABASE_URL); without it they are refused",
-    )
-    default_model: str = _option(
-        "",
-        str,
-        "DEFAULT_MODEL",
-        "model of requests that name none; without it the only model there is",
-    )
-    api_keys: tuple[str, ...] = _option(
-        (), _words, "API_KEYS", "keys clients must show, comma separated; none: open"
-    )
-    upstream_api_key: str = _option(
-        "", str, "UPSTREAM_API_KEY", "key shown to upstreams in place of the client's"
-    )
-    admin_key: str = _option(
-        "", str, "ADMIN_KEY", "key for /upstreams; without one it is read-only and open"
-    )
-    cors_origin: str = _option(
-        "*", str, "CORS_ORIGIN", "Access-Control-Allow-Origin of answers; empty: none"
-    )
-    debug: bool = _option(False, _flag, "DEBUG", "log every request (true or false)")
+    usage: ClassVar = "./server.sh router [options]"
+    description: ClassVar = "One OpenAI-compatible address in front of many inference servers."
+
+    host: str = NETWORK.option("127.0.0.1", variables=["TIB_HOST"])
+    """address to listen on; 0.0.0.0: every interface"""
+    port: int = NETWORK.option(8000, least=0, most=65535, variables=["TIB_PORT"])
+    """port to listen on (0: any free one)"""
+    cors_origin: str = NETWORK.option("*")
+    """Access-Control-Allow-Origin of answers; empty: none"""
+    max_body_bytes: int = NETWORK.option(32 * 2**20, least=1)
+    """largest request body; beyond it 413"""
+    client_idle: float = NETWORK.option(75.0, least=0.001)
+    """s a client may take over its headers, its body, a pause"""
+    stream_idle: float = NETWORK.option(300.0, least=0.001)
+    """s without a byte within an answer, on either side"""
+
+    upstreams: str = SERVERS.option("")
+    """servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 stands for every
+    address of the name"""
+    upstreams_file: str = SERVERS.option("")
+    """file with one 'URL [limit=N] [key=SECRET] [models=A,B]' a line, '#' comments; SIGHUP reads it
+    again"""
+    max_connect_per_upstream: int = SERVERS.option(1, least=1)
+    """requests on one upstream at a time, all models"""
+    connect_timeout: float = SERVERS.option(5.0, least=0.001)
+    """s to connect to an upstream"""
+    probe_interval: float = SERVERS.option(10.0, least=0.001)
+    """s between probes of every upstream's /v1/models"""
+    probe_timeout: float = SERVERS.option(5.0, least=0.001)
+    """s a probe may take"""
+
+    policy: str = DISPATCH.option("least-work", choices=[*POLICIES])
+    """which server takes a request"""
+    default_model: str = DISPATCH.option("")
+    """model of requests that name none; without it the only model there is"""
+    max_queue: int = DISPATCH.option(1000, least=0)
+    """requests waiting per model; beyond them 429"""
+    max_attempts: int = DISPATCH.option(3, least=1)
+    """upstreams tried for one request before its first byte"""
+    wait_for: float = DISPATCH.option(5000.0, least=0)
+    """ms to wait for an upstream to become ready, or 503"""
+    timeout: float = DISPATCH.option(600_000.0, least=1)
+    """ms to wait for a free upstream, or 503, and then for its first byte, or 504"""
+    batch_upstream: str = BATCH_API.option("", parse=_batch_upstream)
+    """upstream that has the files and batches: its URL, or any where the upstreams share a database
+    (DATABASE_URL); without it they are refused"""
+
+    api_keys: tuple[str, ...] = KEYS.option((), secret=True)
+    """keys clients must show, comma separated; none: open"""
+    upstream_api_key: str = KEYS.option("", secret=True)
+    """key shown to upstreams in place of the client's"""
+    admin_key: str = KEYS.option("", secret=True)
+    """key for /upstreams; without one it is read-only and open"""
+
+    drain_timeout: float = PROCESS.option(600.0, least=0)
+    """s running requests may take after SIGTERM"""
+    debug: bool = PROCESS.option(False)
+    """log every request (true or false)"""
 
 
 def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
     """The configuration from options, environment and defaults; exits with a message on errors."""
-    parser = argparse.ArgumentParser(
-        prog="server.sh router",
-        description="One OpenAI-compatible address before many inference servers.",
-        epilog="Each option has an environment variable, given in brackets; the option wins.",
-    )
-    for option in fields(Config):
-        shown = ",".join(option.default) if isinstance(option.default, tuple) else option.default
-        default = "empty" if shown == "" else str(shown).lower() if shown is False else shown
-        parser.add_argument(
-            f"--{option.name.replace('_', '-')}",
-            nargs="?" if shown is False else None,
-            const="true" if shown is False else None,
-            metavar=option.metadata["env"],
-            help=f"{option.metadata['help']} [{option.metadata['env']}, default {default}]",
-        )
-    given = vars(parser.parse_args(argv))
-    values: dict[str, Any] = {}
-    for option in fields(Config):
-        text = given[option.name]
-        if text is None:
-            text = env.get(option.metadata["env"])
-        if text is None:
-            continue
-        try:
-            values[option.name] = option.metadata["parse"](text)
-        except ValueError as error:
-            flag = f"--{option.name.replace('_', '-')}"
-            parser.error(f"{flag} ({option.metadata['env']}): {error}")
-    config = Config(**values)
+    config = Config.from_args(argv, env)
     try:
         read_upstreams(config)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        Config.refuse(str(error))
     return config
 
 
@@ -235,11 +145,17 @@ def _parse_lines(text: str, limit: int, key: str | None) -> Iterator[Spec]:
             if unknown := set(settings) - {"limit", "key", "models"}:
                 allowed = "there are limit=, key= and models="
                 raise ValueError(f"{', '.join(unknown)} is unknown, {allowed}")
-            own = _COUNT(settings["limit"]) if "limit" in settings else limit
+            own = _limit(settings["limit"]) if "limit" in settings else limit
             spec = parse_upstream(words[0], own, settings.get("key", key))
-            yield replace(spec, models=_words(settings.get("models", "")))
+            yield replace(spec, models=comma_separated(settings.get("models", "")))
         except ValueError as error:
             raise ValueError(f"upstreams file, line {number}: {error}") from None
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"limit={text} is wrong; allowed: 1 or more")
+    return int(text)
 
 
 def read_upstreams(config: Config) -> dict[str, list[Spec]]:

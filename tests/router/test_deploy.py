@@ -1,6 +1,5 @@
 """The deployment files: against the Kubernetes schemas, and against what the programs expect."""
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-import config as server_config
+from config import Config as ServerConfig
 from router.config import Config, parse_args
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -23,10 +22,8 @@ KUBERNETES_VERSION = "1.37.0"
 EXTENSIONS = {"ServiceMonitor", "Kustomization", "Component"}
 Object = dict[str, Any]
 
-ROUTER_VARIABLES = {f.metadata["env"] for f in dataclasses.fields(Config)}
-SERVER_VARIABLES = {
-    server_config.env_name(f.name) for f in dataclasses.fields(server_config.Config)
-}
+ROUTER_VARIABLES = {name for option in Config.declared() for name in option.variables}
+SERVER_VARIABLES = {name for option in ServerConfig.declared() for name in option.variables}
 
 
 def documents() -> Iterator[tuple[Path, Object]]:

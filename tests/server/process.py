@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import requests
 
-from config import ENV_PREFIX, UNPREFIXED, Config
+from config import Config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HASH_APP = "tests.server.hash_app:make_app()"
@@ -117,7 +117,7 @@ def free_port() -> int:
 
 
 def environment(**added: str) -> dict[str, str]:
-    ours = (ENV_PREFIX, "HASH_", *(name.upper() for name in UNPREFIXED))
+    ours = (Config.prefix, "HASH_", *(name for o in Config.declared() for name in o.variables))
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**inherited, **added}
 

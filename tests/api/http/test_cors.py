@@ -6,7 +6,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from config import Config, ConfigError
+from config import Config
+from options import OptionError
 from tests.server.hash_app import byte_tokenizer, load
 
 ALLOW = "Access-Control-Allow-Origin"
@@ -69,5 +70,5 @@ def test_an_error_is_readable_for_the_page_too() -> None:
 
 @pytest.mark.parametrize("wrong", ["here.example", "https://here.example/page", "*,x", "a b"])
 def test_what_is_no_origin_is_refused_at_start(wrong: str) -> None:
-    with pytest.raises(ConfigError, match="--cors-allow-origin"):
+    with pytest.raises(OptionError, match="--cors-allow-origin"):
         Config(mode="dynamic", cors_allow_origin=wrong)

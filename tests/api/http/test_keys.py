@@ -6,7 +6,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from config import Config, ConfigError
+from config import Config
+from options import OptionError
 from tests.server.hash_app import byte_tokenizer, load
 
 KEYS = "first-key,second-key"
@@ -58,7 +59,7 @@ def test_keys_are_never_shown(guarded: FlaskClient) -> None:
 
 @pytest.mark.parametrize("keys", ["", ",", "a,", ",a", "a b", "clé"])
 def test_keys_that_cannot_be_sent_are_refused_without_showing_them(keys: str) -> None:
-    with pytest.raises(ConfigError, match="--api-key") as refused:
+    with pytest.raises(OptionError, match="--api-key") as refused:
         Config(mode="dynamic", api_key=keys)
     assert "clé" not in str(refused.value)
 

@@ -1,0 +1,224 @@
+"""Declares and reads options, for the server and for the router.
+
+A program's options are the fields of a frozen dataclass that inherits `Options`; the text below a
+field is its help. Command line, environment, `--help` and errors are all made from these fields. An
+option beats its environment variables, which beat the default. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from itertools import groupby, pairwise
+from typing import Any, ClassVar, Literal, NoReturn, Self, get_args, get_origin, get_type_hints
+
+
+class OptionError(ValueError):
+    """A value that is not allowed; the message names the option, the value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Options that `--help` shows under one title."""
+
+    title: str
+    only: str | None = None  # what they need to have an effect: `static`, `policy tgi`
+
+    def option(self, default: Any, *, secret: bool = False, **rules: Any) -> Any:
+        """A field of `Options`. `rules` are fields of `Option` that have a default; an option
+        without a default value (`MISSING`) is given on the command line by its position."""
+        metadata = {"group": self, "secret": secret, **rules}
+        return dataclasses.field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as the command line and the environment see it."""
+
+    name: str
+    default: Any
+    kind: type  # a key of _KINDS
+    help: str
+    group: Group
+    variables: Sequence[str]  # of the environment; the first that is set counts
+    choices: Sequence[str] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    pattern: str | None = None  # what it allows is said in the help
+    parse: Callable[[str], Any] | None = None  # raises ValueError, which says what is wrong
+    secret: bool = False
+    flags: Sequence[str] = ()  # others beside --name
+
+    @property
+    def names(self) -> list[str]:
+        if self.default is MISSING:
+            return [self.name.upper()]
+        return [flag(self.name), *self.flags]
+
+    def read(self, text: str) -> Any:
+        """Raises OptionError."""
+        parse, noun, _ = _KINDS[self.kind]
+        try:
+            return (self.parse or parse)(text)
+        except ValueError as error:
+            if self.parse:
+                raise OptionError(f"{self._label}: {error}") from None
+            raise self._refusal(text, noun) from None
+
+    def check(self, value: Any) -> None:
+        """Raises OptionError."""
+        if self.choices and value not in self.choices:
+            raise self._refusal(value, ", ".join(self.choices))
+        if isinstance(value, int | float):
+            if not self.least <= value <= self.most or math.isinf(value):  # so is nan
+                above = "or more" if math.isinf(self.most) else f"to {self.most}"
+                raise self._refusal(value, f"{self.least} {above}")
+        elif self.pattern is not None and not re.fullmatch(self.pattern, value):
+            raise self._refusal(value, self.help)
+        elif value == "" and self.default != "":
+            raise self._refusal(value, "a text that is not empty")
+
+    @property
+    def _label(self) -> str:
+        return f"{', '.join(self.names)} ({', '.join(self.variables)})"
+
+    def _refusal(self, value: Any, allowed: str) -> OptionError:
+        shown = "wrong" if self.secret else repr(value)
+        return OptionError(f"{self._label} is {shown}; allowed: {allowed}")
+
+    def add_to(self, group: argparse._ArgumentGroup) -> None:
+        if self.default is MISSING:
+            group.add_argument(self.name, metavar=self.name.upper(), help=self.help)
+            return
+        default, variables = _text(self.default) or "none", ", ".join(self.variables)
+        is_switch = self.kind is bool
+        group.add_argument(
+            *self.names,
+            dest=self.name,
+            metavar="|".join(self.choices) or _KINDS[self.kind][2],
+            nargs="?" if is_switch else None,
+            const="true" if is_switch else None,
+            help=f"{self.help} (default {default}; {variables})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a program is told. Raises OptionError."""
+
+    usage: ClassVar[str]
+    description: ClassVar[str]
+    prefix: ClassVar[str] = ""  # of environment variables that have no other name
+
+    def __post_init__(self) -> None:
+        for option in self.declared():
+            if (value := getattr(self, option.name)) is not None:
+                option.check(value)
+
+    @classmethod
+    @functools.cache
+    def declared(cls) -> list[Option]:
+        (source,) = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body
+        assert isinstance(source, ast.ClassDef)
+        helps = {
+            ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+            for field, text in pairwise(source.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+        }
+        hints, found = get_type_hints(cls), []
+        for field in dataclasses.fields(cls):
+            name, hint = field.name, hints[field.name]
+            kind, choices = (str, get_args(hint)) if get_origin(hint) is Literal else (hint, ())
+            if get_origin(kind) is not None:  # `int | None` and `tuple[str, ...]`
+                kind = tuple if get_origin(kind) is tuple else get_args(kind)[0]
+            rules = {"choices": choices, "variables": [cls.prefix + name.upper()], **field.metadata}
+            found.append(Option(name, field.default, kind, helps[name], **rules))
+        return found
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        values = {}
+        for option in cls.declared():
+            texts = [environ[name] for name in option.variables if name in environ]
+            if texts:
+                values[option.name] = option.read(texts[0])
+            elif option.default is MISSING:
+                allowed = ", ".join(option.choices)
+                raise OptionError(f"{option.variables[0]} is not set; allowed: {allowed}")
+        return cls(**values)
+
+    @classmethod
+    def from_args(cls, args: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
+        """The command line; what it leaves out comes from the environment, then the defaults.
+        Says what is not allowed in one line, and exits with status 2."""
+        given = vars(cls._parser().parse_args(args))
+        texts = {o.variables[0]: given[o.name] for o in cls.declared() if given[o.name] is not None}
+        try:
+            return cls.from_environment({**environ, **texts})
+        except OptionError as error:
+            cls.refuse(str(error))
+
+    @classmethod
+    def refuse(cls, message: str) -> NoReturn:
+        """Ends the process as a wrong option does."""
+        cls._parser().error(message)
+
+    @classmethod
+    def _parser(cls) -> argparse.ArgumentParser:
+        epilog = "Brackets name the environment variables; the command line wins over them."
+        parser = argparse.ArgumentParser(
+            "server.sh", cls.usage, cls.description, epilog, allow_abbrev=False
+        )
+        for group, options in groupby(cls.declared(), key=lambda option: option.group):
+            section = parser.add_argument_group(group.title)
+            for option in options:
+                option.add_to(section)
+        return parser
+
+    def as_dict(self) -> dict[str, Any]:
+        """To be shown: what is secret is not in it."""
+        shown = {option.name: getattr(self, option.name) for option in self.declared()}
+        return shown | {o.name: "(set)" for o in self.declared() if o.secret and shown[o.name]}
+
+    def as_environment(self) -> dict[str, str]:
+        """The environment from which `from_environment` reads the same configuration."""
+        values = {option.variables[0]: getattr(self, option.name) for option in self.declared()}
+        return {name: _text(value) for name, value in values.items() if value is not None}
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in {"true", "1", "yes", "false", "0", "no", ""}:
+        raise ValueError
+    return text.lower() in {"true", "1", "yes"}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# how a text is read, what it has to be, and how `--help` shows it
+_KINDS: dict[type, tuple[Callable[[str], Any], str, str]] = {
+    bool: (_boolean, "true or false", "true|false"),
+    int: (int, "a whole number", "N"),
+    float: (float, "a number", "X"),
+    str: (str, "a text", "TEXT"),
+    tuple: (comma_separated, "a list with commas", "A,B"),
+}
