@@ -40,7 +40,7 @@ from api.openai.generation import Generations
 from api.service import Service
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
-from batching import GROWTH_TOKENS, LOOPS, BatchingManager
+from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError
 from config import Config
 from deferred.jobs import Jobs
 from options import flag
@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent
 STORED_IN_HAND = 2  # times the batch: requests of stored jobs among which the policy chooses
 LEAST_STORED_IN_HAND = 16  # more than the worker's turns can end
-LOOP_FAILED = 1
-LOAD_FAILED = 3  # gunicorn's status for a worker that must not be started again
+FAILED = 3  # gunicorn's status for a worker that must not be started again: the server ends with it
+LAST_WORDS_S = 1.0  # for answers to leave, and for whoever asks why the server is not ready
 JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
 POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
 ABORT_S = 5.0  # what an iteration may still take after its requests were given up
@@ -162,10 +162,10 @@ class Engine:
             model.warm_up()
         except LoadError as error:
             log.critical("%s", error)
-            os._exit(LOAD_FAILED)
+            os._exit(FAILED)
         except BaseException:
             log.critical("the model cannot be loaded", exc_info=True)
-            os._exit(LOAD_FAILED)
+            os._exit(FAILED)
         self.model = model
         self.manager.model = model
         log.info("ready: %s on %s", self.config.mode, self.config.url)
@@ -173,9 +173,13 @@ class Engine:
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         try:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
+        except EngineFailedError as error:
+            log.critical("the server has failed and ends: %s", error)
+            time.sleep(LAST_WORDS_S)
+            os._exit(FAILED)
         except BaseException:  # better no server than a mute one
             log.critical("the engine's loop has ended", exc_info=True)
-            os._exit(LOOP_FAILED)
+            os._exit(FAILED)
 
 
 def policy_of_mode(config: Config) -> Policy:

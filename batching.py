@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from failures import Failures
 from generate import dynamic, nobatch, static
 from inference import DrainingError, Inference, TooLongError
 from queueing import RequestQueue
@@ -47,6 +48,10 @@ Generate = Callable[[Any, Sequence[Row]], Outcome]  # the layout of a mode and t
 
 GROWTH_TOKENS = 64  # of optimistic admission; each growth copies what the sequence holds
 ITERATIONS_TO_REGROW = 100  # after running out of memory, one more row is tried this often
+
+
+class EngineFailedError(Exception):
+    """The loop has ended since nothing can be advanced any more; all requests were failed."""
 
 
 @dataclass(slots=True)
@@ -85,6 +90,7 @@ class BatchingManager:
         self.growth_tokens = growth_tokens
         self.model: Model | None = None  # until it is loaded
         self.failed_iterations: Counter[str] = Counter()  # prefill (also in part), decode
+        self._failures = Failures()
         self._queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
         self._resident: dict[int, _Resident] = {}
         self._batch_limit = max_batch_size
@@ -96,8 +102,17 @@ class BatchingManager:
     # --- from any thread --------------------------------------------------------------------
 
     @property
+    def unavailable(self) -> str | None:
+        """Why nothing is taken in; None while requests are."""
+        if self._failures.verdict is not None:
+            return f"the server has failed: {self._failures.verdict}"
+        if self.model is None:
+            return "the model is still being loaded"
+        return "the server is shutting down" if self._queue.draining else None
+
+    @property
     def ready(self) -> bool:
-        return self.model is not None and not self._queue.draining
+        return self.unavailable is None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -167,14 +182,20 @@ class BatchingManager:
     # --- the thread of the loop -------------------------------------------------------------
 
     def drive(self, generate: Generate, clock: Callable[[], float]) -> None:
-        """Steps back to back while there is work, sleeps on the mailbox while there is none."""
+        """Steps back to back while there is work, sleeps on the mailbox while there is none.
+        Raises EngineFailedError."""
         while True:
             try:
                 wake_s = self.step(clock(), generate)
             except Exception as error:  # a fault of ours or of a policy: the loop must survive it
                 log.exception("the loop failed; its requests are failed, it goes on")
+                self._failures.failed(self._present(), error)
                 self._fail_all(f"internal error: {error}", clock())
                 wake_s = None
+            if (verdict := self._failures.verdict) is not None:
+                self._queue.abort(f"the server has failed: {verdict}")
+                self._take_in(clock())  # fails whoever waits, and those who came meanwhile
+                raise EngineFailedError(verdict)
             if not self._resident and self._queue.is_over():
                 return
             self._queue.sleep(math.inf if wake_s is None else wake_s - clock())
@@ -218,6 +239,7 @@ class BatchingManager:
             log.error("an iteration failed\n%s", traceback.format_exc())
             decodes = all(step.tokens == 1 and step.request.generated for step in growth.advance)
             self.failed_iterations["decode" if decodes else "prefill"] += 1
+            self._failures.failed(batch, error)
             give_up, why = self._fail, f"the model failed: {error}"
         else:
             return self._deliver(growth.advance, batch, outcome, now_s)
@@ -337,6 +359,7 @@ class BatchingManager:
         if self._iterations_since_shrunk % ITERATIONS_TO_REGROW == 0:
             self._batch_limit = min(self._batch_limit + 1, self.max_batch_size)
         self._retire(end_s)
+        self._failures.succeeded()
         return end_s
 
     def _append(self, inference: Inference, token: int, now_s: float) -> None:

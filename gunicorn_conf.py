@@ -65,14 +65,16 @@ logging.basicConfig(level=_config.log_level.upper(), handlers=[_handler])
 
 
 def on_starting(server: Any) -> None:
-    """gunicorn's own messages in the same format, and none for each client that stalls."""
-    server.log.error_log.addFilter(_is_no_stall)
+    """gunicorn's own messages in the same format."""
+    server.log.error_log.addFilter(_is_of_use)
     for handler in server.log.error_log.handlers:
         handler.setFormatter(formatter(_config.log_format))
 
 
-def _is_no_stall(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Not: a message for each client that stalls, and a guess at why the worker has ended."""
+    stalls = bool(record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
+    return not stalls and record.msg != "Reason: %s"
 
 
 _started_by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

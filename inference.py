@@ -3,7 +3,6 @@ own: what the door that waits and the loop that advances it share."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import Literal
@@ -41,7 +40,7 @@ class Inference:
     `error` and `record`.
     """
 
-    _numbers = itertools.count()
+    id: int  # given by the queue that takes it in: increases in order of arrival
 
     def __init__(
         self,
@@ -55,7 +54,6 @@ class Inference:
         deadline_s: float | None = None,
         streaming: bool = False,
     ) -> None:
-        self.id = next(self._numbers)
         self.ids = list(prompt)  # known tokens: the prompt, then what is generated
         self.prompt_tokens = len(prompt)
         self.max_tokens = max_tokens

@@ -11,14 +11,14 @@ uses torch slowed decoding by 12-15 % (OpenMP keeps a team of threads per callin
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from kernels import attention_library
 from seams import (
     KV,
     RANDOM_PREFIX,
+    DeviceLostError,
     Draw,
     Need,
     Outcome,
@@ -115,13 +116,35 @@ class _Drawn:
     start: int  # position of its first new token
 
 
-@contextmanager
-def _device_memory() -> Iterator[None]:
-    """torch's shortage of memory as ours."""
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def with_our_errors(method: Method) -> Method:
+    """A method of an object with a `device`: what torch raises for want of memory, or since the
+    device is lost, is raised as `seams` has it."""
+
+    @functools.wraps(method)
+    def translated(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(str(error)) from error
+        except RuntimeError as error:
+            if self.device.type == "cuda" and _is_lost(self.device):
+                raise DeviceLostError(str(error).partition("\n")[0]) from error
+            raise
+
+    return cast(Method, translated)
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether an error sticks, as after an assertion in a kernel: CUDA then reports it at every
+    call until the process ends."""
     try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(str(error)) from error
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def count_parameters(network: GPT) -> int:
@@ -164,7 +187,7 @@ class ServerModel:
         )
 
     @torch.inference_mode()
-    @_device_memory()
+    @with_our_errors
     def allocate(self, needs: Sequence[Need]) -> list[KV]:
         """One rectangle for sequences admitted together."""
         width = rectangle_width(needs)
@@ -173,7 +196,7 @@ class ServerModel:
         return [RectangleRow(rectangle, index) for index in range(len(needs))]
 
     @torch.inference_mode()
-    @_device_memory()
+    @with_our_errors
     def forward(
         self,
         tokens: Sequence[Sequence[int]],
@@ -311,7 +334,7 @@ class DynamicBatchingServerModel(ServerModel):
         return RaggedMemory(tokens)
 
     @torch.inference_mode()
-    @_device_memory()
+    @with_our_errors
     def allocate(self, needs: Sequence[Need]) -> list[KV]:
         """A cache of its own for each sequence."""
         kvs: list[KV] = []
@@ -322,7 +345,7 @@ class DynamicBatchingServerModel(ServerModel):
         return kvs
 
     @torch.inference_mode()
-    @_device_memory()
+    @with_our_errors
     def grow(self, kv: KV, tokens: int) -> None:
         """See seams.RaggedModel. What is counted returns with the handle, grown or not."""
         assert isinstance(kv, SequenceKV)
@@ -331,7 +354,7 @@ class DynamicBatchingServerModel(ServerModel):
         kv.grow()
 
     @torch.inference_mode()
-    @_device_memory()
+    @with_our_errors
     def forward_ragged(
         self,
         tokens: Sequence[int],

@@ -4,6 +4,7 @@ is told. The loop's thread takes from it; it reads no clock.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import deque
@@ -45,6 +46,8 @@ class RequestQueue:
         self._departures: list[tuple[Inference, End]] = []
         self._draining = False
         self._aborting: str | None = None
+        self._unread = False  # something changed since the loop last looked
+        self._numbers = itertools.count()
         self._counted = 0  # of those who wait, arrivals included, without stored ones
         self._deferred = 0  # of the counted
         self._prompt_tokens = 0  # of the counted
@@ -67,25 +70,30 @@ class RequestQueue:
                 raise DrainingError("the server is shutting down")
             if not inference.stored:
                 self._require_room(inference)
+            inference.id = next(self._numbers)
             self._arrivals.append(inference)
             self._count(inference, 1)
-            self._changed.notify()
+            self._tell()
 
     def leave(self, inference: Inference, end: End) -> None:
         with self._changed:
             self._departures.append((inference, end))
-            self._changed.notify()
+            self._tell()
 
     def drain(self) -> None:
         with self._changed:
             self._draining = True
-            self._changed.notify()
+            self._tell()
 
     def abort(self, reason: str) -> None:
         with self._changed:
             self._draining = True
             self._aborting = reason
-            self._changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._unread = True
+        self._changed.notify()
 
     def _require_room(self, inference: Inference) -> None:
         if self._counted >= self.max_waiting:
@@ -136,6 +144,7 @@ class RequestQueue:
             mail = Mail(self._arrivals, self._departures, self._aborting)
             self.waiting += self._arrivals
             self._arrivals, self._departures, self._aborting = [], [], None
+            self._unread = False
         return mail
 
     def is_over(self) -> bool:
@@ -144,9 +153,9 @@ class RequestQueue:
             return self._draining and not (self.waiting or self._arrivals)
 
     def sleep(self, timeout_s: float) -> None:
-        """Until there is mail, or for so long."""
+        """Until something changes that `read` has not seen, or for so long."""
         with self._changed:
-            if timeout_s > 0.0 and not (self._arrivals or self._departures or self._aborting):
+            if timeout_s > 0.0 and not self._unread:
                 self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # some centuries
 
     def admitted(self, ids: Collection[int]) -> None:

@@ -102,6 +102,10 @@ class OutOfMemoryError(Exception):
     """The model had no room for this iteration; a smaller one may fit."""
 
 
+class DeviceLostError(Exception):
+    """The device fails whatever it is asked from now on; only a new process can use it again."""
+
+
 class Memory(Protocol):
     """The KV budget, in tokens. `used` + `free` = `budget` at all times."""
 
@@ -112,7 +116,8 @@ class Memory(Protocol):
     def used(self) -> int: ...
 
     def cost(self, needs: Sequence[Need]) -> int:
-        """Tokens of the budget that sequences admitted together would take."""
+        """Tokens of the budget that sequences admitted together would take; further ones never
+        make it less."""
         ...
 
 

@@ -54,7 +54,8 @@ class Tokenizer:
         self.end_ids = frozenset(end_ids)  # any of these ends a text
         self.special_ids = special_ids or {}
         names = sorted(self.special_ids, key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        either = "|".join(map(re.escape, names))
+        self._special = re.compile(f"(?<!{_SHIELD})({either})") if names else None
         self.vocab_size = 1 + max(token_of_id)
 
     def encode(self, text: str) -> list[int]:
@@ -90,7 +91,8 @@ class Tokenizer:
         text = text.replace(_SHIELD, "")
         if self._special is None:
             return text
-        return self._special.sub(lambda found: found[0][0] + _SHIELD + found[0][1:], text)
+        # before every character: one special token may stand within another
+        return self._special.sub(lambda found: _SHIELD + _SHIELD.join(found[0]), text)
 
     def token_bytes(self, token: int) -> bytes:
         """Ids that the vocabulary lacks, as a larger model may generate, read `<|id|>`."""

@@ -43,9 +43,8 @@ class Service:
 
     def require_ready(self) -> None:
         """Raises ApiError while nothing is taken in; asked early it spares the tokenizer."""
-        if not self.manager.ready:
-            reason = "is being loaded" if self.manager.model is None else "is shutting down"
-            raise ApiError(503, f"the server {reason}", {"Retry-After": str(RETRY_AFTER_S)})
+        if (reason := self.manager.unavailable) is not None:
+            raise ApiError(503, reason, {"Retry-After": str(RETRY_AFTER_S)})
 
     def require_watched(self) -> None:
         """Raises ApiError when departed clients are no longer noticed."""

@@ -10,6 +10,7 @@ checks the contract of `seams.py` on every call: a breach raises `ContractError`
     model = HashModel(step_s=0.02)                         # keeps requests in flight for a while
     model = HashModel(duration_s=virtual_duration_s)       # virtual time, exact in binary
     model = HashModel(fail_on={3}, max_rows=8)             # the 3rd iteration fails, 9 rows too
+    model = HashModel(lost_from=3)                         # the device is lost in the 3rd
     reference([1, 2, 3], 20, seed=7)                       # tokens of that request, alone
     reference([1, 2, 3], 20, seed=None)                    # the same with temperature 0
     reference_logprob([1, 2, 3], 4)                        # of token 4 after that prefix
@@ -17,12 +18,13 @@ checks the contract of `seams.py` on every call: a breach raises `ContractError`
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from seams import KV, Draw, Need, Outcome, OutOfMemoryError, TokenLogprobs
+from seams import KV, DeviceLostError, Draw, Need, Outcome, OutOfMemoryError, TokenLogprobs
 
 VOCAB_SIZE = 257
 
@@ -144,6 +146,7 @@ class HashModel:
     """`rectangles`: memory is accounted as a dense model's (static, nobatch) or as a ragged one's.
     `duration_s` (rows, positions): what an iteration reports; None reports the time it took.
     `fail_on`: the numbers of the iterations (from 1) that raise InjectedError.
+    `lost_from`: from this iteration on all raise DeviceLostError.
     `max_rows`: more rows raise OutOfMemoryError.
     `before_iteration` (number): called first; it may block or raise.
     All of these may be changed between iterations."""
@@ -158,6 +161,7 @@ class HashModel:
         step_s: float = 0.0,
         duration_s: Callable[[int, int], float] | None = None,
         fail_on: Collection[int] = (),
+        lost_from: float = math.inf,
         max_rows: int | None = None,
         before_iteration: Callable[[int], None] | None = None,
     ) -> None:
@@ -168,6 +172,7 @@ class HashModel:
         self.step_s = step_s
         self.duration_s = duration_s
         self.fail_on = fail_on
+        self.lost_from = lost_from
         self.max_rows = max_rows
         self.before_iteration = before_iteration
         self.iterations = 0  # begun, those that failed included
@@ -300,6 +305,8 @@ class HashModel:
             self.before_iteration(self.iterations)
         if self.iterations in self.fail_on:
             raise InjectedError(f"iteration {self.iterations} fails on request")
+        if self.iterations >= self.lost_from:
+            raise DeviceLostError("an assertion failed in a kernel")
         if self.max_rows is not None and len(rows) > self.max_rows:
             raise OutOfMemoryError(f"{len(rows)} rows, {self.max_rows} fit")
         chosen: list[int | None] = []

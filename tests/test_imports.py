@@ -31,7 +31,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inference": {"seams"},
     "queueing": {"seams", "inference"},
     "records": {"seams", "inference"},
-    "batching": {"seams", "inference", "queueing", "records", "scheduling", "generate", "stats"},
+    "failures": {"seams", "inference"},
+    "batching": {
+        "seams",
+        "failures",
+        "inference",
+        "queueing",
+        "records",
+        "scheduling",
+        "generate",
+        "stats",
+    },
     "kernels": set(),
     "gpt": {"seams", "kernels"},
     "model": {"seams", "gpt", "kernels"},
@@ -63,6 +73,7 @@ UNBOUND = {"benchmarks", "tests"}  # these may import anything
 
 WITHOUT_TORCH = {
     "batching",
+    "failures",
     "inference",
     "queueing",
     "records",

@@ -6,12 +6,13 @@ deferred request plans as it does alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from scheduling.classes.gap import Gap, by_class
-from seams import Plan, Policy, Request, View
+from seams import Advance, Plan, Policy, Request, View
 
 
 class Wrapper(ABC):
@@ -37,11 +38,23 @@ class Wrapper(ABC):
 
 class Priority(Wrapper):
     """Immediate requests are admitted first; whoever is resident is treated alike, and decodes in
-    every iteration."""
+    every iteration. A wrapped policy may sort its queue, so of the deferred requests it is shown
+    only as many as fit beside all immediate ones that wait."""
 
     def mixed(self, view: View) -> Plan:
         waiting, queue = by_class(view.waiting)
-        return self.inner.plan(replace(view, waiting=[*waiting, *queue]))
+        places = view.max_batch_size - len(view.resident) - len(waiting)
+        free = view.memory.budget - view.memory.used
+        needs = [request.need for request in (*waiting, *queue[: max(0, places)])]
+        sizes = range(len(waiting) + 1, len(needs) + 1)
+        fit = bisect_left(sizes, True, key=lambda size: view.memory.cost(needs[:size]) > free)
+        plan = self.inner.plan(replace(view, waiting=[*waiting, *queue[:fit]]))
+        # where residents grow, the last of those who are to be admitted may have to wait again
+        return replace(plan, advance=sorted(plan.advance, key=_is_deferred_newcomer))
+
+
+def _is_deferred_newcomer(step: Advance) -> bool:
+    return step.request.service_class == "deferred" and not step.request.room
 
 
 class NoneWaiting(Wrapper):

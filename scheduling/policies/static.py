@@ -8,6 +8,7 @@ place, and one that comes late waits for the whole batch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
@@ -38,7 +39,10 @@ class Static:
     @staticmethod
     def _fitting(view: View) -> Sequence[Request]:
         """The longest run of waiting requests whose padded rectangle fits into the memory."""
-        batch = list(view.waiting[: view.max_batch_size])
-        while len(batch) > 1 and view.memory.cost([r.need for r in batch]) > view.memory.budget:
-            batch.pop()
-        return batch
+        batch = view.waiting[: view.max_batch_size]
+        needs = [request.need for request in batch]
+        sizes = range(2, len(batch) + 1)  # one alone was refused at its arrival if it did not fit
+        too_large = bisect_left(
+            sizes, True, key=lambda size: view.memory.cost(needs[:size]) > view.memory.budget
+        )
+        return batch[: 1 + too_large]

@@ -72,6 +72,13 @@ class Faulty(Orca):
         return wrong(resident) if wrong else super().retire(resident)
 
 
+def stranger() -> Inference:
+    """One that ended long ago, say."""
+    inference = request()
+    inference.id = 1000
+    return inference
+
+
 def raises(_: object) -> Plan:
     raise ZeroDivisionError("a policy of one's own")
 
@@ -82,8 +89,8 @@ WRONG_PLANS: dict[str, Callable[[View], Plan]] = {
     "nothing is computed": lambda view: Plan([Advance(r, 0) for r in view.waiting]),
     "more is computed than is known": lambda view: Plan([Advance(view.waiting[0], 99)]),
     "one comes twice": lambda view: Plan([Advance(view.waiting[0], 1)] * 2),
-    "a stranger is advanced": lambda _: Plan([Advance(request(), 3)]),
-    "a stranger is preempted": lambda view: Plan([Advance(view.waiting[0], 3)], [request()]),
+    "a stranger is advanced": lambda _: Plan([Advance(stranger(), 3)]),
+    "a stranger is preempted": lambda view: Plan([Advance(view.waiting[0], 3)], [stranger()]),
 }
 
 
@@ -112,7 +119,7 @@ def test_a_policy_that_plans_wrongly_fails_who_is_there_and_the_loop_goes_on(
 WRONG_RETIRES: dict[str, Callable[[Sequence[Request]], Sequence[Request]]] = {
     "it raises": lambda _: [][1],
     "one who is not done": lambda resident: resident,
-    "a stranger": lambda _: [request()],
+    "a stranger": lambda _: [stranger()],
 }
 
 

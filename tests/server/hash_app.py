@@ -17,6 +17,7 @@ from text import Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes
 FAIL_ON = "HASH_FAIL_ON"  # numbers of the iterations that fail, comma separated
+LOST_FROM = "HASH_LOST_FROM"  # number of the iteration in which the device is lost
 HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until it is gone
 HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
@@ -39,6 +40,7 @@ def load(config: Config) -> LoadedModel:
     model = HashModel(
         step_s=float(os.environ.get(STEP_S, "0")),
         fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
+        lost_from=float(os.environ.get(LOST_FROM, "inf")),
         rectangles=config.mode != "dynamic",
     )
     hold, hurry = os.environ.get(HOLD), os.environ.get(HURRY)

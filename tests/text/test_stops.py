@@ -48,8 +48,11 @@ def test_only_text_that_may_become_a_stop_string_is_held_back(text: str, stops: 
 
 
 def special_tokenizer() -> Tokenizer:
-    table = {byte: bytes([byte]) for byte in range(256)} | {256: b"<a>", 257: b"<ab>"}
-    return Tokenizer(lambda t: list(t.encode()), table, [], {"<a>": 256, "<ab>": 257})
+    """One special token is a part of another, one a single character."""
+    special = {"<a>": 256, "<ab>": 257, "b>": 258, "é": 259}
+    table = {byte: bytes([byte]) for byte in range(256)}
+    table |= {token: text.encode() for text, token in special.items()}
+    return Tokenizer(lambda t: list(t.encode()), table, [], special)
 
 
 PIECES = st.lists(st.sampled_from(["<a>", "<ab>", "<", "a>", "b>", "\ufdd0", "é"]))

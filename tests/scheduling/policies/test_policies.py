@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
-from seams import Advance, Plan, Policy
+from seams import Advance, Memory, Need, Plan, Policy
 from tests.scheduling.shown import Shown, batches, queues, view
 
 POLICIES: list[Policy] = [
@@ -107,6 +110,30 @@ def test_static_waits_for_its_window_unless_the_batch_is_full() -> None:
     assert advanced(policy.plan(view(waiting, now_s=15.0, limit=4))) == [(1, 4), (2, 4)]
     assert advanced(policy.plan(view(waiting, now_s=11.0, limit=2))) == [(1, 4), (2, 4)]
     assert advanced(policy.plan(view(waiting, now_s=11.0, limit=1))) == [(1, 4)]
+
+
+class Counting:
+    """A memory that counts the sequences that it is asked about."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.asked = memory, 0
+        self.budget, self.used = memory.budget, memory.used
+
+    def cost(self, needs: Sequence[Need]) -> int:
+        self.asked += len(needs)
+        return self.memory.cost(needs)
+
+
+@pytest.mark.parametrize("budget", [16, 1024, 1024 * 6, 1024 * 12])
+def test_the_work_of_planning_a_static_batch_grows_with_its_queue_not_with_its_square(
+    budget: int,
+) -> None:
+    waiting = [Shown(id) for id in range(1024)]
+    shown = view(waiting, limit=1024, budget=budget, rectangles=True)
+    memory = Counting(shown.memory)
+    plan = Static(0.0).plan(replace(shown, memory=memory))
+    assert len(plan.advance) == max(1, budget // 12)
+    assert memory.asked <= len(waiting) * math.log2(2 * len(waiting))
 
 
 def test_static_keeps_the_rows_that_are_done_and_admits_nobody_meanwhile() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.server.hash_app import HOLD, LOAD_ERROR, LOAD_GATE, STEP_S
+from failures import FAILURES_IN_A_ROW
+from tests.server.hash_app import FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
 from tests.server.process import (
     PATIENCE_S,
     clients,
@@ -42,6 +43,41 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_message(tmp_path
         assert server.log.count("no such weights; allowed: better") == 1
         assert "Traceback" not in server.log
         assert server.members() == []
+
+
+def test_a_lost_device_fails_all_requests_with_the_reason_and_ends_the_server(
+    tmp_path: Path,
+) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    model = {HOLD: hold, LOST_FROM: 1}
+    with serving(tmp_path, hash_model=model, max_batch_size=1) as server, clients(2) as call:
+        running = call(server.ask)
+        server.reaches(running=1)
+        waiting = call(server.ask)
+        server.reaches(running=1, waiting=1)
+        hold.unlink()
+        assert running.result().status_code == 500
+        assert waiting.result().status_code == 503
+        for answer in (running, waiting):
+            assert "an assertion failed in a kernel" in answer.result().json()["error"]
+        assert server.process.wait(PATIENCE_S) != 0
+        assert server.members() == []
+        assert "the device is lost: an assertion failed in a kernel" in server.log
+        assert server.log.count("\n") < 60  # nothing was started again
+        assert "failed to boot" not in server.log
+
+
+def test_iterations_that_fail_one_after_the_other_end_the_server(tmp_path: Path) -> None:
+    with serving(tmp_path, hash_model={FAIL_ON: "1,2,4,5,6,7,8"}) as server:
+        for number in range(2):
+            assert server.ask(f"before {number}").status_code == 500
+        assert server.ask("well", 1).status_code == 200
+        for number in range(FAILURES_IN_A_ROW):
+            assert server.ask(f"after {number}").status_code == 500
+        assert server.process.wait(PATIENCE_S) != 0
+        assert server.members() == []
+        assert "5 iterations in a row failed, the last with: iteration 8 fails" in server.log
 
 
 def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
