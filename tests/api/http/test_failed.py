@@ -21,13 +21,13 @@ WHY = "the device is lost: an assertion failed in a kernel"
     ("path", "body"),
     [
         ("/health", None),
-        ("/inference", {"prompt": "x"}),
+        ("/inference", {"prompt": "x", "num_tokens": 1}),
         ("/v1/completions", {"prompt": "x", "model": "embedded"}),
         ("/generate", {"inputs": "x"}),
     ],
 )
 def test_a_server_that_has_failed_is_not_ready_and_says_why(
-    path: str, body: dict[str, str] | None
+    path: str, body: dict[str, object] | None
 ) -> None:
     app = create_app(Config(mode="dynamic"), load, byte_tokenizer())
     client = app.test_client()
