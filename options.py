@@ -15,6 +15,7 @@ import inspect
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from itertools import groupby, pairwise
@@ -63,6 +64,11 @@ class Option:
             return [self.name.upper()]
         return [flag(self.name), *self.flags]
 
+    @property
+    def shown_default(self) -> str:
+        text = _text(self.default) or "none"
+        return text.removesuffix(".0") if self.kind is float else text
+
     def read(self, text: str) -> Any:
         """Raises OptionError."""
         parse, noun, _ = _KINDS[self.kind]
@@ -98,7 +104,6 @@ class Option:
         if self.default is MISSING:
             group.add_argument(self.name, metavar=self.name.upper(), help=self.help)
             return
-        default, variables = _text(self.default) or "none", ", ".join(self.variables)
         is_switch = self.kind is bool
         group.add_argument(
             *self.names,
@@ -106,7 +111,7 @@ class Option:
             metavar="|".join(self.choices) or _KINDS[self.kind][2],
             nargs="?" if is_switch else None,
             const="true" if is_switch else None,
-            help=f"{self.help} (default {default}; {variables})",
+            help=f"{self.help} (default {self.shown_default}; {', '.join(self.variables)})",
         )
 
 
@@ -125,7 +130,7 @@ class Options:
 
     @classmethod
     @functools.cache
-    def declared(cls) -> list[Option]:
+    def declared(cls) -> tuple[Option, ...]:
         (source,) = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body
         assert isinstance(source, ast.ClassDef)
         helps = {
@@ -141,7 +146,7 @@ class Options:
                 kind = tuple if get_origin(kind) is tuple else get_args(kind)[0]
             rules = {"choices": choices, "variables": [cls.prefix + name.upper()], **field.metadata}
             found.append(Option(name, field.default, kind, helps[name], **rules))
-        return found
+        return tuple(found)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -175,7 +180,12 @@ class Options:
     def _parser(cls) -> argparse.ArgumentParser:
         epilog = "Brackets name the environment variables; the command line wins over them."
         parser = argparse.ArgumentParser(
-            "server.sh", cls.usage, cls.description, epilog, allow_abbrev=False
+            "server.sh",
+            cls.usage,
+            cls.description,
+            epilog,
+            formatter_class=_Help,
+            allow_abbrev=False,
         )
         for group, options in groupby(cls.declared(), key=lambda option: option.group):
             section = parser.add_argument_group(group.title)
@@ -185,13 +195,20 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """To be shown: what is secret is not in it."""
-        shown = {option.name: getattr(self, option.name) for option in self.declared()}
-        return shown | {o.name: "(set)" for o in self.declared() if o.secret and shown[o.name]}
+        values = {option.name: getattr(self, option.name) for option in self.declared()}
+        secret = {option.name for option in self.declared() if option.secret}
+        return {name: "(set)" if name in secret and v else v for name, v in values.items()}
 
     def as_environment(self) -> dict[str, str]:
         """The environment from which `from_environment` reads the same configuration."""
         values = {option.variables[0]: getattr(self, option.name) for option in self.declared()}
         return {name: _text(value) for name, value in values.items() if value is not None}
+
+
+class _Help(argparse.HelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Breaks no name at its hyphens."""
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def flag(name: str) -> str:
@@ -209,9 +226,12 @@ def _boolean(text: str) -> bool:
 
 
 def _text(value: Any) -> str:
+    """What `read` turns into this value; nothing for None."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(value)
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "" if value is None else str(value)
 
 
 # how a text is read, what it has to be, and how `--help` shows it

@@ -35,15 +35,15 @@ class Config(Options):
     host: str = NETWORK.option("127.0.0.1", variables=["TIB_HOST"])
     """address to listen on; 0.0.0.0: every interface"""
     port: int = NETWORK.option(8000, least=0, most=65535, variables=["TIB_PORT"])
-    """port to listen on (0: any free one)"""
+    """port to listen on; 0: any free one"""
     cors_origin: str = NETWORK.option("*")
     """Access-Control-Allow-Origin of answers; empty: none"""
     max_body_bytes: int = NETWORK.option(32 * 2**20, least=1)
-    """largest request body; beyond it 413"""
+    """largest request body; larger ones are answered with 413"""
     client_idle: float = NETWORK.option(75.0, least=0.001)
-    """s a client may take over its headers, its body, a pause"""
+    """seconds a client may take over its headers, its body, a pause"""
     stream_idle: float = NETWORK.option(300.0, least=0.001)
-    """s without a byte within an answer, on either side"""
+    """seconds without a byte within an answer, on either side"""
 
     upstreams: str = SERVERS.option("")
     """servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 stands for every
@@ -52,41 +52,41 @@ class Config(Options):
     """file with one 'URL [limit=N] [key=SECRET] [models=A,B]' a line, '#' comments; SIGHUP reads it
     again"""
     max_connect_per_upstream: int = SERVERS.option(1, least=1)
-    """requests on one upstream at a time, all models"""
+    """most requests on one upstream at a time, of all models"""
     connect_timeout: float = SERVERS.option(5.0, least=0.001)
-    """s to connect to an upstream"""
+    """seconds to connect to an upstream"""
     probe_interval: float = SERVERS.option(10.0, least=0.001)
-    """s between probes of every upstream's /v1/models"""
+    """seconds between probes of every upstream's /v1/models"""
     probe_timeout: float = SERVERS.option(5.0, least=0.001)
-    """s a probe may take"""
+    """seconds a probe may take"""
 
     policy: str = DISPATCH.option("least-work", choices=[*POLICIES])
     """which server takes a request"""
     default_model: str = DISPATCH.option("")
-    """model of requests that name none; without it the only model there is"""
+    """model of requests that do not name one; none: the only model there is"""
     max_queue: int = DISPATCH.option(1000, least=0)
-    """requests waiting per model; beyond them 429"""
+    """most requests that wait for a model; those beyond are answered with 429"""
     max_attempts: int = DISPATCH.option(3, least=1)
-    """upstreams tried for one request before its first byte"""
+    """most upstreams tried for one request, before its first byte"""
     wait_for: float = DISPATCH.option(5000.0, least=0)
-    """ms to wait for an upstream to become ready, or 503"""
+    """milliseconds to wait for an upstream to become ready (else 503)"""
     timeout: float = DISPATCH.option(600_000.0, least=1)
-    """ms to wait for a free upstream, or 503, and then for its first byte, or 504"""
+    """milliseconds to wait for a free upstream (else 503) and then for its first byte (else 504)"""
     batch_upstream: str = BATCH_API.option("", parse=_batch_upstream)
     """upstream that has the files and batches: its URL, or any where the upstreams share a database
-    (DATABASE_URL); without it they are refused"""
+    (DATABASE_URL); none: they are refused"""
 
     api_keys: tuple[str, ...] = KEYS.option((), secret=True)
-    """keys clients must show, comma separated; none: open"""
+    """keys, comma separated, one of which a client has to show; none: everyone may ask"""
     upstream_api_key: str = KEYS.option("", secret=True)
     """key shown to upstreams in place of the client's"""
     admin_key: str = KEYS.option("", secret=True)
-    """key for /upstreams; without one it is read-only and open"""
+    """key for /upstreams; none: it is read-only and open"""
 
     drain_timeout: float = PROCESS.option(600.0, least=0)
-    """s running requests may take after SIGTERM"""
+    """seconds that running requests may take after SIGTERM"""
     debug: bool = PROCESS.option(False)
-    """log every request (true or false)"""
+    """log every request"""
 
 
 def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config import Config as ServerConfig
 from options import Group, OptionError, Options
+from router.config import Config as RouterConfig
 
 PLACE = Group("place")
 REST = Group("rest")
@@ -80,6 +82,8 @@ def test_help_shows_the_options_by_group_with_all_their_names(
     shown = capsys.readouterr().out
     assert shown.index("place:") < shown.index("--port") < shown.index("rest:")
     assert shown.index("rest:") < shown.index("--loud")
+    assert "(default 80; S_PORT)" in shown
+    assert "(default none; S_SHARE)" in shown
     words = " ".join(shown.split())
     assert "--host TEXT, --hostname TEXT address, of which the help is two lines" in words
     assert "(default here; S_HOST, SAMPLE_HOSTNAME)" in words
@@ -91,6 +95,12 @@ def test_what_is_secret_is_shown_nowhere() -> None:
     assert sample.as_dict()["password"] == "(set)"
     with pytest.raises(OptionError, match=r"--password \(S_PASSWORD\) is wrong; allowed: letters"):
         Sample("small", password="ABC")
+
+
+@pytest.mark.parametrize("program", [ServerConfig, RouterConfig])
+def test_no_two_options_share_a_variable(program: type[Options]) -> None:
+    names = [name for option in program.declared() for name in option.variables]
+    assert len(set(names)) == len(names)
 
 
 TEXTS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)

@@ -145,7 +145,8 @@ def test_the_router_imports_nothing_of_the_server() -> None:
     assert {name.partition(".")[0] for name in loaded} & (ours - {"options", "router"}) == set()
 
 
-def test_the_documentation_names_every_option_with_its_variable() -> None:
+def test_the_documentation_says_of_every_option_what_its_help_says() -> None:
     text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
     for option in Config.declared():
-        assert f"| `{flag(option.name)}` | `{option.variables[0]}` |" in text
+        names = f"| `{flag(option.name)}` | `{option.variables[0]}` |"
+        assert f"{names} {option.shown_default} | {option.help} |" in text
