@@ -29,10 +29,11 @@ from client.experiment import adapted
 from client.load import servers
 from client.load.deferred import JobRun, split
 from client.load.live import live_view, say
+from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S, play
 from client.load.records import Run
 from client.load.target import Target, authorization, parse_target
-from client.report.run import run_table, write_run_report
+from client.report.run import OneRun, run_figures, run_text, write_run_report
 from client.selftest import self_test
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError
@@ -99,21 +100,23 @@ def _run(
             job = jobs.end(cancel=bool(run.interrupted))
         if servers.unreachable(target) is None:
             stats = servers.settled_stats(target)
-    measured = measure(run, objectives)
     after = servers.handled(stats)
     # The books' window is not reset: others may be using it.
-    known = before is not None and after is not None
-    of_job = 0 if job is None else job.output_tokens
-    verdict = judge(run, measured, (after or 0) - (before or 0) - of_job if known else None)
+    handled = None
+    if before is not None and after is not None:
+        handled = after - before - (0 if job is None else job.output_tokens)
+    measured = measure(run, objectives)
+    verdict = judge(run, measured, handled)
+    environment = {"machine": machine(), "versions": versions(), "commit": commit()}
+    one = OneRun(run, measured, verdict, objectives, stats, handled, job, environment)
     if args.out is not None:
-        write_run_report(args.out, run, measured, verdict, stats, job)
-    text, figures = run_table(run, measured, verdict, stats, job)
+        write_run_report(args.out, one)
     if args.json:
-        print(json.dumps({**figures, "server": stats}))
+        print(json.dumps({**run_figures(one), "server": stats}))
     else:
-        print(text)
-        if stats is not None:
-            print("\nThe server's own /stats:\n" + json.dumps(stats, indent=1))
+        print(run_text(one))
+        if args.out is not None:
+            print(args.out / "report.html")
     failed = verdict.word == FAILED or (job is not None and job.error is not None)
     return 130 if run.interrupted else 1 if failed else 0
 

@@ -124,7 +124,8 @@ class _Player:
         self.interrupted: str | None = None
 
     def now(self) -> float:
-        return time.monotonic() - self.start
+        """Whole microseconds, so that the raw data say exactly what was measured."""
+        return round(time.monotonic() - self.start, 6)
 
     async def run(self) -> Run:
         # One connection per request, as independent users have; also, a kept one may be closed

@@ -1,52 +1,76 @@
-"""The report of one run: a table for the terminal, a page with the load above its latency."""
+"""The report of one run: what stands last on the terminal, the page, and the raw data."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from client.analysis.gates import Verdict
-from client.analysis.metrics import LATENCIES, Measured
+from client.analysis.gates import VALID, Verdict, judge
+from client.analysis.metrics import LATENCIES, Measured, Objectives, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
-from client.load.machine import commit, machine, versions
+from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Run, write_deliveries, write_requests
 from client.load.servers import described, note_of
-from client.report.html import Fold, Row, Section, Table, seconds, write_page
-from client.workloads.workload_file import write_workload
+from client.report.chart import Axis, Bar, Chart, Line, Mark, Shape
+from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
+from client.report.pictures import latency_by_tokens
+from client.report.server import server_table
+from client.report.words import number, objectives_text
+from client.workloads.workload_file import read_workload, write_workload
 
 _NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "ttft_sent": "TTFT from the send",
     "e2e_sent": "E2E from the send", "queue": "queue, server's word",
     "deferred_e2e": "E2E of deferred",
 }  # fmt: skip
+_FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 
 
-def run_table(
-    run: Run, m: Measured, verdict: Verdict, stats: dict[str, Any] | None, job: Job | None
-) -> tuple[str, dict[str, Any]]:
-    """Text for people and figures for machines."""
-    gates = "\n".join(
-        f"  {g.name.ljust(22)} {g.verdict.ljust(14)} {g.found}" for g in verdict.gates
-    )
-    text = "\n".join(
-        (
-            _latency_table(m).as_text(),
-            "",
-            *_lines(run, m, stats, job),
-            "",
-            f"{verdict.word}{': ' + verdict.reason if verdict.reason else ''}",
-            gates,
-        )
-    )
-    return text, run_figures(run, m, verdict, job)
+@dataclass(frozen=True, slots=True)
+class OneRun:
+    """A run with its figures, and what else is known of it.
+
+    ``server`` is the server's last /stats, ``handled`` the tokens that its books gained, None where
+    it keeps none. ``environment`` names the client's machine, versions and commit.
+    """
+
+    run: Run
+    measured: Measured
+    verdict: Verdict
+    objectives: Objectives | None
+    server: dict[str, Any] | None
+    handled: int | None
+    job: Job | None
+    environment: dict[str, Any]
 
 
-def run_figures(run: Run, m: Measured, verdict: Verdict, job: Job | None) -> dict[str, Any]:
+def run_text(one: OneRun) -> str:
+    """What a terminal shows last: some fifteen lines, the verdict at the end."""
+    m, stats, verdict = one.measured, one.server, one.verdict
+    lines = [_latency_table(m, ("ttft", "tpot", "itl", "e2e", "deferred_e2e")).as_text(), ""]
+    lines += _lines(one)
+    own = _server_line(stats)
+    lines += [own] if own else []
+    return "\n".join([*lines, f"{verdict.word}{': ' + verdict.reason if verdict.reason else ''}"])
+
+
+def _server_line(stats: dict[str, Any] | None) -> str | None:
+    """The original's figures in one line; None where the server has none."""
+    table = server_table([("", [stats or {}])], "")
+    wanted = ("output tokens per busy second", "latency per token, mean",
+              "rows in an iteration, mean", "output tokens")  # fmt: skip
+    told = [f"{title} {value}" for title, value in (r.cells for r in table.rows) if title in wanted]
+    return "/stats: " + "; ".join(told) if told else None
+
+
+def run_figures(one: OneRun) -> dict[str, Any]:
     """All figures of a run under plain names, in seconds, requests and tokens."""
+    run, m, verdict, job = one.run, one.measured, one.verdict, one.job
     return {
         "verdict": verdict.word,
         "reason": verdict.reason,
@@ -79,51 +103,103 @@ def run_figures(run: Run, m: Measured, verdict: Verdict, job: Job | None) -> dic
     }
 
 
-def write_run_report(
-    folder: Path,
-    run: Run,
-    m: Measured,
-    verdict: Verdict,
-    stats: dict[str, Any] | None,
-    job: Job | None,
-) -> None:
-    """report.html, over-time.png, summary.json, requests.csv, tokens.csv and workload.jsonl."""
+def write_run_report(folder: Path, one: OneRun) -> None:
+    """The raw data (workload.jsonl, runs.jsonl.gz and, for people, two CSV files) and the page."""
+    run = one.run
     folder.mkdir(parents=True, exist_ok=True)
-    figures = run_figures(run, m, verdict, job)
-    environment = {"machine": machine(), "versions": versions(), "commit": commit()}
-    (folder / "summary.json").write_text(
-        json.dumps({**figures, **environment, "server": stats}, indent=1) + "\n"
-    )
+    write_workload(run.workload, folder / "workload.jsonl")
+    about = {
+        "objectives": None if one.objectives is None else asdict(one.objectives),
+        "server": one.server,
+        "handled": one.handled,
+        "job": None if one.job is None else asdict(one.job),
+        "environment": one.environment,
+    }
+    write_raw([(about, run)], folder / "runs.jsonl.gz")
     write_requests(((run.target, o) for o in run.outcomes), folder / "requests.csv")
     write_deliveries(((run.target, o) for o in run.outcomes), folder / "tokens.csv")
-    write_workload(run.workload, folder / "workload.jsonl")
-    from client.report.run_plot import draw_run  # matplotlib takes a second to import
+    figures = {**run_figures(one), **one.environment, "server": one.server}
+    (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_run_page(folder / "report.html", one)
 
-    picture = draw_run(run, m, folder / "over-time.png")
+
+def read_run(folder: Path) -> OneRun:
+    """What `write_run_report` left there, its figures computed anew. RawError, WorkloadError."""
+    workload = read_workload(folder / "workload.jsonl")
+    path = folder / "runs.jsonl.gz"
+    for about, run in read_raw(path, {workload.sha256: workload}.__getitem__):
+        goal, job = about["objectives"], about["job"]
+        objectives = None if goal is None else Objectives(**goal)
+        measured = measure(run, objectives)
+        return OneRun(
+            run, measured, judge(run, measured, about["handled"]), objectives, about["server"],
+            about["handled"], None if job is None else Job(**job), about["environment"],
+        )  # fmt: skip
+    raise RawError(f"{path}: holds no run")
+
+
+def write_run_page(path: Path, one: OneRun) -> None:
+    run, m, stats = one.run, one.measured, one.server
+    table = server_table([(run.target, [stats or {}])], "/stats after the run")
+    by_size = latency_by_tokens(
+        "Latency by requested tokens", [(run.target, _END, [(0, o) for o in run.outcomes])]
+    )
     gates = Table(
         ("gate", "verdict", "found"),
-        [Row((g.name, g.verdict, g.found)) for g in verdict.gates],
+        [Row((g.name, g.verdict, g.found)) for g in one.verdict.gates],
         left=3,
     )
-    generator = json.dumps(dict(run.workload.generator), indent=1)
-    folds = [Fold("workload", generator), Fold("environment", json.dumps(environment, indent=1))]
+    folds = [
+        Fold("workload", json.dumps(dict(run.workload.generator), indent=1)),
+        Fold("environment", json.dumps(one.environment, indent=1)),
+    ]
     if stats is not None:
         folds.append(Fold("the server's /stats", json.dumps(stats, indent=1)))
     write_page(
-        folder / "report.html",
+        path,
         f"One run against {run.target}",
-        f"{m.planned} requests, workload {run.workload.sha256[:12]}; {verdict.word}",
-        [text for text in (note_of(stats), verdict.reason) if text],
+        Lead(
+            _sentences(one),
+            table if table.rows else _latency_table(m, LATENCIES),
+            Selector("", [("", [by_size])]),
+            f"server: {described(stats) or 'it did not say what it is'}; workload "
+            f"{run.workload.sha256[:12]}, arrivals {run.workload.generator.get('arrivals')}",
+        ),
+        [text for text in (note_of(stats), one.verdict.reason) if text],
         [
-            Section("Latency", _lines(run, m, stats, job), _latency_table(m)),
-            Section("The load, and the latency it caused", images=[picture]),
-            Section("Gates", table=gates),
-            Section("Details", folds=folds),
+            Section("The load, and the latency it caused", charts=[_load(run), _latencies(run)]),
+            Section("Latency", _lines(one), _latency_table(m, LATENCIES)),
+            Section("Gates", table=gates, folded=True),
+            Section("Details", folds=folds, folded=True),
         ],
     )
 
 
-def _latency_table(m: Measured) -> Table:
+def _sentences(one: OneRun) -> list[str]:
+    m, verdict = one.measured, one.verdict
+    told = [
+        f"{m.ok} of {m.planned} requests were answered, {m.failed} failed and {m.unfinished} were "
+        f"cut; the server gave {number(m.throughput)} output tokens a second at "
+        f"{number(m.offered)} requests a second."
+    ]
+    ttft, e2e = m.percentiles("ttft"), m.percentiles("e2e")
+    if e2e["p50"] is not None:
+        first = f"the first token within {seconds(ttft['p50'])} and " if ttft["p50"] else ""
+        tail = f"; nine in ten within {seconds(e2e['p90'])}" if e2e["p90"] is not None else ""
+        told.append(
+            f"Half of the requests got {first}the whole answer within {seconds(e2e['p50'])}{tail}."
+        )
+    judged = (
+        "Every gate was passed: the figures may be believed."
+        if verdict.word == VALID
+        else f"The run is {verdict.word}, for the reason above."
+    )
+    if one.objectives is not None and m.attained is not None:
+        judged = f"{m.attained:.1%} of them met {objectives_text(one.objectives)}. {judged}"
+    return [*told, judged]
+
+
+def _latency_table(m: Measured, names: tuple[str, ...]) -> Table:
     rows = [
         Row(
             (
@@ -132,19 +208,20 @@ def _latency_table(m: Measured) -> Table:
                 str(m.latencies[name].size),
             )
         )
-        for name in LATENCIES
+        for name in names
         if m.latencies[name].size
     ]
     return Table(("from the intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
 
 
-def _lines(run: Run, m: Measured, stats: dict[str, Any] | None, job: Job | None) -> list[str]:
+def _lines(one: OneRun) -> list[str]:
+    run, m, job = one.run, one.measured, one.job
     lines = [
-        f"server: {described(stats) or 'it did not say what it is'}",
+        f"server: {described(one.server) or 'it did not say what it is'}",
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
         f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "
-        f"{m.throughput:.1f} output tokens/s in the window (counted: {run.counted})",
+        f"{m.throughput:.1f} output tokens/s in the window",
     ]
     if run.workload.users is not None:
         lines.append(f"closed loop of {run.workload.users} users: no intended times")
@@ -159,6 +236,56 @@ def _lines(run: Run, m: Measured, stats: dict[str, Any] | None, job: Job | None)
     if job is not None:
         lines.append(job.line())
     return lines
+
+
+def _load(run: Run) -> Chart:
+    """Arrivals in sixtieths of the window, and the requests in flight."""
+    end_s = max(run.window_end_s, 1e-3)
+    origins = np.array([o.origin_s for o in run.outcomes if o.origin_s <= end_s])
+    counts, edges = np.histogram(origins, bins=60, range=(0.0, end_s))
+    bars = [
+        Bar(a, b, 0.0, float(n), "#c3c9d1", f"{n} arrived between {a:.2f} and {b:.2f} s")
+        for n, a, b in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        if n
+    ]
+    changes = [
+        (t, float(n))
+        for k, (t, n) in enumerate(run.in_flight)
+        if k in (0, len(run.in_flight) - 1) or n != run.in_flight[k - 1][1]
+    ]
+    most = max((n for _, n in changes), default=0.0)
+    return Chart(
+        title="Arrivals and requests in flight",
+        finding=f"{len(run.outcomes)} requests over {end_s:.1f} s, at most {most:.0f} in flight.",
+        x=Axis("seconds", low=0.0), y=Axis("requests", low=0.0),
+        bars=bars, lines=[Line(changes, _END, "in flight", steps=True)],
+        note=f"bars: arrivals in {end_s / 60:.2g} s",
+    )  # fmt: skip
+
+
+def _latencies(run: Run) -> Chart:
+    marks = []
+    for o in run.outcomes:
+        if o.ok and o.end_s is not None:
+            told = f"request {o.index}, {o.requested_tokens} tokens"
+            end_s = o.end_s - o.origin_s
+            marks.append(Mark(o.origin_s, end_s, _END, f"{told}: end {seconds(end_s)}", small=True))
+            if o.first_s is not None and o.first_s > o.origin_s:
+                first_s = o.first_s - o.origin_s
+                tip = f"{told}: first token {seconds(first_s)}"
+                marks.append(Mark(o.origin_s, first_s, _FIRST, tip, small=True))
+        else:
+            gone_s = max(o.left_s - o.origin_s, 1e-4)
+            shape = Shape.AT_LEAST if o.unfinished else Shape.CROSS
+            tip = f"request {o.index}: {o.failure}"
+            marks.append(Mark(o.origin_s, gone_s, _MISSED, tip, shape))
+    return Chart(
+        title="Latency over time",
+        finding=f"First token and end of {len(run.outcomes)} requests by their intended time.",
+        x=Axis("intended time in seconds", low=0.0),
+        y=Axis("from the intended time", log=True, text=seconds),
+        marks=marks, note="green: first token, blue: end, red: failed or cut",
+    )  # fmt: skip
 
 
 def _finite(value: float | None) -> float | str | None:

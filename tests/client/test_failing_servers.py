@@ -120,7 +120,7 @@ def test_a_failed_run_has_all_the_files_of_a_good_one(
     faulty: Faulty, played: Played, tmp_path: Path, after: int, answered: int
 ) -> None:
     played(faulty("html", after=after), "--out", str(tmp_path))
-    written = "report.html over-time.png summary.json requests.csv tokens.csv workload.jsonl"
+    written = "report.html runs.jsonl.gz summary.json requests.csv tokens.csv workload.jsonl"
     assert {p.name for p in tmp_path.iterdir()} == set(written.split())
     assert "FAILED" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "summary.json").read_text())["verdict"] == "FAILED"

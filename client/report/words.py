@@ -1,0 +1,119 @@
+"""The result in sentences, each with its numbers. Turns records into words; computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client.analysis.metrics import Objectives
+from client.analysis.results import Bracket, Headline, Pair
+from client.analysis.statistics import Interval
+from client.analysis.summary import Point
+from client.report.html import seconds
+
+_SPOKEN = {
+    "nobatch": "one request at a time",
+    "static": "static batching",
+    "dynamic": "dynamic batching",
+}
+
+
+def spoken(name: str) -> str:
+    """A contestant in words."""
+    mode, _, policy = name.partition(":")
+    return f"{_SPOKEN[mode]} under {policy}" if policy and mode in _SPOKEN else _SPOKEN.get(
+        name, name
+    )  # fmt: skip
+
+
+def number(value: float) -> str:
+    """Three digits, thousands apart."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def sentences(found: Headline, points: Sequence[Point]) -> list[str]:
+    """Throughput at the limit, latency where both keep up, capacity: the last contestant of the
+    project's own order, dynamic where it takes part, beside the first."""
+    names = list(dict.fromkeys(p.contestant for p in points))
+    hero = "dynamic" if "dynamic" in names else names[-1]
+    return [
+        _limit(found, hero, names),
+        _latency(found, hero, names, points),
+        _capacity(found, hero, names),
+    ]
+
+
+def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
+    limits = {a.contestant: a for a in found.saturation}
+    pairs = {p.over: p for p in found.pairs if p.of == hero and p.throughput is not None}
+    told = [_times(pairs[name]) for name in names if name in pairs]
+    if hero in limits and told:
+        mine = limits[hero]
+        return (
+            f"At its limit {spoken(hero)} delivered {number(mine.throughput.value)} output tokens "
+            f"a second, {' and '.join(told)}."
+        )
+    if hero in limits:
+        limit = number(limits[hero].throughput.value)
+        return f"At its limit {spoken(hero)} delivered {limit} output tokens a second."
+    return (
+        f"No load brought {spoken(hero)} to its limit, so its throughput there is not known; "
+        "--loads takes higher ones."
+    )
+
+
+def _times(pair: Pair) -> str:
+    ratio = pair.throughput
+    assert ratio is not None  # only such pairs are told
+    return f"{ratio.value:.2g} times{_within(ratio)} those of {spoken(pair.over)}"
+
+
+def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[Point]) -> str:
+    """At the highest load that it and another sustain."""
+    pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
+    if not pairs:
+        return f"No load was sustained by {spoken(hero)} and another, so latencies do not compare."
+    pair = max(pairs, key=lambda p: (p.load, -names.index(p.over)))
+    mine, theirs = (
+        next((q for q in points if (q.contestant, q.load) == (name, pair.load)), None)
+        for name in (hero, pair.over)
+    )
+    ratio = pair.ttft
+    assert mine is not None
+    assert theirs is not None
+    assert ratio is not None  # they make the pair
+    return (
+        f"At {mine.offered:.3g} requests a second (load {pair.load:g}), which both sustain, half "
+        f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
+        f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
+        f"{spoken(pair.over)}: {ratio.value:.2g} times{_within(ratio)} the wait."
+    )
+
+
+def _capacity(found: Headline, hero: str, names: Sequence[str]) -> str:
+    brackets = {b.contestant: b for b in found.capacities}
+    told = [
+        _bracket(brackets[n]) for n in (hero, *(x for x in names if x != hero)) if n in brackets
+    ]
+    goal = f"{objectives_text(found.objectives)} for {found.share:.0%} of the requests"
+    return f"With {goal}, {'; '.join(told)}."
+
+
+def _bracket(b: Bracket) -> str:
+    who = spoken(b.contestant)
+    if b.passed is None:
+        return f"{who} sustained no load" if b.failed is None else f"{who} not even {b.failed:g}"
+    end = "the highest" if b.failed is None else f"and not {b.failed:g}"
+    return f"{who} sustained load {b.passed:g}, {end}"
+
+
+def objectives_text(objectives: Objectives) -> str:
+    parts = (
+        ("TTFT", objectives.ttft_s), ("TPOT", objectives.tpot_s), ("E2E", objectives.e2e_s)
+    )  # fmt: skip
+    return " and ".join(f"{name} ≤ {seconds(value)}" for name, value in parts if value is not None)
+
+
+def _within(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return ""
+    return f" [{interval.low:.2g}, {interval.high:.2g}]"

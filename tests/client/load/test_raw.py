@@ -1,0 +1,53 @@
+"""Runs on disk are the runs that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from client.load.raw import RawError, read_raw, write_raw
+from client.load.records import Outcome, Run
+from tests.client.conftest import workload
+
+micros = st.integers(0, 10**9).map(lambda n: n / 1e6)
+outcomes = st.builds(
+    Outcome,
+    index=st.integers(0, 99), service=st.just("immediate"), deadline_s=st.none() | micros,
+    requested_tokens=st.integers(1, 99), intended_s=st.none() | micros, sent_s=micros,
+    first_s=st.none() | micros, end_s=st.none() | micros, left_s=micros,
+    deliveries=st.lists(st.tuples(micros, st.integers(1, 3)), max_size=5).map(
+        lambda made: tuple(sorted(made))
+    ),
+    prompt_tokens=st.none() | st.integers(1, 9), output_tokens=st.none() | st.integers(0, 9),
+    queue_s=st.none() | micros, first_from=st.just("stream"), failure=st.none() | st.text(),
+    unfinished=st.booleans(),
+)  # fmt: skip
+WORKLOAD = workload(requests=3)
+
+
+@settings(max_examples=30)
+@given(st.lists(outcomes, max_size=4), st.lists(st.tuples(micros, st.integers(0, 9)), max_size=4))
+def test_reading_gives_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    seen: list[Outcome],
+    samples: list[tuple[float, int]],
+) -> None:
+    run = Run("t", WORKLOAD, tuple(seen), tuple(samples), 1.5, "ids", streamed=True)
+    path = tmp_path_factory.mktemp("raw") / "runs.jsonl.gz"
+    write_raw([({"seed": 1}, run), ({"seed": 2}, run)], path)
+    back = list(read_raw(path, {WORKLOAD.sha256: WORKLOAD}.__getitem__))
+    assert back == [({"seed": 1}, run), ({"seed": 2}, run)]
+
+
+@pytest.mark.parametrize("content", [b"no gzip", None])
+def test_what_is_no_file_of_runs_is_refused_with_its_name(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "runs.jsonl.gz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RawError, match=r"runs\.jsonl\.gz"):
+        list(read_raw(path, lambda _: WORKLOAD))
