@@ -23,7 +23,8 @@ from client.analysis.gates import FAILED, INVALID_CLIENT, LAG, VALID, judge
 from client.analysis.metrics import Objectives, measure, parse_objectives
 from client.analysis.results import MODES, Calibration
 from client.analysis.statistics import Interval, mean_interval
-from client.experiment import Contestant, calibrate, ready, server_command
+from client.contestant import Contestant, server_command
+from client.experiment import Fleet, calibrate
 from client.load.live import live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import play
@@ -226,13 +227,6 @@ def _as_sent(run: Run) -> Run:
     return replace(run, outcomes=tuple(replace(o, intended_s=o.sent_s) for o in run.outcomes))
 
 
-def relative_objectives(calibration: Calibration, multiple: float) -> Objectives:
-    """TTFT and TPOT of a request alone, times ``multiple``: the same demand on any machine."""
-    return Objectives(
-        ttft_s=multiple * calibration.ttft_s, tpot_s=multiple * calibration.isolated.output_s
-    )
-
-
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m client.capacity",
@@ -316,31 +310,33 @@ def _check(args: argparse.Namespace, recipe: Recipe) -> None:
 def _search(args: argparse.Namespace, found: Findings) -> None:
     """Fill ``found``, so that what ends the search early leaves what it had."""
     contestant, recipe = found.contestant, found.recipe
-    with tempfile.TemporaryDirectory() as folder:
-        start_s = args.start_s or 600.0
+    start_s = args.start_s or 600.0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Fleet(recipe, Path(folder), start_s, together=False) as fleet,
+    ):
         say(f"measuring a request alone on {contestant.name}")
-        alone = calibrate(contestant, recipe, Path(folder), start_s, args.calibrate_s)
+        alone = calibrate(contestant, fleet, recipe, args.calibrate_s)
         found.alone = alone
-        objectives = found.objectives or relative_objectives(alone, args.slo_multiple or 5.0)
+        objectives = found.objectives or alone.objectives(args.slo_multiple or 5.0)
         found.objectives = objectives
         say(f"objectives: {objectives_text(objectives)}; {args.share:.0%} must meet them")
         longest = float(np.max([r.output_tokens for r in make(recipe).requests]))
-        with contestant.open(Path(folder), start_s) as server:
-            server = ready(server, recipe)
-            found.server = stats(server.target)
-            search = Search(
-                server, recipe, objectives, args.share,
-                _latest_good_end(objectives, longest),
-                10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0),
-                found.probes,
+        server = fleet.server(contestant)
+        found.server = stats(server.target)
+        search = Search(
+            server, recipe, objectives, args.share,
+            _latest_good_end(objectives, longest),
+            10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0),
+            found.probes,
+        )  # fmt: skip
+        for seed in range(args.seed, args.seed + args.seeds):
+            found.brackets.append(
+                bracket(
+                    seed, alone.capacity, args.precision,
+                    lambda rate, seed=seed: search.probe(seed, rate),  # type: ignore[misc]
+                )
             )  # fmt: skip
-            for seed in range(args.seed, args.seed + args.seeds):
-                found.brackets.append(
-                    bracket(
-                        seed, alone.capacity, args.precision,
-                        lambda rate, seed=seed: search.probe(seed, rate),  # type: ignore[misc]
-                    )
-                )  # fmt: skip
 
 
 def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | None:

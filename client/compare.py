@@ -23,14 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from client.analysis.gates import FAILED
-from client.analysis.results import Calibration, Loss, Result
-from client.analysis.summary import final
+from client.analysis.headline import headline
+from client.analysis.results import Calibration, Loss, Played, Result
+from client.analysis.summary import final, measured_together, points
 from client.compare_options import BUDGET_S, Asked, parser, understood
-from client.experiment import Experiment, calibrate, carry_out
+from client.contestant import Contestant
+from client.experiment import Fleet, calibrate, carry_out, knee
 from client.load.live import say
 from client.load.machine import commit, machine, versions
 from client.load.servers import ServerError, end_as_ctrl_c, note_of
 from client.report.comparison import write_report
+from client.schedule import Experiment, schedule, telling_loads
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import WorkloadError
 
@@ -66,34 +69,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(asked: Asked, logs: Path, started: float) -> int:
     """Measure and report; a server that fails is reported, and the others are compared."""
     manifest = _manifest(asked)
-    results: list[Result] = []
+    played: list[Played] = []
     losses: list[Loss] = []
     warnings: list[str] = []
     status = 0
-    calibration = _calibrated(asked, logs, losses)
-    if calibration is not None:
-        plan = _with_window(
-            _planned(asked, calibration, losses, logs), calibration, asked,
-            time.monotonic() - started,
-        )  # fmt: skip
-        manifest |= _plan_figures(plan, calibration)
-        say(
-            f"{len(plan.contestants)} contestants x {len(plan.loads)} loads x {len(plan.seeds)} "
-            f"seeds, {plan.window_s:.1f} s each -> {asked.folder}"
-        )
-        try:
-            for found in carry_out(plan, calibration.capacity):
-                # one by one, so that an interruption keeps them
-                losses.append(found) if isinstance(found, Loss) else results.append(found)
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes sends it twice
-            warnings.append("Interrupted: what had been measured until then is reported.")
-            status = 130
-        if calibration.baseline != asked.contestants[0].name:
-            warnings.append(
-                f"Ratios and loads refer to {calibration.baseline}, as "
-                f"{asked.contestants[0].name} failed."
-            )
+    with Fleet(asked.recipe, logs, asked.start_s, together=asked.together) as fleet:
+        calibration = _calibrated(asked, fleet, losses)
+        if calibration is not None:
+            try:
+                limits = _limits(asked, fleet, calibration, losses)
+                plan = _with_window(
+                    _planned(asked, calibration, limits), calibration, asked,
+                    time.monotonic() - started,
+                )  # fmt: skip
+                manifest |= _plan_figures(plan, calibration)
+                say(
+                    f"{len(schedule(plan))} runs of {plan.window_s:.1f} s each at loads "
+                    f"{', '.join(f'{x:g}' for x in plan.loads)} -> {asked.folder}"
+                )
+                for one in carry_out(plan, fleet, calibration.capacity):
+                    # one by one, so that an interruption keeps them
+                    losses.append(one) if isinstance(one, Loss) else played.append(one)
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
+                warnings.append("Interrupted: what had been measured until then is reported.")
+                status = 130
+            if calibration.baseline != asked.contestants[0].name:
+                warnings.append(
+                    f"Ratios and loads refer to {calibration.baseline}, as "
+                    f"{asked.contestants[0].name} failed."
+                )
+    objectives = asked.objectives
+    if objectives is None and calibration is not None:
+        objectives = calibration.objectives(asked.args.slo_multiple or 5.0)
+    results = measured_together(played, objectives)
     notes = list(dict.fromkeys(n for r in results if (n := note_of(r.server)) is not None))
     manifest |= {
         "ended": _utc(),
@@ -102,9 +111,16 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         "order": [r.name for r in results],
         "servers": _servers(results),
         "workloads": {f"load{r.load:g}-seed{r.seed}": r.run.workload.sha256 for r in results},
+        "objectives": None if objectives is None else asdict(objectives),
+        "share": asked.args.share,
     }
     warnings += notes
-    text, figures = write_report(asked.folder, results, losses, calibration, manifest, warnings)
+    found = None
+    if calibration is not None and objectives is not None:
+        found = headline(results, points(results, calibration), objectives, asked.args.share)
+    text, figures = write_report(
+        asked.folder, results, losses, calibration, found, manifest, warnings
+    )
     if losses:
         kept = shutil.copytree(logs, asked.folder / "logs", dirs_exist_ok=True)
         for loss in losses:
@@ -118,12 +134,12 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
     return status or int(failed)
 
 
-def _calibrated(asked: Asked, logs: Path, losses: list[Loss]) -> Calibration | None:
+def _calibrated(asked: Asked, fleet: Fleet, losses: list[Loss]) -> Calibration | None:
     """The capacity of the first contestant that answers; those before it are lost."""
     for contestant in asked.contestants:
         say(f"measuring the capacity of {contestant.name}")
         try:
-            found = calibrate(contestant, asked.recipe, logs, asked.start_s, asked.args.calibrate_s)
+            found = calibrate(contestant, fleet, asked.recipe, asked.args.calibrate_s)
         except ServerError as error:
             losses.append(Loss(contestant.name, "while its capacity was measured", str(error)))
             say(f"{losses[-1].headline}; it is left out from here on")
@@ -133,25 +149,49 @@ def _calibrated(asked: Asked, logs: Path, losses: list[Loss]) -> Calibration | N
     return None
 
 
-def _planned(
-    asked: Asked, calibration: Calibration, losses: Sequence[Loss], logs: Path
-) -> Experiment:
-    args, lost = asked.args, {loss.contestant for loss in losses}
+def _limits(
+    asked: Asked, fleet: Fleet, calibration: Calibration, losses: list[Loss]
+) -> dict[str, float]:
+    """What each contestant can do at most, in loads; one that does not answer is lost."""
+    found: dict[str, float] = {}
+    seconds = max(asked.args.calibrate_s * 2 / 3, 6 * calibration.longest_s)
+    for contestant in asked.contestants:
+        if any(loss.contestant == contestant.name for loss in losses):
+            continue
+        try:
+            limit = knee(contestant, fleet, asked.recipe, seconds) / calibration.capacity
+        except ServerError as error:
+            fleet.end(contestant.name)
+            losses.append(Loss(contestant.name, "before the first run", str(error)))
+            say(f"{losses[-1].headline}; it is left out from here on")
+            continue
+        found[contestant.name] = limit
+        say(f"{contestant.name} can do load {limit:.3g}")
+    return found
+
+
+def _planned(asked: Asked, calibration: Calibration, limits: dict[str, float]) -> Experiment:
+    args = asked.args
+    there = tuple(c for c in asked.contestants if c.name in limits)
     return Experiment(
-        contestants=tuple(c for c in asked.contestants if c.name not in lost),
-        loads=asked.loads,
+        contestants=there,
+        loads=asked.loads or telling_loads(list(limits.values())),
         seeds=tuple(range(args.seed, args.seed + args.seeds)),
-        repeat=not args.no_repeat,
+        control=None if args.no_control or not there else _control(there),
         recipe=asked.recipe,
         window_s=0.0,
         drain_s=args.drain_s if args.drain_s is not None else 5 * calibration.longest_s,
-        objectives=asked.objectives,
         folder=asked.folder,
-        logs=logs,
-        start_s=asked.start_s,
         order_seed=args.seed,
         together=asked.together,
+        limits=limits,
     )
+
+
+def _control(contestants: Sequence[Contestant]) -> str:
+    """Who is compared with itself: dynamic, or else the last."""
+    names = [c.name for c in contestants]
+    return "dynamic" if "dynamic" in names else names[-1]
 
 
 def _with_window(
@@ -159,22 +199,20 @@ def _with_window(
 ) -> Experiment:
     """The plan with each run's length: as asked, or what fits the budget at worst."""
     if asked.args.numsamples is not None:
-        window = asked.args.numsamples / calibration.capacity
-    else:
-        runs_a_block = len(plan.loads) * len(plan.contestants)
-        blocks = len(plan.seeds)
-        runs = runs_a_block * blocks + (len(plan.contestants) if plan.repeat else 0)
-        starts = sum(c.command is not None for c in plan.contestants)
-        starts *= 1 if plan.together else blocks + plan.repeat
-        # Overloaded runs use all of their drain, calm ones almost none.
-        over = sum(x > 1 for x in plan.loads) / len(plan.loads)
-        fixed = starts * (calibration.start_s + 1.5) + runs * (over * plan.drain_s * 0.4 + 0.3)
-        budget_s = asked.args.budget_s or BUDGET_S
-        window = (budget_s - spent_s - _REPORT_S - fixed) / runs
-        least = max(2.0, 10 / (calibration.capacity * max(plan.loads)))
-        if window < least:
-            say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
-            window = least
+        return replace(plan, window_s=asked.args.numsamples / calibration.capacity)
+    jobs = schedule(plan)
+    starts = 0
+    if not plan.together:
+        starts = len(plan.seeds) * sum(c.command is not None for c in plan.contestants)
+    # Overloaded runs use all of their drain, calm ones almost none.
+    drains = sum(plan.drain_of(job) for job in jobs if plan.beyond(job.contestant, job.load))
+    fixed = starts * (calibration.start_s + 1.5) + drains + 0.3 * len(jobs)
+    budget_s = asked.args.budget_s or BUDGET_S
+    window = (budget_s - spent_s - _REPORT_S - fixed) / max(len(jobs), 1)
+    least = max(2.0, 10 / (calibration.capacity * max(plan.loads)))
+    if window < least:
+        say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
+        window = least
     return replace(plan, window_s=window)
 
 
@@ -188,13 +226,15 @@ def _manifest(asked: Asked) -> dict[str, Any]:
         "versions": versions(),
         "model": asked.model,
         "contestants": [c.name for c in asked.contestants],
-        "loads": list(asked.loads),
         "recipe": asdict(asked.recipe),
     }
 
 
 def _plan_figures(plan: Experiment, calibration: Calibration) -> dict[str, Any]:
     return {
+        "loads": list(plan.loads),
+        "limits": dict(plan.limits),
+        "control": plan.control,
         "seeds": list(plan.seeds),
         "order_seed": plan.order_seed,
         "servers_together": plan.together,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from client.analysis.metrics import Objectives, parse_objectives
 from client.analysis.results import MODES
-from client.experiment import Contestant, server_command
+from client.contestant import Contestant, server_command
 from client.load.machine import ROOT
 from client.load.target import parse_target
 from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
@@ -43,10 +43,12 @@ def parser() -> argparse.ArgumentParser:
         "openai-chat+http, tgi+http, or http for this project's API; repeatable",
     )  # fmt: skip
     p.add_argument(
-        "--loads", default="0.5,1,2.5,6",
-        help="offered loads as multiples of the measured capacity (default %(default)s)",
+        "--loads", default="auto",
+        help="offered loads as multiples of what the first mode does with one request at a time, "
+        "like 0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and "
+        "beyond the largest (default %(default)s)",
     )  # fmt: skip
-    p.add_argument("--seeds", type=int, default=3, help="workloads per load (default %(default)s)")
+    p.add_argument("--seeds", type=int, default=6, help="workloads per load (default %(default)s)")
     p.add_argument(
         "--numsamples", type=int, default=None,
         help="requests of a run at load 1; other loads send in proportion, so that every run lasts "
@@ -68,14 +70,24 @@ def parser() -> argparse.ArgumentParser:
         "others, whose memory may not fit several times)",
     )  # fmt: skip
     p.add_argument(
-        "--calibrate-s", type=float, default=10.0,
+        "--calibrate-s", type=float, default=6.0,
         help="how long to measure the capacity (default %(default)s)",
     )  # fmt: skip
-    p.add_argument("--no-repeat", action="store_true", help="do not play one seed twice")
+    p.add_argument(
+        "--no-control", action="store_true", help="do not compare dynamic (or the last) with itself"
+    )  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="first workload seed (default %(default)s)")
     p.add_argument(
         "--slo", default=None, metavar="ttft:500ms,tpot:50ms,e2e:10s",
-        help="objectives, for goodput",
+        help="objectives, for goodput and capacity",
+    )  # fmt: skip
+    p.add_argument(
+        "--slo-multiple", type=float,
+        help="instead of --slo: TTFT and TPOT at most so many times those of a request alone (5)",
+    )  # fmt: skip
+    p.add_argument(
+        "--share", type=float, default=0.9,
+        help="share of the requests that must meet the objectives (default %(default)s)",
     )  # fmt: skip
     p.add_argument(
         "--start-s", type=float, help="how long a server may take to start (default 600)"
@@ -91,11 +103,11 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command line, understood."""
+    """The command line, understood. ``loads`` is None where they are to be found."""
 
     args: argparse.Namespace
     contestants: tuple[Contestant, ...]
-    loads: tuple[float, ...]
+    loads: tuple[float, ...] | None
     recipe: Recipe
     objectives: Objectives | None
     folder: Path
@@ -142,6 +154,12 @@ def understood(args: argparse.Namespace) -> Asked:
     ):  # fmt: skip
         if seconds is not None and not 0 < seconds < math.inf:
             raise SpecError(f"{option} must be seconds > 0, not {seconds}")
+    if args.slo:
+        refuse_given(args, ["--slo-multiple"], "with --slo")
+    if args.slo_multiple is not None and not 0 < args.slo_multiple < math.inf:
+        raise SpecError(f"--slo-multiple must be > 0, not {args.slo_multiple}")
+    if not 0 < args.share <= 1:
+        raise SpecError(f"--share must be in (0, 1], not {args.share}")
     if args.drain_s is not None and not 0 <= args.drain_s < math.inf:
         raise SpecError(f"--drain-s must be seconds >= 0, not {args.drain_s}")
     if not has_rate(recipe.arrivals):
@@ -152,13 +170,15 @@ def understood(args: argparse.Namespace) -> Asked:
     return Asked(args, contestants, loads, recipe, objectives, folder)
 
 
-def _loads(text: str) -> tuple[float, ...]:
+def _loads(text: str) -> tuple[float, ...] | None:
+    if text == "auto":
+        return None
     try:
         loads = tuple(sorted({float(x) for x in text.split(",")}))
     except ValueError:
         loads = ()
     if not loads or not all(0 < x < 1e6 for x in loads):
-        raise SpecError(f"--loads {text!r}: expected numbers > 0 like 0.5,1,2,4")
+        raise SpecError(f"--loads {text!r}: expected auto or numbers > 0 like 0.5,1,2,4")
     return loads
 
 

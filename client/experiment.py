@@ -1,112 +1,98 @@
-"""One comparison as it is carried out: which runs, in which order, against which servers.
+"""One comparison as it is carried out: its servers, what they can do, and all runs in their order.
 
-Every mode plays the same workload files; modes and loads come in shuffled order inside each
-seed's block. A server that fails is left out and the others go on. Yields results and losses as
-they come and keeps no report.
+Every mode plays the same workload files. A server that fails is left out and the others go on.
+Yields runs and losses as they come and keeps no report.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
+from client.analysis.fairness import fit_isolated
 from client.analysis.gates import FAILED, INVALID_CLIENT, judge
-from client.analysis.metrics import Objectives, fit_isolated, measure
-from client.analysis.results import Calibration, Job, Loss, Result
+from client.analysis.metrics import measure, tokens_between
+from client.analysis.results import Calibration, Job, Loss, Played
+from client.contestant import Contestant
 from client.load import servers
 from client.load.live import live_view, say
 from client.load.play import play
 from client.load.records import Run
 from client.load.target import Target
+from client.schedule import Experiment, schedule
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload, write_workload
 
 CALIBRATION_SEED = 1_000_003
+CROWD = 64  # users who ask at once for as much as there is
 
 
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A mode of our server (``command`` starts it) or a server that already runs (``target``)."""
+class Fleet:
+    """The contestants' servers: side by side, or one at a time where memory may not hold several.
 
-    name: str
-    command: tuple[str, ...] | None
-    target: Target | None
-
-    def open(self, logs: Path, start_s: float) -> AbstractContextManager[servers.Server]:
-        """Raises servers.ServerError when entered, where it does not come up."""
-        if self.command is None:
-            assert self.target is not None  # one of the two is always there
-            return nullcontext(servers.Server(self.target))
-        return servers.started(self.command, self.name, logs / f"server-{self.name}.log", start_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """What is to be run. ``window_s`` is how long each run sends.
-
-    ``together``: all servers live through the comparison, idle but for one, so that runs that are
-    compared lie seconds apart. Otherwise one lives at a time and is started anew for each block,
-    for models of which the memory does not hold several.
+    Those that live together are idle but for one, so that runs that are compared lie seconds apart.
     """
 
-    contestants: tuple[Contestant, ...]
-    loads: tuple[float, ...]
-    seeds: tuple[int, ...]
-    repeat: bool
-    recipe: Recipe
-    window_s: float
-    drain_s: float
-    objectives: Objectives | None
-    folder: Path
-    logs: Path
-    start_s: float
-    order_seed: int
-    together: bool
+    def __init__(self, recipe: Recipe, logs: Path, start_s: float, *, together: bool) -> None:
+        self._recipe, self._logs, self._start_s = recipe, logs, start_s
+        self._together = together
+        self._alive: dict[str, tuple[servers.Server, ExitStack]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._alive):
+            self.end(name)
+
+    def server(self, contestant: Contestant) -> servers.Server:
+        """Running and warm. Raises servers.ServerError where it does not come up or answer."""
+        if contestant.name not in self._alive:
+            if not self._together:
+                self.__exit__()
+            with ExitStack() as stack:
+                server = stack.enter_context(contestant.open(self._logs, self._start_s))
+                server = ready(server, self._recipe)
+                self._alive[contestant.name] = server, stack.pop_all()
+        return self._alive[contestant.name][0]
+
+    def end(self, name: str) -> None:
+        """Ends it where it lives."""
+        if name in self._alive:
+            self._alive.pop(name)[1].close()
 
 
-def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, ...]:
-    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy."""
-    mode, _, policy = mode.partition(":")
-    chosen = ("--policy", policy) if policy else ()
-    return (str(servers.ROOT / "server.sh"), mode, "--model", model, *chosen, *options)
-
-
-def calibrate(
-    contestant: Contestant, recipe: Recipe, logs: Path, start_s: float, seconds: float
-) -> Calibration:
+def calibrate(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -> Calibration:
     """Play a closed loop of one user against the baseline, for about ``seconds``.
 
     Raises servers.ServerError where it does not answer.
     """
     before = time.monotonic()
-    with contestant.open(logs, start_s) as server:
-        took_s = time.monotonic() - before
-        server = ready(server, recipe)
-        target = server.target
-        alone = replace(
-            recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0
-        )
-        probe = play(
-            make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)),
+    server = fleet.server(contestant)
+    took_s = time.monotonic() - before
+    target = server.target
+    alone = replace(recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0)
+    probe = play(
+        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)),
+        target,
+        silence_s=servers.FIRST_ANSWER_S,
+    )
+    _must_answer(probe, server)
+    count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
+    with live_view(f"capacity of {contestant.name}", count, leave=False) as watch:
+        run = play(
+            make(replace(alone, requests=count)),
             target,
             silence_s=servers.FIRST_ANSWER_S,
+            watch=watch,
         )
-        _must_answer(probe, server)
-        count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
-        with live_view(f"capacity of {contestant.name}", count, leave=False) as watch:
-            run = play(
-                make(replace(alone, requests=count)),
-                target,
-                silence_s=servers.FIRST_ANSWER_S,
-                watch=watch,
-            )
-        _must_answer(run, server)
+    _must_answer(run, server)
     return Calibration(
         baseline=contestant.name,
         capacity=count / run.wall_s,
@@ -119,6 +105,31 @@ def calibrate(
     )
 
 
+def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
+    """Requests a second where there is always more to do: a closed loop of many users, cut.
+
+    Raises servers.ServerError where nothing comes back.
+    """
+    server = fleet.server(contestant)
+    crowd = replace(
+        recipe, arrivals=f"closed:users={CROWD}", requests=20 * CROWD, seed=CALIBRATION_SEED,
+        deferred_share=0.0,
+    )  # fmt: skip
+    workload = make(crowd)
+    with live_view(f"limit of {contestant.name}", len(workload.requests), leave=False) as watch:
+        run = play(
+            workload, server.target, drain_s=seconds, silence_s=servers.FIRST_ANSWER_S, watch=watch
+        )
+    if run.interrupted:
+        raise KeyboardInterrupt
+    servers.settled_stats(server.target)
+    mean = float(np.mean([r.output_tokens for r in workload.requests]))
+    found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
+    if not found:
+        raise servers.ServerError(f"{run.target} handed out no token in {run.wall_s:.1f} s")
+    return found
+
+
 def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target:
     """The target with streaming where the server can. Raises servers.ServerError when silent."""
     if target.native:
@@ -129,89 +140,34 @@ def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target
     return target
 
 
-@dataclass(slots=True)
-class _Course:
-    """How far the comparison is, and how many late runs may still be repeated."""
-
-    rng: random.Random
-    total: int
-    spare: int
-    done: int = 0
-    lost: set[str] = field(default_factory=set)
-
-    def lose(self, contestant: str, reason: str) -> Loss:
-        """Leave it out from now on."""
-        self.lost.add(contestant)
-        when = f"after {self.done} of {self.total} runs" if self.done else "before the first run"
-        loss = Loss(contestant, when, reason)
-        say(f"{loss.headline}; it is left out from here on")
-        return loss
-
-
-Block = tuple[int, tuple[float, ...], bool]  # a seed, its loads, whether it is the repeat
-
-
-def blocks_of(plan: Experiment) -> list[Block]:
-    """Every seed at every load; then, where wanted, the first seed at the highest load again."""
-    blocks: list[Block] = [(seed, plan.loads, False) for seed in plan.seeds]
-    return [*blocks, (plan.seeds[0], plan.loads[-1:], True)] if plan.repeat else blocks
-
-
-def carry_out(plan: Experiment, capacity: float) -> Iterator[Result | Loss]:
-    """All runs, in random order within each block; a server that fails is not asked again."""
-    blocks = blocks_of(plan)
-    total = len(plan.contestants) * sum(len(loads) for _, loads, _ in blocks)
-    course = _Course(random.Random(plan.order_seed), total, spare=max(2, total // 8))
-    if plan.together:
-        yield from _session(plan, blocks, plan.contestants, capacity, course)
-        return
-    for block in blocks:
-        for contestant in course.rng.sample(plan.contestants, len(plan.contestants)):
-            if contestant.name not in course.lost:
-                yield from _session(plan, [block], [contestant], capacity, course)
-
-
-def _session(
-    plan: Experiment,
-    blocks: Sequence[Block],
-    contestants: Sequence[Contestant],
-    capacity: float,
-    course: _Course,
-) -> Iterator[Result | Loss]:
-    """Blocks against servers that live through all of them."""
-    with ExitStack() as stack:
-        alive: dict[str, servers.Server] = {}
-        for contestant in contestants:
-            try:
-                server = stack.enter_context(contestant.open(plan.logs, plan.start_s))
-                alive[contestant.name] = ready(server, plan.recipe)
-            except servers.ServerError as error:
-                yield course.lose(contestant.name, str(error))
-        for block in blocks:
-            yield from _play_block(plan, block, alive, capacity, course)
-
-
-def _play_block(
-    plan: Experiment,
-    block: Block,
-    alive: dict[str, servers.Server],
-    capacity: float,
-    course: _Course,
-) -> Iterator[Result | Loss]:
-    seed, loads, repeat = block
-    jobs = [Job(name, load, seed, repeat) for name in alive for load in loads]
-    for job in course.rng.sample(jobs, len(jobs)):
-        server = alive.get(job.contestant)
-        if server is None:
+def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Played | Loss]:
+    """All runs in the order of the schedule; a server that fails is not asked again."""
+    jobs = schedule(plan)
+    contestants = {c.name: c for c in plan.contestants}
+    lost: set[str] = set()
+    for number, job in enumerate(jobs, start=1):
+        if job.contestant in lost:
             continue
-        why = server.why_dead()  # it may have gone while others were measured
-        if why is None:
-            course.done += 1
-            yield from _attempts(plan, job, server, capacity, course)
-            why = server.why_dead()
+        title = f"[{number}/{len(jobs)}] {job.contestant} at load {job.load:g}, seed {job.seed}" + (
+            ", control" if job.repeat else ""
+        )
+        why: str | None
+        try:
+            server = fleet.server(contestants[job.contestant])
+        except servers.ServerError as error:
+            why = str(error)
+        else:
+            why = server.why_dead()  # it may have gone while others were measured
+            if why is None:
+                yield from _played(plan, job, server, capacity, title)
+                why = server.why_dead()
         if why is not None:
-            del alive[job.contestant]
-            yield course.lose(job.contestant, why)
+            fleet.end(job.contestant)
+            lost.add(job.contestant)
+            when = f"after {number - 1} of {len(jobs)} runs"
+            loss = Loss(job.contestant, when if number > 1 else "before the first run", why)
+            say(f"{loss.headline}; it is left out from here on")
+            yield loss
 
 
 def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Workload:
@@ -227,44 +183,29 @@ def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Wo
     return workload
 
 
-def _attempts(
-    plan: Experiment, job: Job, server: servers.Server, capacity: float, course: _Course
-) -> Iterator[Result]:
-    """Play once, and once more where the client itself was late; both stay in the raw data.
-
-    An eighth of the runs may be repeated so: on a machine that is too busy it would help none.
-    """
+def _played(
+    plan: Experiment, job: Job, server: servers.Server, capacity: float, title: str
+) -> Iterator[Played]:
+    """One run, and what the server says of it."""
     target = server.target
     workload = workload_of(plan, job.load, job.seed, capacity)
-    title = f"[{course.done}/{course.total}] {job.contestant} at load {job.load:g}, seed {job.seed}"
-    for attempt in (0, 1):
-        servers.settled_stats(target)
-        servers.reset_stats(target)
-        with live_view(title, len(workload.requests), leave=False) as watch:
-            run = play(workload, target, drain_s=plan.drain_s, watch=watch)
-        dead = server.why_dead() is not None
-        stats = None if dead else servers.settled_stats(target)
-        measured = measure(run, plan.objectives)
-        verdict = judge(run, measured, servers.handled(stats))
-        say(
-            f"{title}: {measured.throughput:.0f} tok/s, {measured.ok} ok, "
-            f"{measured.unfinished} unfinished, {verdict.word}"
-            + (f" ({verdict.reason})" if verdict.word in (INVALID_CLIENT, FAILED) else "")
-        )
-        yield Result(
-            job=job,
-            attempt=attempt,
-            run=run,
-            measured=measured,
-            verdict=verdict,
-            server=stats,
-            iterations=None if dead else servers.iterations(target),
-        )
-        if run.interrupted:
-            raise KeyboardInterrupt
-        if verdict.word != INVALID_CLIENT or course.spare == 0:
-            return
-        course.spare -= attempt == 0
+    servers.settled_stats(target)
+    servers.reset_stats(target)
+    drain_s = plan.drain_of(job)
+    with live_view(title, len(workload.requests), leave=False) as watch:
+        run = play(workload, target, drain_s=drain_s, watch=watch)
+    dead = server.why_dead() is not None
+    stats = None if dead else servers.settled_stats(target)
+    measured = measure(run)
+    verdict = judge(run, measured, servers.handled(stats))
+    say(
+        f"{title}: {measured.throughput:.0f} tok/s, {measured.ok} ok, "
+        f"{measured.unfinished} unfinished, {verdict.word}"
+        + (f" ({verdict.reason})" if verdict.word in (INVALID_CLIENT, FAILED) else "")
+    )
+    yield Played(job, run, stats, None if dead else servers.iterations(target))
+    if run.interrupted:
+        raise KeyboardInterrupt
 
 
 def ready(server: servers.Server, recipe: Recipe) -> servers.Server:

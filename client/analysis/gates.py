@@ -1,56 +1,84 @@
 """Whether a run can be believed: checks whose answers are printed with every report.
 
 VALID; SATURATED (the server could not keep up, so latencies describe the run's length);
-INVALID-CLIENT (the measurement is wrong); FAILED (the server did not answer). Pure functions.
+INVALID-CLIENT (the measurement is wrong); FAILED (the server did not answer). A gate that falsifies
+some figures only voids those: they are shown, marked, with the reason and what to do, and the rest
+stands. Pure functions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from client.analysis.backlog import UNDONE, backlog, keeping_up
 from client.analysis.metrics import Measured
-from client.analysis.statistics import slope
+from client.analysis.statistics import PERCENTILES, percentile
 from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
 LAG = "dispatch lag"
-UNDONE = 0.02  # of the arrivals: a server that leaves more does not keep up
+LAGS = 5.0  # a latency of fewer client's lags is the client's
 _SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
+class Void:
+    """A figure that is not to be used: ``throughput``, ``goodput`` or a latency's ``ttft_p50``."""
+
+    figure: str
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
-    """One check: what was found, and the verdict it leads to."""
+    """One check: what was found, and the verdict it leads to.
+
+    With ``voids`` the verdict is on those figures alone, otherwise on all.
+    """
 
     name: str
     found: str
     verdict: str = VALID
+    voids: tuple[Void, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The worst of the gates, with its reasons."""
+    """The worst of the gates that judge the whole run, with its reasons; what is void besides."""
 
     word: str
     reason: str
     gates: tuple[Gate, ...]
+
+    @property
+    def voids(self) -> tuple[Void, ...]:
+        return tuple(void for gate in self.gates for void in gate.voids)
+
+
+def void_of(voids: Sequence[Void], figure: str) -> Void | None:
+    """Why a figure is not to be used; None where it is."""
+    return next((void for void in voids if void.figure == figure), None)
 
 
 def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Verdict:
     """Pass a run through every gate. ``server_tokens`` is the server's own count for the run."""
     gates = [
         _answered(run, measured),
-        _lag(run, measured),
+        lag_gate([measured]),
         _little(run),
         _tokens(run, server_tokens),
+        _lengths(run),
         _identity(run),
         *_load(run, measured),
     ]
-    word = max((g.verdict for g in gates), key=_SEVERITY.index)
-    reason = "; ".join(f"{g.name}: {g.found}" for g in gates if g.verdict == word != VALID)
+    whole = [g for g in gates if not g.voids]
+    word = max((g.verdict for g in whole), key=_SEVERITY.index)
+    reason = "; ".join(f"{g.name}: {g.found}" for g in whole if g.verdict == word != VALID)
     return Verdict(word, reason, tuple(gates))
 
 
@@ -71,16 +99,42 @@ def _answered(run: Run, m: Measured) -> Gate:
     return Gate("answers", found, INVALID_CLIENT if lost else VALID)
 
 
-def _lag(run: Run, m: Measured) -> Gate:
-    """p99 lag against max(10 ms, 2 % of the median TTFT), the largest lag where n is small."""
-    if not m.lag.size:
+def lag_gate(runs: Sequence[Measured]) -> Gate:
+    """What the client's own lateness falsifies, in one run or in all of a load together.
+
+    A percentile of less than five times the same percentile of the lag; goodput that would be
+    another from the send; throughput where the load was not the one that was meant.
+    """
+    lag = np.concatenate([m.lag for m in runs])
+    if not lag.size:
         return Gate(LAG, "no intended times (closed loop)")
-    lag = float(np.quantile(m.lag, 0.99, method="higher"))
-    ttft = m.latencies["ttft"]
-    median = float(np.median(ttft)) if ttft.size else 0.0
-    limit = max(0.010, 0.02 * median if math.isfinite(median) else 0.0)
-    found = f"p99 {lag * 1e3:.1f} ms, limit {limit * 1e3:.1f} ms"
-    return Gate(LAG, found, VALID if lag <= limit else INVALID_CLIENT)
+    late = {p: float(np.quantile(lag, p / 100, method="higher")) for p in PERCENTILES}
+    tokens = sum(m.output_tokens for m in runs) / max(sum(m.ok for m in runs), 1)
+    voids = []
+    for name, share in (("ttft", 1.0), ("e2e", 1.0), ("itl", 1.0), ("tpot", 1 / max(tokens, 1))):
+        values = np.concatenate([m.latencies[name] for m in runs])
+        for p in PERCENTILES:
+            value = percentile(values, p)
+            if value is not None and value < LAGS * late[p] * share:
+                voids.append(_late(f"{name}_p{p}", f"{late[p] * 1e3:.3g} ms late at p{p}"))
+    shares = [(m.attained, m.attained_sent) for m in runs]
+    off = [abs(a - b) for a, b in shares if a is not None and b is not None]
+    if off and sum(off) / len(off) > UNDONE:
+        voids.append(_late("goodput", f"late enough to change it by up to {max(off):.0%}"))
+    if late[99] > 0.1 * min(m.window_s for m in runs):
+        voids.append(_late("throughput", f"{late[99]:.3g} s late at p99"))
+    found = f"p50 {late[50] * 1e3:.1f} ms, p99 {late[99] * 1e3:.1f} ms"
+    if voids:
+        found += f"; not to be used: {', '.join(void.figure for void in voids)}"
+    return Gate(LAG, found, INVALID_CLIENT if voids else VALID, tuple(voids))
+
+
+def _late(figure: str, how: str) -> Void:
+    return Void(
+        figure,
+        f"the client was {how}",
+        "end what else runs on this machine, or run the client on another one",
+    )
 
 
 def _little(run: Run) -> Gate:
@@ -124,6 +178,21 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
     return Gate("token conservation", found)
 
 
+def _lengths(run: Run) -> Gate:
+    """Answers of other lengths are other work, and no figure of theirs compares."""
+    done = [o for o in run.outcomes if o.ok]
+    other = [o for o in done if o.output_tokens != o.requested_tokens]
+    if not other:
+        return Gate("asked tokens", f"{len(done)} answers are as long as was asked")
+    o = other[0]
+    found = (
+        f"{len(other)} of {len(done)} answers have another length, the first {o.output_tokens} "
+        f"tokens where {o.requested_tokens} were asked; a server that knows ignore_eos would not "
+        "end early"
+    )
+    return Gate("asked tokens", found, INVALID_CLIENT)
+
+
 def _identity(run: Run) -> Gate:
     """E2E = TTFT + sum of ITL + what the end of the stream lagged behind its last token."""
     done = [o for o in run.outcomes if o.ok and o.deliveries and o.end_s is not None]
@@ -144,32 +213,5 @@ def _load(run: Run, m: Measured) -> list[Gate]:
     if run.workload.users is not None:
         return [Gate("achieved rate", f"{m.achieved:.2f}/s (closed loop)")]
     kept = Gate("achieved / offered", f"{m.achieved:.2f} / {m.offered:.2f} requests/s")
-    if m.unfinished and not run.interrupted:
-        found = f"{m.unfinished} requests had not ended when the run was cut"
-        return [kept, Gate("backlog", found, SATURATED)]
-    if not run.workload.steady:
-        return [kept, Gate("backlog", "not applied: the load itself comes and goes")]
-    end_s = run.window_end_s
-    window = [(t, n) for t, n in run.in_flight if t <= end_s]
-    asked = [o for o in run.outcomes if o.first_s is not None]
-    if len(window) < 20 or len(asked) < 10:
-        return [kept, Gate("backlog", "run too short to tell")]
-    # Samples of a queue hang together over a residence; thinned, their slope can be judged.
-    window = window[:: max(1, round(len(window) / 20))]
-    times = np.array([t for t, _ in window])
-    counts = np.array([n for _, n in window], dtype=np.float64)
-    half = len(window) // 2
-    grows, late = slope(times, counts), slope(times[half:], counts[half:])
-    waits = slope(
-        np.array([o.origin_s for o in asked]),
-        np.array([(o.first_s or 0.0) - o.origin_s for o in asked]),
-    )
-    growth = grows.value * float(times[-1] - times[0])
-    both = (grows.low or 0.0) > 0 and (waits.low or 0.0) > 0
-    # Undone arrivals wait in line, each longer than the one before by their share of the time
-    # between them; or they are served too, all the slower, and those in flight go on to grow.
-    goes_on = (late.low or 0.0) > 0 and late.value > UNDONE * m.offered
-    undone = waits.value > UNDONE or goes_on
-    found = f"{growth:+.1f} requests over the sends, TTFT {waits.value * 1e3:+.0f} ms/s"
-    saturated = both and undone and growth > 3
-    return [kept, Gate("backlog", found, SATURATED if saturated else VALID)]
+    keeping = keeping_up([backlog(run, m)])
+    return [kept, Gate("backlog", keeping.found, VALID if keeping.up else SATURATED)]

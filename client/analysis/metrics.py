@@ -1,8 +1,8 @@
-"""What a run means: latencies, throughput, goodput, fairness, as the field defines them.
+"""What a run means: latencies, throughput, goodput, as the field defines them.
 
-TTFT, TPOT, ITL and E2E as in vLLM's ``benchmark serve``; counted from the intended time (the
-``sent`` variants from the send, beside them). Failures are never mixed into latencies; requests
-cut before their end count as +inf. Pure functions over the records of a run.
+TTFT, ITL and E2E as in vLLM's ``benchmark serve``, TPOT to the last token; counted from the
+intended time (the ``sent`` variants from the send, beside them). Failures are never mixed into
+latencies; requests cut before their end count as +inf. Pure functions over the records of a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.statistics import PERCENTILES, jain, mser5, percentile
+from client.analysis.statistics import PERCENTILES, mser5, percentile
 from client.load.records import Outcome, Run
 from client.workloads.spec import SpecError
 
@@ -72,7 +72,8 @@ class Measured:
     ``throughput`` is output tokens a second delivered within the window [warm_up_s, end]; it is
     not the server's busy throughput. ``lag`` is sent minus intended of every request.
     ``goodput`` is good requests a second of the window, None without objectives; ``attained`` the
-    good share of those that arrived in it.
+    good share of the ``arrived`` in it, ``attained_sent`` the same with latencies from the send:
+    they differ where the client was late.
     """
 
     planned: int
@@ -82,6 +83,7 @@ class Measured:
     warm_up_s: float
     settled: bool
     window_s: float
+    arrived: int
     offered: float
     achieved: float
     throughput: float
@@ -90,6 +92,7 @@ class Measured:
     lag: Floats
     goodput: float | None
     attained: float | None
+    attained_sent: float | None
     deferred: int
     deadlines_met: int
 
@@ -98,53 +101,86 @@ class Measured:
         return {f"p{p}": percentile(self.latencies[name], p) for p in PERCENTILES}
 
 
-def measure(run: Run, objectives: Objectives | None = None) -> Measured:
-    """Reduce a run to its figures."""
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What is cut from the front of a run. ``settled``: the load was seen to become stationary."""
+
+    cut_s: float
+    settled: bool
+
+
+UNSETTLED = 0.25  # of the sending window, cut where nothing settled: a full batch takes a while
+
+
+def warm_up(runs: Sequence[Run]) -> WarmUp:
+    """One cut for all runs of one workload, so that they are measured over the same stretch.
+
+    The latest that MSER-5 finds on the requests in flight of any run that settles. One that cannot
+    keep up never does, and has no say. Bursts, ramps and traces are not cut.
+    """
+    if any(not run.workload.steady or run.workload.users is not None for run in runs):
+        return WarmUp(0.0, settled=True)
+    cuts = [cut for cut in (_settling(run) for run in runs) if cut is not None]
+    if cuts:
+        return WarmUp(max(cuts), settled=True)
+    return WarmUp(UNSETTLED * min((run.window_end_s for run in runs), default=0.0), settled=False)
+
+
+def _settling(run: Run) -> float | None:
+    """When the requests in flight become stationary; None where they do not."""
+    samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
+    cut, settled = mser5(np.array([n for _, n in samples], dtype=np.float64))
+    if not settled:
+        return None
+    return samples[cut][0] if cut else 0.0
+
+
+def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None = None) -> Measured:
+    """Reduce a run to its figures; ``cut`` is its own warm-up where none is shared."""
     end_s = run.window_end_s
-    warm_up_s, settled = warm_up(run)
-    window_s = max(end_s - warm_up_s, 1e-9)
-    inside = [o for o in run.outcomes if warm_up_s <= o.origin_s <= end_s]
+    cut = cut or warm_up([run])
+    window_s = max(end_s - cut.cut_s, 1e-9)
+    inside = [o for o in run.outcomes if cut.cut_s <= o.origin_s <= end_s]
     counted = [o for o in inside if o.ok or o.unfinished]
-    good = [o for o in inside if objectives is not None and meets(o, objectives)]
-    with_goal = objectives is not None and objectives.any()
+    good = good_sent = None
+    if objectives is not None and objectives.any():
+        good = sum(meets(o, objectives) for o in inside)
+        good_sent = sum(meets(o, objectives, o.sent_s) for o in inside)
     later = [o for o in run.outcomes if o.service == "deferred"]
-    ended = [o for o in run.outcomes if o.ok and warm_up_s <= (o.end_s or 0.0) <= end_s]
+    ended = [o for o in run.outcomes if o.ok and cut.cut_s <= (o.end_s or 0.0) <= end_s]
     return Measured(
         planned=len(run.workload.requests),
         ok=sum(o.ok for o in run.outcomes),
         failed=sum(not o.ok and not o.unfinished for o in run.outcomes),
         unfinished=sum(o.unfinished for o in run.outcomes),
-        warm_up_s=warm_up_s,
-        settled=settled,
+        warm_up_s=cut.cut_s,
+        settled=cut.settled,
         window_s=window_s,
+        arrived=len(inside),
         offered=len(inside) / window_s,
         achieved=len(ended) / window_s,
-        throughput=_tokens_between(run, warm_up_s, end_s) / window_s,
+        throughput=tokens_between(run, cut.cut_s, end_s) / window_s,
         output_tokens=sum(o.output_tokens or 0 for o in run.outcomes),
         latencies=_latencies(counted),
         lag=np.array([o.sent_s - o.intended_s for o in run.outcomes if o.intended_s is not None]),
-        goodput=len(good) / window_s if with_goal else None,
-        attained=len(good) / len(inside) if with_goal and inside else None,
+        goodput=None if good is None else good / window_s,
+        attained=None if good is None or not inside else good / len(inside),
+        attained_sent=None if good_sent is None or not inside else good_sent / len(inside),
         deferred=len(later),
         deadlines_met=sum(_in_time(o) for o in later),
     )
 
 
-def warm_up(run: Run) -> tuple[float, bool]:
-    """Where the measured window begins: MSER-5 on requests in flight, for steady loads only."""
-    if not run.workload.steady or run.workload.users is not None:
-        return 0.0, True
-    samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
-    cut, settled = mser5(np.array([n for _, n in samples], dtype=np.float64))
-    return (samples[cut][0] if cut < len(samples) and cut else 0.0), settled
-
-
 def tpot_s(outcome: Outcome) -> float | None:
-    """(end of the last token - first token) / (tokens - 1); None below two tokens."""
+    """(last token - first token) / (tokens - 1); None below two tokens.
+
+    Without a stream nobody saw the last token, and the end of the answer stands for it.
+    """
     tokens = outcome.output_tokens or 0
-    if outcome.first_s is None or outcome.end_s is None or tokens < 2:
+    last_s = outcome.deliveries[-1][0] if outcome.deliveries else outcome.end_s
+    if not outcome.ok or outcome.first_s is None or last_s is None or tokens < 2:
         return None
-    return (outcome.end_s - outcome.first_s) / (tokens - 1)
+    return (last_s - outcome.first_s) / (tokens - 1)
 
 
 def itl_s(outcome: Outcome) -> list[float]:
@@ -158,21 +194,22 @@ def itl_s(outcome: Outcome) -> list[float]:
     return gaps
 
 
-def meets(outcome: Outcome, objectives: Objectives) -> bool:
+def meets(outcome: Outcome, objectives: Objectives, since_s: float | None = None) -> bool:
     """Whether a request is good; failed and unfinished ones never are.
 
-    Objectives are asked of immediate requests, of deferred ones only their deadline.
+    Latencies run from ``since_s``, or else from where they are always counted. Objectives are
+    asked of immediate requests, of deferred ones only their deadline.
     """
     if not outcome.ok or outcome.end_s is None:
         return False
     if outcome.service == "deferred":
         return _in_time(outcome)
-    tpot = tpot_s(outcome)
-    ttft = None if outcome.first_s is None else outcome.first_s - outcome.origin_s
+    since_s = outcome.origin_s if since_s is None else since_s
+    ttft = None if outcome.first_s is None else outcome.first_s - since_s
     for value, limit in (
         (ttft, objectives.ttft_s),
-        (tpot, objectives.tpot_s),
-        (outcome.end_s - outcome.origin_s, objectives.e2e_s),
+        (tpot_s(outcome), objectives.tpot_s),
+        (outcome.end_s - since_s, objectives.e2e_s),
     ):
         if limit is not None and value is not None and value > limit:
             return False
@@ -207,7 +244,7 @@ def _latencies(outcomes: Sequence[Outcome]) -> dict[str, Floats]:
     return {name: np.array(v, dtype=np.float64) for name, v in values.items()}
 
 
-def _tokens_between(run: Run, start_s: float, end_s: float) -> int:
+def tokens_between(run: Run, start_s: float, end_s: float) -> int:
     """Tokens delivered in the window; an answer without a stream delivers all at its end."""
     total = 0
     for o in run.outcomes:
@@ -216,81 +253,3 @@ def _tokens_between(run: Run, start_s: float, end_s: float) -> int:
         elif o.end_s is not None and start_s <= o.end_s <= end_s:
             total += o.output_tokens or 0
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class Isolated:
-    """E2E of a request alone: base + per prompt token + per output token, in seconds."""
-
-    base_s: float
-    prompt_s: float
-    output_s: float
-
-    def e2e_s(self, prompt_tokens: Floats, output_tokens: Floats) -> Floats:
-        return self.base_s + self.prompt_s * prompt_tokens + self.output_s * output_tokens
-
-
-def fit_isolated(outcomes: Sequence[Outcome]) -> Isolated:
-    """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative.
-
-    Coefficients that come out negative are dropped one by one and the rest fitted again.
-    """
-    done = [o for o in outcomes if o.ok and o.end_s is not None]
-    if len(done) < 3:
-        raise ValueError("at least three answers are needed to know the isolated latency")
-    e2e = np.array([(o.end_s or 0.0) - o.sent_s for o in done])
-    design = np.array([[1.0, o.prompt_tokens or 0, o.output_tokens or 0] for o in done])
-    active = [0, 1, 2] if all(o.prompt_tokens for o in done) else [0, 2]
-    coefficients = np.zeros(3)
-    while active:
-        weighted = design[:, active] / e2e[:, None]
-        solution = np.linalg.lstsq(weighted, np.ones(len(done)), rcond=None)[0]
-        if solution.min() >= 0:
-            coefficients[active] = solution
-            break
-        active.pop(int(np.argmin(solution)))
-    return Isolated(*(float(c) for c in coefficients))
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Slowdown of the requests whose output lengths lie in low..high."""
-
-    low: int
-    high: int
-    n: int
-    mean: float
-    p50: float
-    p99: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fairness:
-    """Slowdown = E2E / E2E alone, by size. ``jain`` is over the buckets' means: 1 is fair."""
-
-    buckets: tuple[Bucket, ...]
-    jain: float
-
-
-def fairness(outcomes: Sequence[Outcome], isolated: Isolated, buckets: int = 5) -> Fairness | None:
-    """Slowdown by output length, in buckets of equal numbers; None below five answers a bucket."""
-    done = [o for o in outcomes if o.ok and o.end_s is not None]
-    if len(done) < 5 * buckets:
-        return None
-    output = np.array([o.output_tokens or 0 for o in done], dtype=np.float64)
-    prompt = np.array([o.prompt_tokens or 0 for o in done], dtype=np.float64)
-    e2e = np.array([(o.end_s or 0.0) - o.origin_s for o in done])
-    slowdown = e2e / isolated.e2e_s(prompt, output)
-    parts = np.array_split(np.argsort(output, kind="stable"), buckets)
-    made = tuple(
-        Bucket(
-            int(output[part].min()),
-            int(output[part].max()),
-            part.size,
-            float(slowdown[part].mean()),
-            float(np.median(slowdown[part])),
-            percentile(slowdown[part], 99),
-        )
-        for part in parts
-    )
-    return Fairness(made, jain(np.array([b.mean for b in made])))

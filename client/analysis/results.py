@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from client.analysis.fairness import Isolated
 from client.analysis.gates import Verdict
-from client.analysis.metrics import Isolated, Measured, Objectives
+from client.analysis.metrics import Measured, Objectives
 from client.analysis.statistics import Interval
 from client.load.records import Run
 
@@ -27,10 +28,14 @@ class Calibration:
     streamed: bool
     requests: int
 
+    def objectives(self, multiple: float) -> Objectives:
+        """TTFT and TPOT of a request alone, times ``multiple``: the same demand on any machine."""
+        return Objectives(ttft_s=multiple * self.ttft_s, tpot_s=multiple * self.isolated.output_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One planned run. ``repeat`` marks the seed that is played a second time."""
+    """One planned run. ``repeat`` marks the control: its contestant a second time."""
 
     contestant: str
     load: float
@@ -39,11 +44,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One run with its figures, and what the server said about it."""
+class Played:
+    """One run, and what the server said about it."""
 
     job: Job
-    attempt: int
+    run: Run
+    server: dict[str, Any] | None
+    iterations: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run with its figures, measured over the stretch that all runs of its workload share."""
+
+    job: Job
     run: Run
     measured: Measured
     verdict: Verdict
@@ -68,9 +82,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        ending = ("-repeat" if self.repeat else "") + (
-            f"-try{self.attempt}" if self.attempt else ""
-        )
+        ending = "-repeat" if self.repeat else ""
         return f"{self.contestant}-load{self.load:g}-seed{self.seed}{ending}"
 
 

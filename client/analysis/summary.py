@@ -1,7 +1,8 @@
 """From runs to the comparison's table: figures per contestant and load, ratios with intervals.
 
-Pure. Percentiles are of the pooled sample; ratios are paired over seeds. A run repeated because
-the client was late is replaced by its repeat; a point with a run that stayed invalid is invalid.
+Pure. All runs of a workload are measured over one stretch; percentiles and verdicts are of all
+seeds together, ratios are paired over seeds. A run whose records are wrong is left out, and a point
+of which half the runs are wrong is wrong itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID
-from client.analysis.metrics import Fairness, Floats, fairness
-from client.analysis.results import MODES, Calibration, Result
+from client.analysis.backlog import backlog, keeping_up
+from client.analysis.fairness import Fairness, fairness
+from client.analysis.gates import (
+    FAILED,
+    INVALID_CLIENT,
+    SATURATED,
+    VALID,
+    Void,
+    judge,
+    lag_gate,
+    void_of,
+)
+from client.analysis.metrics import Floats, Objectives, measure, warm_up
+from client.analysis.results import MODES, Calibration, Played, Result
 from client.analysis.statistics import (
     Interval,
     expected_max,
@@ -25,13 +37,18 @@ from client.analysis.statistics import (
     percentile,
     rate_interval,
 )
+from client.load.servers import handled
 
 _WORST = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One contestant at one load, over all seeds. Latencies in seconds."""
+    """One contestant at one load, over all seeds. Latencies in seconds.
+
+    A saturated one has no TPOT and no fairness: those are of the requests that ended, the quickest.
+    ``voids`` name figures that the client's lateness falsified.
+    """
 
     contestant: str
     load: float
@@ -39,10 +56,12 @@ class Point:
     seeds: tuple[int, ...]
     verdict: str
     reasons: tuple[str, ...]
+    voids: tuple[Void, ...]
     throughput: Interval
     throughput_ratio: Interval | None
     e2e_ratio: Interval | None
     ttft_ratio: Interval | None
+    tpot_ratio: Interval | None
     latencies: dict[str, Floats]
     latency_n: dict[str, int]
     ok: int
@@ -50,6 +69,7 @@ class Point:
     unfinished: int
     lag_p99_s: float
     goodput: float | None
+    attained: float | None
     batch_mean: float | None
     padding: float | None
     fairness: Fairness | None
@@ -58,6 +78,10 @@ class Point:
     def usable(self) -> bool:
         """Whether its figures may be compared at all."""
         return self.verdict in (VALID, SATURATED)
+
+    def void(self, figure: str) -> Void | None:
+        """Why a figure (``throughput``, ``ttft_p50``) is not to be used; None where it is."""
+        return void_of(self.voids, figure)
 
     def latency(self, name: str, p: float) -> float | None:
         return percentile(self.latencies[name], p)
@@ -68,14 +92,20 @@ class Point:
         return float(values.mean()) if values.size and np.isfinite(values).all() else None
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """The same workload played twice: how far the system alone moves the throughput."""
-
-    contestant: str
-    load: float
-    first: float
-    second: float
+def measured_together(played: Sequence[Played], objectives: Objectives | None) -> list[Result]:
+    """Figures and verdicts of all runs, those of one load and seed over the same stretch."""
+    shared: dict[tuple[float, int], list[Played]] = {}
+    for one in played:
+        if not one.run.interrupted:
+            shared.setdefault((one.job.load, one.job.seed), []).append(one)
+    cuts = {key: warm_up([one.run for one in group]) for key, group in shared.items()}
+    results = []
+    for one in played:
+        cut = None if one.run.interrupted else cuts[one.job.load, one.job.seed]
+        measured = measure(one.run, objectives, cut)
+        verdict = judge(one.run, measured, handled(one.server))
+        results.append(Result(one.job, one.run, measured, verdict, one.server, one.iterations))
+    return results
 
 
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
@@ -96,26 +126,11 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
 
 
 def final(results: Sequence[Result]) -> list[Result]:
-    """The last attempt of each planned run, without the repeats that show the noise.
+    """The runs that were planned, without the controls.
 
     A run that was interrupted is in the raw data only: it had less than its load.
     """
-    whole = [r for r in results if not r.repeat and not r.run.interrupted]
-    last = {(r.contestant, r.load, r.seed): r for r in whole}
-    return list(last.values())
-
-
-def noise(results: Sequence[Result]) -> list[Noise]:
-    """Each repeated run beside its first, where both may be believed."""
-    first = {(r.contestant, r.load, r.seed): r for r in final(results)}
-    second = {
-        (r.contestant, r.load, r.seed): r for r in results if r.repeat and not r.run.interrupted
-    }
-    return [
-        Noise(r.contestant, r.load, first[key].measured.throughput, r.measured.throughput)
-        for key, r in second.items()
-        if key in first and _sound(first[key]) and _sound(r)
-    ]
+    return [r for r in results if not r.repeat and not r.run.interrupted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +165,28 @@ def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -
     lengths = np.array(
         [r.output_tokens for s in seeds for r in mine[s].run.workload.requests], dtype=np.float64
     )
-    ratio = paired_ratio(
-        [other[s].measured.throughput for s in sound], [mine[s].measured.throughput for s in sound]
-    )
+    ratio = paired(other, mine, "throughput")
     return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), ratio, load)
 
 
 def _by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, Result]:
     return {r.seed: r for r in results if r.contestant == name and r.load == load}
+
+
+def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
+    """One word for all seeds of a load, and why.
+
+    Runs whose records are wrong count only where they are half of all or more. Saturation is
+    judged on the evidence of all the others, never on the worst of them.
+    """
+    wrong = [r for r in runs if not _sound(r)]
+    if 2 * len(wrong) >= len(runs):
+        word = max((r.verdict.word for r in wrong), key=_WORST.index)
+        return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
+    keeping = keeping_up([backlog(r.run, r.measured) for r in runs if _sound(r)])
+    reasons = () if keeping.up else (f"backlog: {keeping.found}",)
+    left_out = tuple(f"seed {r.seed} left out: {r.verdict.reason}" for r in wrong)
+    return VALID if keeping.up else SATURATED, (*reasons, *left_out)
 
 
 def _point(
@@ -167,23 +196,22 @@ def _point(
     base: dict[int, Result],
     calibration: Calibration,
 ) -> Point:
-    runs = [mine[s] for s in sorted(mine)]
-    verdict = max((r.verdict.word for r in runs), key=_WORST.index)
-    paired = [s for s in sorted(mine) if s in base and _sound(mine[s]) and _sound(base[s])]
+    verdict, reasons = verdict_of(list(mine.values()))
+    usable = verdict in (VALID, SATURATED)
+    runs = [mine[s] for s in sorted(mine) if _sound(mine[s]) or not usable]
     sizes = [b for b in (_batch_mean(r) for r in runs) if b is not None]
     shares = [(r.server or {}).get("padding-share") for r in runs]
     paddings = [p for p in shares if isinstance(p, int | float)]
     goodputs = [r.measured.goodput for r in runs if r.measured.goodput is not None]
     names = runs[0].measured.latencies
     pooled = {key: np.concatenate([r.measured.latencies[key] for r in runs]) for key in names}
+    if verdict == SATURATED:
+        pooled["tpot"] = np.zeros(0)
     own = name == calibration.baseline
+    against = verdict_of(list(base.values()))[0] if base and not own else None
 
-    def ratio(of: str) -> Interval | None:
-        if own or verdict not in (VALID, SATURATED):
-            return None
-        return paired_ratio(
-            [_figure(mine[s], of) for s in paired], [_figure(base[s], of) for s in paired]
-        )
+    def ratio(of: str, word: str) -> Interval | None:
+        return paired(mine, base, of) if verdict == against == word else None
 
     return Point(
         contestant=name,
@@ -191,13 +219,13 @@ def _point(
         offered=float(np.mean([r.run.workload.rate or math.nan for r in runs])),
         seeds=tuple(sorted(mine)),
         verdict=verdict,
-        reasons=tuple(
-            dict.fromkeys(r.verdict.reason for r in runs if r.verdict.word == verdict != VALID)
-        ),
+        reasons=reasons,
+        voids=lag_gate([r.measured for r in runs]).voids,
         throughput=rate_interval([r.measured.throughput for r in runs]),
-        throughput_ratio=ratio("throughput"),
-        e2e_ratio=ratio("e2e"),
-        ttft_ratio=ratio("ttft"),
+        throughput_ratio=ratio("throughput", SATURATED),
+        e2e_ratio=ratio("e2e", VALID),
+        ttft_ratio=ratio("ttft", VALID),
+        tpot_ratio=ratio("tpot", VALID),
         latencies=pooled,
         latency_n={key: values.size for key, values in pooled.items()},
         ok=sum(r.measured.ok for r in runs),
@@ -205,10 +233,30 @@ def _point(
         unfinished=sum(r.measured.unfinished for r in runs),
         lag_p99_s=float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99)),
         goodput=float(np.mean(goodputs)) if goodputs else None,
+        attained=attained(runs),
         batch_mean=float(np.mean(sizes)) if sizes else None,
         padding=float(np.mean(paddings)) if paddings else None,
-        fairness=fairness([o for r in runs for o in r.run.outcomes], calibration.isolated),
+        fairness=None
+        if verdict == SATURATED
+        else fairness([o for r in runs for o in r.run.outcomes], calibration.isolated),
     )
+
+
+def attained(runs: Sequence[Result]) -> float | None:
+    """The share of all that arrived that met the objectives."""
+    arrived = sum(r.measured.arrived for r in runs)
+    shares = [r.measured.attained for r in runs if r.measured.attained is not None]
+    if not shares or not arrived:
+        return None
+    good = sum((r.measured.attained or 0.0) * r.measured.arrived for r in runs)
+    return good / arrived
+
+
+def paired(mine: dict[int, Result], base: dict[int, Result], of: str) -> Interval | None:
+    """The ratio of a figure over the seeds of which both sides may be believed."""
+    seeds = [s for s in sorted(mine) if s in base and _sound(mine[s]) and _sound(base[s])]
+    ours, theirs = ([_figure(side[s], of) for s in seeds] for side in (mine, base))
+    return paired_ratio(ours, theirs)
 
 
 def _sound(result: Result) -> bool:
@@ -247,6 +295,7 @@ def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
         ("throughput_tokens_per_s", point.throughput),
         ("throughput_ratio", point.throughput_ratio),
         ("ttft_median_ratio", point.ttft_ratio),
+        ("tpot_median_ratio", point.tpot_ratio),
         ("e2e_median_ratio", point.e2e_ratio),
     ):
         row[name] = _round(interval.value if interval else None)
@@ -259,6 +308,8 @@ def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
         row[f"{name}_n"] = point.latency_n[name]
     row["dispatch_lag_p99_s"] = _round(point.lag_p99_s)
     row["goodput_requests_per_s"] = _round(point.goodput)
+    row["objectives_attained"] = _round(point.attained)
+    row["void"] = " ".join(void.figure for void in point.voids)
     row["batch_size_mean"] = _round(point.batch_mean)
     row["padding_share"] = _round(point.padding)
     row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)

@@ -57,7 +57,8 @@ def play(
     silence_s: float = SILENCE_S,
     watch: Watcher | None = None,
 ) -> Run:
-    """Play it. ``drain_s`` after the sending window what still runs is cut and called unfinished.
+    """Play it. ``drain_s`` after the sending window what still runs is cut and called unfinished;
+    a closed loop has no such window, and is cut so long after its start.
 
     None waits for every answer; a connection without a byte for ``silence_s`` has failed.
     KeyboardInterrupt ends the run early and keeps what was measured.
@@ -191,7 +192,7 @@ class _Player:
 
         tasks = {asyncio.create_task(user()) for _ in range(users)}
         try:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=self.drain_s)
         finally:
             await _cut(tasks)
         for task in tasks:

@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED
-from client.analysis.results import Calibration, Loss, Result
+from client.analysis.results import Calibration, Headline, Loss, Result
 from client.analysis.summary import (
-    Noise,
     Point,
     Prediction,
     as_row,
     final,
     length_variance_gain,
-    noise,
     points,
     write_summary,
 )
 from client.load.records import write_requests
 from client.load.servers import described
 from client.report import plots
+from client.report.headline import headline_lines
 from client.report.html import Fold, Section, write_page
 from client.report.tables import comparison_table, fairness_table, ratio_table, ratio_text
 
@@ -37,23 +36,23 @@ def write_report(
     results: Sequence[Result],
     losses: Sequence[Loss],
     calibration: Calibration | None,
+    found: Headline | None,
     manifest: dict[str, Any],
     warnings: Sequence[str],
 ) -> tuple[str, dict[str, Any]]:
     """Write the folder's files; returns the text for the terminal and all figures for --json.
 
-    Without ``calibration`` no contestant answered, and the page says why.
+    Without ``calibration`` no contestant answered: nothing was ``found``, and the page says why.
     """
     table_points = [] if calibration is None else points(results, calibration)
     notes = manifest["notes"]
     rows = [as_row(p, notes) for p in table_points]
     predicted = length_variance_gain(results, "static", "dynamic")
-    noises = noise(results)
     figures: dict[str, Any] = {
         "capacity": None if calibration is None else asdict(calibration),
         "points": rows,
         "fairness": _fairness(table_points),
-        "noise": [asdict(n) for n in noises],
+        "headline": None if found is None else asdict(found),
         "length_variance": None if predicted is None else asdict(predicted),
         "lost": [asdict(loss) for loss in losses],
         "manifest": manifest,
@@ -65,13 +64,19 @@ def write_report(
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
     lines = [
         *([] if calibration is None else [_capacity_line(calibration)]),
-        *_notes(table_points, predicted, noises),
+        *([] if found is None else headline_lines(found)),
+        *_notes(table_points, predicted),
         *([] if table_points else ["Nothing was measured that could be compared."]),
     ]
     doubtful = [
         f"{p.contestant} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
         for p in table_points
         if p.verdict in (INVALID_CLIENT, FAILED)
+    ]
+    doubtful += [
+        f"{p.contestant} at load {p.load:g}, {void.figure}: {void.reason}; {void.advice}"
+        for p in table_points
+        for void in p.voids
     ]
     table = comparison_table(table_points, losses)
     sections = [Section("Result", lines, table if table_points else None)]
@@ -134,9 +139,7 @@ def _capacity_line(c: Calibration) -> str:
     )
 
 
-def _notes(
-    table_points: Sequence[Point], predicted: Prediction | None, noises: Sequence[Noise]
-) -> list[str]:
+def _notes(table_points: Sequence[Point], predicted: Prediction | None) -> list[str]:
     lines = []
     if predicted is not None:
         found = ratio_text(predicted.measured) if predicted.measured else "nothing usable"
@@ -144,12 +147,6 @@ def _notes(
             f"From length variance alone (E[max of B]/E[out], B = {predicted.batch:.1f} as static "
             f"batched at load {predicted.load:g}) dynamic should give {predicted.predicted:.2f} "
             f"times static's throughput; measured {found}."
-        )
-    if noises:
-        parts = [f"{n.contestant} {n.first:.0f} / {n.second:.0f}" for n in noises]
-        lines.append(
-            f"The system's own noise, one workload played twice at load {noises[0].load:g} "
-            f"(tok/s): {', '.join(parts)}."
         )
     unfair = [p for p in table_points if p.verdict == SATURATED]
     if unfair:

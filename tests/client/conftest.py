@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from client.experiment import Contestant
+from client.contestant import Contestant
 from client.load.servers import started
 from client.load.target import Target
 from client.workloads.recipe import Recipe, make

@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
-from client.analysis.results import Loss, Result
-from client.analysis.summary import final, length_variance_gain, points
+from client.analysis.headline import headline
+from client.analysis.metrics import Objectives
+from client.analysis.results import Loss, Played
+from client.analysis.summary import final, length_variance_gain, measured_together, points
 from client.compare import main
-from client.experiment import Experiment, calibrate, carry_out, server_command
+from client.contestant import Contestant, server_command
+from client.experiment import Fleet, calibrate, carry_out
 from client.load.servers import ROOT
 from client.report.comparison import write_report
+from client.schedule import Experiment
 from client.workloads.recipe import Recipe
 from client.workloads.workload_file import read_workload
 from tests.client.conftest import StartServer, contestant
@@ -39,17 +43,15 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     tmp_path: Path,
 ) -> None:
     modes = tuple(contestant(m, base_s=0.004) for m in ("nobatch", "static", "dynamic"))
-    calibration = calibrate(modes[0], RECIPE, tmp_path, 60.0, seconds=0.5)
-    plan = Experiment(
-        contestants=modes, loads=(0.5, 4.0), seeds=(0,), repeat=True, recipe=RECIPE,
-        window_s=0.5, drain_s=0.3, objectives=None, folder=tmp_path, logs=tmp_path,
-        start_s=60.0, order_seed=0, together=True,
-    )  # fmt: skip
-    results, losses = apart(carry_out(plan, calibration.capacity))
+    with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
+        calibration = calibrate(modes[0], fleet, RECIPE, seconds=0.5)
+        plan = planned(tmp_path, modes, loads=(0.5, 4.0), control="dynamic", window_s=0.5)
+        played, losses = apart(carry_out(plan, fleet, calibration.capacity))
     assert not losses
+    results = measured_together(played, Objectives(ttft_s=1.0))
     kept = final(results)
     assert len(kept) == 3 * 2
-    assert sum(r.repeat and r.attempt == 0 for r in results) == 3
+    assert [(r.contestant, r.load) for r in results if r.repeat] == [("dynamic", 4.0)]
     for load in plan.loads:
         for seed in plan.seeds:
             same = {r.run.workload.sha256 for r in kept if (r.load, r.seed) == (load, seed)}
@@ -70,7 +72,10 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
         "servers": {"static": {"mode": "static", "machine": {"cpu": "c", "cores": 2, "gpu": "A1"}}},
         "contestants": ["nobatch", "static", "dynamic"],
     }  # fmt: skip
-    text, figures = write_report(tmp_path, results, [], calibration, manifest, manifest["notes"])
+    found = headline(results, points(results, calibration), Objectives(ttft_s=1.0), 0.9)
+    text, figures = write_report(
+        tmp_path, results, [], calibration, found, manifest, manifest["notes"]
+    )
     assert "dynamic" in text
     json.dumps(figures, allow_nan=False)
     page = (tmp_path / "report.html").read_text()
@@ -89,24 +94,29 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
 
 def test_servers_that_do_not_fit_together_live_one_at_a_time(tmp_path: Path) -> None:
     modes = tuple(contestant(m, base_s=0.002) for m in ("nobatch", "dynamic"))
-    plan = Experiment(
-        contestants=modes, loads=(1.0, 2.0), seeds=(0,), repeat=True, recipe=RECIPE, window_s=0.2,
-        drain_s=1.0, objectives=None, folder=tmp_path, logs=tmp_path, start_s=60.0, order_seed=0,
-        together=False,
-    )  # fmt: skip
-    found, _ = apart(carry_out(plan, capacity=20.0))
-    results = [r for r in found if r.attempt == 0]
-    order = [r.contestant for r in results]
-    assert sorted(order) == ["dynamic"] * 3 + ["nobatch"] * 3
-    assert order[0] == order[1] != order[2] == order[3]
-    assert [r.repeat for r in results] == [False] * 4 + [True] * 2
+    plan = planned(tmp_path, modes, loads=(1.0, 2.0), control="dynamic", together=False)
+    with Fleet(RECIPE, tmp_path, 60.0, together=False) as fleet:
+        found, _ = apart(carry_out(plan, fleet, capacity=20.0))
+        one, other = (Path(f"{tmp_path}/server-{m.name}.log").stat().st_mtime for m in modes)
+        assert len({p.run.target for p in found}) == 2
+    assert [p.job.contestant for p in found] == ["nobatch"] * 2 + ["dynamic"] * 3
+    assert one <= other
 
 
-def apart(found: Iterable[Result | Loss]) -> tuple[list[Result], list[Loss]]:
-    results, losses = [], []
+def planned(folder: Path, contestants: tuple[Contestant, ...], **changes: Any) -> Experiment:
+    """A plan of one seed and short runs."""
+    values: dict[str, Any] = {
+        "loads": (1.0, 2.0), "seeds": (0,), "control": None, "recipe": RECIPE, "window_s": 0.2,
+        "drain_s": 1.0, "folder": folder, "order_seed": 0, "together": True, **changes,
+    }  # fmt: skip
+    return Experiment(contestants=contestants, **values)
+
+
+def apart(found: Iterable[Played | Loss]) -> tuple[list[Played], list[Loss]]:
+    played, losses = [], []
     for one in found:
-        losses.append(one) if isinstance(one, Loss) else results.append(one)
-    return results, losses
+        losses.append(one) if isinstance(one, Loss) else played.append(one)
+    return played, losses
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -143,7 +153,7 @@ def test_the_command_compares_servers_that_already_run(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--loads", "0.5,x"), "expected numbers > 0"),
+        (("--loads", "0.5,x"), "expected auto or numbers > 0"),
         (("--modes", "dynamic,turbo"), "nobatch, static, dynamic"),
         (("--target", "a=ftp://x"), "SCHEME one of"),
         (

@@ -18,14 +18,17 @@ from typing import Any
 import pytest
 
 from client import capacity, client, compare
+from client.analysis import results as results_of
 from client.analysis.metrics import Objectives
-from client.analysis.results import Result
-from client.experiment import Contestant, Experiment, carry_out
+from client.analysis.results import Loss
+from client.analysis.summary import measured_together
+from client.contestant import Contestant
+from client.experiment import Fleet, carry_out
 from client.load.servers import Server, started
 from client.load.target import parse_target
 from client.workloads.recipe import Recipe
 from tests.client.conftest import StartServer, command, contestant
-from tests.client.test_compare import apart
+from tests.client.test_compare import apart, planned
 
 DOWN = "http://127.0.0.1:1"
 RECIPE = Recipe(requests=20, prompts="request", output_tokens="uniform:1,9", exact_duration=True)
@@ -143,43 +146,39 @@ def test_a_prompt_that_is_answered_with_garbage_is_an_error(
         assert "error: " in capsys.readouterr().err
 
 
-def plan(tmp_path: Path, *contestants: Contestant, together: bool) -> Experiment:
-    return Experiment(
-        contestants=contestants, loads=(1.0, 2.0), seeds=(0, 1), repeat=False, recipe=RECIPE,
-        window_s=0.2, drain_s=5.0, objectives=None, folder=tmp_path, logs=tmp_path, start_s=60.0,
-        order_seed=0, together=together,
-    )  # fmt: skip
+def carried_out(
+    folder: Path, *contestants: Contestant, together: bool = True, capacity: float = 20.0
+) -> Iterator[results_of.Played | Loss]:
+    asked = planned(
+        folder, contestants, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together
+    )
+    with Fleet(RECIPE, folder, 60.0, together=together) as fleet:
+        yield from carry_out(asked, fleet, capacity)
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_mode_that_does_not_start_is_left_out_with_the_end_of_its_log(
     tmp_path: Path, *, together: bool
 ) -> None:
-    asked = plan(
-        tmp_path, contestant("static", base_s="never"), contestant("dynamic"), together=together
-    )
-    results, losses = apart(carry_out(asked, capacity=20.0))
+    both = (contestant("static", base_s="never"), contestant("dynamic"))
+    results, losses = apart(carried_out(tmp_path, *both, together=together))
     assert [loss.contestant for loss in losses] == ["static"], "it is not started again"
     assert "ended with status 2 before it was ready" in losses[0].headline
     assert "invalid float value: 'never'" in losses[0].reason
-    first = [r for r in results if r.attempt == 0]
-    assert [r.contestant for r in first] == ["dynamic"] * 4
+    assert [r.job.contestant for r in results] == ["dynamic"] * 4
     assert all(o.ok for r in results for o in r.run.outcomes)
 
 
 def test_a_mode_that_dies_in_a_run_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    asked = plan(
-        tmp_path, contestant("static", fault="die", fault_after=12), contestant("dynamic"),
-        together=True,
-    )  # fmt: skip
-    results, losses = apart(carry_out(asked, capacity=30.0))
+    both = (contestant("static", fault="die", fault_after=12), contestant("dynamic"))
+    results, losses = apart(carried_out(tmp_path, *both, capacity=30.0))
     assert [loss.contestant for loss in losses] == ["static"]
     assert "its process ended with status -9" in losses[0].reason
-    died = [r for r in results if r.contestant == "static"]
+    died = [r for r in measured_together(results, None) if r.contestant == "static"]
     assert died[-1].verdict.word == "FAILED"
     answered = sum(o.ok for r in died for o in r.run.outcomes)
     assert 0 < answered <= 12
-    assert sum(r.contestant == "dynamic" and r.attempt == 0 for r in results) == 4
+    assert sum(r.job.contestant == "dynamic" for r in results) == 4
 
 
 def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path) -> None:
@@ -189,26 +188,25 @@ def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path
     ):
         running = {"a": a, "b": b}
         both = (Contestant(name, None, server.target) for name, server in running.items())
-        asked = plan(tmp_path, *both, together=True)
-        found = carry_out(asked, capacity=20.0)
+        found = carried_out(tmp_path, *both)
         first = next(found)
-        assert isinstance(first, Result)
-        other = running["b" if first.contestant == "a" else "a"]
+        assert isinstance(first, results_of.Played)
+        other = running["b" if first.job.contestant == "a" else "a"]
         assert other.process is not None
         os.kill(other.process.pid, signal.SIGKILL)
         other.process.wait(60)
         results, losses = apart(found)
     assert [loss.contestant for loss in losses] == [other.target.name]
     assert "does not answer" in losses[0].reason
-    measured = {(r.contestant, r.load, r.seed) for r in (first, *results)}
-    assert measured == {(first.contestant, x, s) for x in (1.0, 2.0) for s in (0, 1)}
+    told = {(r.job.contestant, r.job.load, r.job.seed) for r in (first, *results)}
+    assert told == {(first.job.contestant, x, s) for x in (1.0, 2.0) for s in (0, 1)}
 
 
 def compared(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     status = compare.main(
         [
             "--modes", "", "--prompts", "request", "--output-tokens", "fixed:3", "--calibrate-s",
-            "0.2", "--loads", "1,2", "--seeds", "2", "--numsamples", "4", "--no-repeat",
+            "0.2", "--loads", "1,2", "--seeds", "2", "--numsamples", "4", "--no-control",
             "--out", str(out), *options,
         ]
     )  # fmt: skip
@@ -226,14 +224,14 @@ def test_a_comparison_names_who_failed_and_compares_the_rest(
         "--target", f"page={faulty('html')}", "--target", f"later={faulty('html', after=8)}",
     )  # fmt: skip
     assert status == 1
-    assert [loss["contestant"] for loss in figures["lost"]] == ["down", "page"]
+    assert [loss["contestant"] for loss in figures["lost"]] == ["down", "page", "later"]
     assert figures["capacity"]["baseline"] == "good"
     points = {(p["contestant"], p["load"]): p for p in figures["points"]}
     assert points["good", 1.0]["failed"] == points["good", 2.0]["failed"] == 0
-    later = [p for (name, _), p in points.items() if name == "later"]
-    assert {p["verdict"] for p in later} == {"FAILED"}
+    assert {name for name, _ in points} == {"good"}
     assert "down failed while its capacity was measured: http://127.0.0.1:1 does not" in page
     assert "page failed before the first run" in page
+    assert "later failed before the first run" in page
     assert "Ratios and loads refer to good, as down failed." in page
     table = capsys.readouterr().out
     assert sum("page " in line and line.endswith("FAILED") for line in table.splitlines()) == 2

@@ -1,0 +1,89 @@
+"""Fairness by size: how much longer a request took than it takes alone. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.analysis.statistics import Floats, jain, percentile
+from client.load.records import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """E2E of a request alone: base + per prompt token + per output token, in seconds."""
+
+    base_s: float
+    prompt_s: float
+    output_s: float
+
+    def e2e_s(self, prompt_tokens: Floats, output_tokens: Floats) -> Floats:
+        return self.base_s + self.prompt_s * prompt_tokens + self.output_s * output_tokens
+
+
+def fit_isolated(outcomes: Sequence[Outcome]) -> Isolated:
+    """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative.
+
+    Coefficients that come out negative are dropped one by one and the rest fitted again.
+    """
+    done = [o for o in outcomes if o.ok and o.end_s is not None]
+    if len(done) < 3:
+        raise ValueError("at least three answers are needed to know the isolated latency")
+    e2e = np.array([(o.end_s or 0.0) - o.sent_s for o in done])
+    design = np.array([[1.0, o.prompt_tokens or 0, o.output_tokens or 0] for o in done])
+    active = [0, 1, 2] if all(o.prompt_tokens for o in done) else [0, 2]
+    coefficients = np.zeros(3)
+    while active:
+        weighted = design[:, active] / e2e[:, None]
+        solution = np.linalg.lstsq(weighted, np.ones(len(done)), rcond=None)[0]
+        if solution.min() >= 0:
+            coefficients[active] = solution
+            break
+        active.pop(int(np.argmin(solution)))
+    return Isolated(*(float(c) for c in coefficients))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Slowdown of the requests whose output lengths lie in low..high."""
+
+    low: int
+    high: int
+    n: int
+    mean: float
+    p50: float
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """Slowdown = E2E / E2E alone, by size. ``jain`` is over the buckets' means: 1 is fair."""
+
+    buckets: tuple[Bucket, ...]
+    jain: float
+
+
+def fairness(outcomes: Sequence[Outcome], isolated: Isolated, buckets: int = 5) -> Fairness | None:
+    """Slowdown by output length, in buckets of equal numbers; None below five answers a bucket."""
+    done = [o for o in outcomes if o.ok and o.end_s is not None]
+    if len(done) < 5 * buckets:
+        return None
+    output = np.array([o.output_tokens or 0 for o in done], dtype=np.float64)
+    prompt = np.array([o.prompt_tokens or 0 for o in done], dtype=np.float64)
+    e2e = np.array([(o.end_s or 0.0) - o.origin_s for o in done])
+    slowdown = e2e / isolated.e2e_s(prompt, output)
+    parts = np.array_split(np.argsort(output, kind="stable"), buckets)
+    made = tuple(
+        Bucket(
+            int(output[part].min()),
+            int(output[part].max()),
+            part.size,
+            float(slowdown[part].mean()),
+            float(np.median(slowdown[part])),
+            percentile(slowdown[part], 99),
+        )
+        for part in parts
+    )
+    return Fairness(made, jain(np.array([b.mean for b in made])))

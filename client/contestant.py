@@ -1,0 +1,34 @@
+"""Who is compared: a mode of our server, which we start, or a server that already runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.load import servers
+from client.load.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A mode of our server (``command`` starts it) or a server that already runs (``target``)."""
+
+    name: str
+    command: tuple[str, ...] | None
+    target: Target | None
+
+    def open(self, logs: Path, start_s: float) -> AbstractContextManager[servers.Server]:
+        """Raises servers.ServerError when entered, where it does not come up."""
+        if self.command is None:
+            assert self.target is not None  # one of the two is always there
+            return nullcontext(servers.Server(self.target))
+        return servers.started(self.command, self.name, logs / f"server-{self.name}.log", start_s)
+
+
+def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, ...]:
+    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy."""
+    mode, _, policy = mode.partition(":")
+    chosen = ("--policy", policy) if policy else ()
+    return (str(servers.ROOT / "server.sh"), mode, "--model", model, *chosen, *options)

@@ -1,0 +1,96 @@
+"""Which runs a comparison makes, and in which order. Pure: no server, no clock.
+
+A block is a seed at a load. Its contestants run back to back, since a machine drifts, and in the
+reverse order from seed to seed (ABBA), so that a steady drift cancels. Runs that cannot tell
+anything new are left out: a contestant far beyond its limit, but for the highest load, where the
+limits of all are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+
+from client.analysis.results import Job
+from client.contestant import Contestant
+from client.workloads.recipe import Recipe
+
+BEYOND = 1.25  # times its limit, at which a contestant surely cannot keep up
+_BELOW, _TWICE, _APART = 0.7, 2.0, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What is to be run. ``window_s`` is how long each run sends, ``drain_s`` how long its answers
+    are awaited.
+
+    ``limits`` are the contestants' knees in loads, as far as known. ``control`` is played twice at
+    the highest load. ``together``: all servers live side by side; otherwise one lives at a time,
+    and each seed's loads are played through on one before the next is started.
+    """
+
+    contestants: tuple[Contestant, ...]
+    loads: tuple[float, ...]
+    seeds: tuple[int, ...]
+    control: str | None
+    recipe: Recipe
+    window_s: float
+    drain_s: float
+    folder: Path
+    order_seed: int
+    together: bool
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def beyond(self, contestant: str, load: float) -> bool:
+        """Whether it surely cannot keep up there."""
+        return load >= BEYOND * self.limits.get(contestant, math.inf)
+
+    def tells(self, contestant: str, load: float) -> bool:
+        """Whether a run is worth its time."""
+        lost = [x for x in self.loads if self.beyond(contestant, x)]
+        return load in (*lost[:1], max(self.loads)) or load not in lost
+
+    def drain_of(self, job: Job) -> float:
+        """Shorter where much stays unfinished however long one waits."""
+        return self.drain_s * (0.4 if self.beyond(job.contestant, job.load) else 1.0)
+
+
+def schedule(plan: Experiment) -> list[Job]:
+    """All runs in their order. ``plan.loads`` ascend."""
+    rng = random.Random(plan.order_seed)
+    names = [c.name for c in plan.contestants]
+    jobs: list[Job] = []
+    for number, seed in enumerate(plan.seeds):
+        loads = rng.sample(plan.loads, len(plan.loads))
+        blocks = [_block(plan, names, load, seed) for load in loads]
+        if number % 2:
+            blocks = [block[::-1] for block in blocks]
+        if plan.together:
+            jobs += chain.from_iterable(blocks)
+            continue
+        for name in names[::-1] if number % 2 else names:
+            jobs += [job for block in blocks for job in block if job.contestant == name]
+    return jobs
+
+
+def _block(plan: Experiment, names: Sequence[str], load: float, seed: int) -> list[Job]:
+    """The control first, so that it is as far from its original as any two contestants are."""
+    jobs = [Job(name, load, seed, repeat=False) for name in names if plan.tells(name, load)]
+    if plan.control is not None and load == max(plan.loads):
+        jobs.insert(0, Job(plan.control, load, seed, repeat=True))
+    return jobs
+
+
+def telling_loads(limits: Sequence[float]) -> tuple[float, ...]:
+    """Loads that tell contestants with these limits apart, ascending.
+
+    Below the first knee, where all keep up; between knees that are well apart; and twice the last,
+    where a queue forms at once and shows what each can do at most.
+    """
+    knees = sorted(limits)
+    between = [math.sqrt(a * b) for a, b in pairwise(knees) if b > _APART * a]
+    return tuple(float(f"{x:.2g}") for x in (_BELOW * knees[0], *between, _TWICE * knees[-1]))

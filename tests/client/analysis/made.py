@@ -1,0 +1,64 @@
+"""Records made by hand, so that each figure can be worked out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from client.analysis.gates import judge
+from client.analysis.metrics import WarmUp, measure
+from client.analysis.results import Job, Result
+from client.load.records import Outcome, Run
+from client.workloads.workload_file import Request, seal
+
+
+def outcome(
+    index: int = 0, at: float = 0.0, sent: float | None = None, first: float = 0.5,
+    gap: float = 0.1, tokens: int = 5, **changes: object,
+) -> Outcome:  # fmt: skip
+    """Tokens one by one from ``at + first`` on."""
+    sent = at if sent is None else sent
+    times = [at + first + k * gap for k in range(tokens)]
+    made = Outcome(
+        index=index, service="immediate", deadline_s=None, requested_tokens=tokens,
+        intended_s=at, sent_s=sent, first_s=times[0], end_s=times[-1], left_s=times[-1],
+        deliveries=tuple((t, 1) for t in times), prompt_tokens=3, output_tokens=tokens,
+        queue_s=None, first_from="stream", failure=None,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def run_of(outcomes: list[Outcome], duration_s: float = 10.0, **changes: object) -> Run:
+    requests = [
+        Request(o.intended_s, "p", 3, o.requested_tokens, o.service, o.deadline_s, 0)
+        for o in outcomes
+    ]
+    edges = sorted([(o.sent_s, 1) for o in outcomes] + [(o.left_s, -1) for o in outcomes])
+    end = max([o.left_s for o in outcomes] + [duration_s])
+    steps = np.arange(0, end, 0.02)  # never in step with the requests, as a real clock is not
+    grid = np.append(steps + np.random.default_rng(0).uniform(0, 0.02, steps.size), end)
+    at = np.array([t for t, _ in edges])
+    level = np.cumsum([step for _, step in edges])
+    found = np.searchsorted(at, grid, side="right")
+    samples = tuple(
+        (float(t), int(level[k - 1]) if k else 0) for t, k in zip(grid, found, strict=True)
+    )
+    made = Run(
+        target="t", workload=seal({}, requests, duration_s, steady=False),
+        outcomes=tuple(outcomes), in_flight=samples, wall_s=float(end), counted="ids",
+        streamed=True,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def steady(outcomes: list[Outcome], duration_s: float = 10.0) -> Run:
+    run = run_of(outcomes, duration_s)
+    return replace(run, workload=replace(run.workload, steady=True))
+
+
+def result(run: Run, seed: int = 0, *, contestant: str = "dynamic", load: float = 1.0) -> Result:
+    """A run as a result; none of it is cut as warm-up."""
+    measured = measure(run, None, WarmUp(0.0, settled=True))
+    job = Job(contestant, load, seed, repeat=False)
+    return Result(job, run, measured, judge(run, measured), server=None, iterations=None)

@@ -1,0 +1,227 @@
+"""Gates and verdicts on records made by hand: of one run, and of several seeds together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from client.analysis.fairness import Isolated
+from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
+from client.analysis.headline import headline
+from client.analysis.metrics import Objectives, measure
+from client.analysis.results import Calibration
+from client.analysis.summary import final, points, verdict_of
+from client.load.records import Run
+from tests.client.analysis.made import outcome, result, run_of, steady
+
+
+def test_a_run_on_time_is_valid() -> None:
+    run = steady([outcome(i, at=i * 0.1) for i in range(100)])
+    verdict = judge(run, measure(run), server_tokens=500)
+    assert verdict.word == VALID
+    assert {g.name for g in verdict.gates} >= {
+        "dispatch lag", "Little's law", "token conservation", "E2E = TTFT + sum ITL", "backlog",
+        "achieved / offered",
+    }  # fmt: skip
+
+
+def late_client(first: float, late_s: float = 0.02, every: int = 5) -> Run:
+    """Each fifth request leaves 20 ms late."""
+    sent = [i * 0.1 + (late_s if i % every == 0 else 0.0005) for i in range(100)]
+    return run_of([outcome(i, at=i * 0.1, sent=at, first=first) for i, at in enumerate(sent)])
+
+
+def test_a_late_client_voids_the_latencies_that_it_falsifies_and_no_others() -> None:
+    run = late_client(first=0.05)
+    m = measure(run)
+    verdict = judge(run, m)
+    void = {v.figure for v in verdict.voids}
+    # One in five is 20 ms late: that is in the p90 of 50 ms, not in the median, nor in half a
+    # second of E2E.
+    assert void == {"ttft_p90", "ttft_p95"}
+    assert verdict.word == VALID
+    assert all("20 ms late" in v.reason and "another" in v.advice for v in verdict.voids)
+    slow = late_client(first=1.0)
+    assert not judge(slow, measure(slow)).voids
+
+
+def test_a_late_client_never_takes_the_throughput_along() -> None:
+    """The p99 lag of a busy machine with two cores, over runs of three seconds."""
+    run = late_client(first=0.02, late_s=0.09, every=20)
+    point = points([result(run)], CALIBRATION)[0]
+    assert point.verdict == VALID
+    assert point.void("throughput") is None
+    assert point.void("ttft_p50") is None
+    assert point.void("ttft_p95") is not None
+    assert point.throughput.value > 0
+
+
+def test_answers_of_another_length_than_asked_are_other_work() -> None:
+    outcomes = [outcome(i, at=i * 0.1) for i in range(20)]
+    short = run_of([*outcomes[:-1], replace(outcomes[-1], requested_tokens=9)])
+    verdict = judge(short, measure(short))
+    assert verdict.word == INVALID_CLIENT
+    assert "1 of 20 answers have another length, the first 5 tokens where 9" in verdict.reason
+
+
+def test_growing_queues_are_saturated() -> None:
+    """Two requests a second arrive, one a second is answered."""
+    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * 0.1, gap=0.001) for i in range(100)])
+    verdict = judge(run, measure(run))
+    assert verdict.word == SATURATED
+    assert "backlog" in verdict.reason
+
+
+def test_a_queue_that_fills_from_empty_and_settles_is_valid() -> None:
+    """Each takes 3 s, so those in flight grow for a third of the run, and TTFT by 1 ms a second."""
+    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * 1e-4, gap=0.7) for i in range(100)])
+    assert judge(run, measure(run)).word == VALID
+
+
+def test_a_server_that_takes_all_in_and_slows_down_is_saturated() -> None:
+    """No line before the first token; each answer takes half a second longer per second."""
+    run = steady(
+        [outcome(i, at=i * 0.1, first=0.05 + i * 1e-4, gap=0.1 + i * 0.0125) for i in range(100)]
+    )
+    assert judge(run, measure(run)).word == SATURATED
+
+
+def test_books_that_do_not_close_are_invalid() -> None:
+    outcomes = [outcome(i, at=i * 0.1) for i in range(100)]
+    run = run_of(outcomes)
+    assert judge(run, measure(run), server_tokens=499).word == INVALID_CLIENT
+    lying = run_of([replace(o, output_tokens=6) for o in outcomes])
+    assert "token conservation" in judge(lying, measure(lying)).reason
+    blind = replace(run, in_flight=tuple((t, 2 * n) for t, n in run.in_flight))
+    assert "Little's law" in judge(blind, measure(blind)).reason
+    back = [replace(o, deliveries=tuple(reversed(o.deliveries))) for o in outcomes]
+    assert "out of order" in judge(run_of(back), measure(run_of(back))).reason
+    short = replace(run, outcomes=run.outcomes[:-1])
+    assert judge(short, measure(short)).word == INVALID_CLIENT
+
+
+def test_usage_counts_need_not_equal_events() -> None:
+    outcomes = [
+        replace(outcome(i, at=i * 0.1), output_tokens=6, requested_tokens=6) for i in range(20)
+    ]
+    run = run_of(outcomes, counted="the server's usage.completion_tokens")
+    verdict = judge(run, measure(run))
+    assert verdict.word == VALID
+    assert any("an event is not a token" in g.found for g in verdict.gates)
+
+
+def test_failed_runs_say_so() -> None:
+    outcomes = [
+        outcome(i, failure="HTTP 503", first_s=None, end_s=None, deliveries=()) for i in range(5)
+    ]
+    run = run_of(outcomes)
+    verdict = judge(run, measure(run))
+    assert verdict.word == FAILED
+    assert "HTTP 503" in verdict.reason
+
+
+def test_an_interrupted_run_is_measured_up_to_its_end_and_left_out_of_comparisons() -> None:
+    cut = run_of([outcome(i, at=i * 0.1) for i in range(20)], interrupted="Ctrl-C", wall_s=3.0)
+    assert measure(cut).window_s == pytest.approx(3.0)
+    empty = replace(cut, outcomes=())
+    results = [result(run, seed) for seed, run in enumerate((run_of([outcome()]), cut, empty))]
+    assert [r.seed for r in final(results)] == [0]
+
+
+CALIBRATION = Calibration(
+    baseline="nobatch", capacity=1.0, isolated=Isolated(0.1, 0.0, 0.1), ttft_s=0.1, longest_s=1.0,
+    start_s=1.0, streamed=True, requests=10,
+)  # fmt: skip
+
+
+def queue(grows_s: float, noise_s: float, seed: int) -> Run:
+    """TTFT grows by so many seconds a second; noise of one run hides a small growth."""
+    rng = np.random.default_rng(seed)
+    waits = 0.5 + grows_s * np.arange(30) * 0.1 + rng.normal(0, noise_s, 30).clip(-0.4)
+    return steady([outcome(i, at=i * 0.1, first=w, gap=0.01) for i, w in enumerate(waits)], 3.0)
+
+
+def test_saturation_is_judged_on_all_seeds_together() -> None:
+    """A growth that no short run shows for sure is sure after twelve."""
+    grown = [result(queue(0.1, 0.2, seed), seed) for seed in range(12)]
+    assert sum(r.verdict.word == SATURATED for r in grown) < 12
+    word, reasons = verdict_of(grown)
+    assert word == SATURATED
+    assert "requests over the sends" in reasons[0]
+
+
+def test_one_unlucky_seed_does_not_saturate_a_load_that_is_sustained() -> None:
+    calm = [result(queue(0.0, 0.1, seed), seed) for seed in range(5)]
+    unlucky = result(queue(0.6, 0.02, 9), 5)
+    assert unlucky.verdict.word == SATURATED
+    assert verdict_of([*calm, unlucky])[0] == VALID
+    assert verdict_of([unlucky])[0] == SATURATED
+
+
+def test_a_seed_whose_records_are_wrong_is_left_out_and_half_of_them_spoil_the_point() -> None:
+    good = [result(run_of([outcome(i, at=i * 0.1) for i in range(30)], 3.0), s) for s in range(3)]
+    wrong = [
+        result(run_of([outcome(i, at=i * 0.1, requested_tokens=9) for i in range(30)], 3.0), s)
+        for s in (3, 4, 5)
+    ]
+    point = points([*good, wrong[0]], CALIBRATION)[0]
+    assert point.verdict == VALID
+    assert point.ok == 90
+    assert "seed 3 left out: asked tokens" in point.reasons[0]
+    dead = [outcome(i, failure="HTTP 500", end_s=None, deliveries=()) for i in range(30)]
+    failed = points([*good, *(result(run_of(dead), s) for s in (3, 4, 5))], CALIBRATION)[0]
+    assert failed.verdict == FAILED
+    assert "HTTP 500" in failed.reasons[0]
+    spoilt = points([*good, *wrong], CALIBRATION)[0]
+    assert spoilt.verdict == INVALID_CLIENT
+    assert not spoilt.usable
+
+
+def test_a_saturated_point_shows_no_figure_of_those_that_ended() -> None:
+    """TPOT and fairness are of the quickest there; the rest of the queue has none."""
+    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * 0.1, gap=0.001) for i in range(100)])
+    point = points([result(run)], CALIBRATION)[0]
+    assert point.verdict == SATURATED
+    assert point.latency("tpot", 50) is None
+    assert point.fairness is None
+    calm = steady([outcome(i, at=i * 0.1) for i in range(100)])
+    sustained = points([result(calm)], CALIBRATION)[0]
+    assert sustained.latency("tpot", 50) == pytest.approx(0.1)
+    assert sustained.fairness is not None
+
+
+def test_ratios_are_taken_where_they_mean_something() -> None:
+    """Throughput where both are saturated, latency where neither is; nothing in between."""
+    calm = [steady([outcome(i, at=i * 0.1, first=f) for i in range(100)]) for f in (0.2, 0.1)]
+    full = [
+        steady([outcome(i, at=i * 0.1, first=0.05 + i * g, gap=0.001) for i in range(100)])
+        for g in (0.9, 0.4)
+    ]
+    slow = {1.0: calm[0], 2.0: full[0], 3.0: full[0]}
+    fast = {1.0: calm[1], 2.0: calm[1], 3.0: full[1]}
+    made = [
+        result(runs[load], seed, contestant=name, load=load)
+        for load in slow
+        for seed in (0, 1)
+        for name, runs in (("nobatch", slow), ("dynamic", fast))
+    ]
+    table = points(made, CALIBRATION)
+    of = {p.load: p for p in table if p.contestant == "dynamic"}
+    assert of[1.0].ttft_ratio is not None
+    assert of[1.0].ttft_ratio.value == pytest.approx(0.5)
+    assert of[1.0].throughput_ratio is None
+    assert (of[2.0].ttft_ratio, of[2.0].throughput_ratio) == (None, None)
+    assert of[3.0].ttft_ratio is None
+    assert of[3.0].throughput_ratio is not None
+    assert of[3.0].throughput_ratio.value > 1.5
+
+    found = headline(made, table, Objectives(ttft_s=0.3), share=0.9)
+    assert [(p.of, p.over, p.load) for p in found.pairs] == [
+        ("dynamic", "nobatch", 1.0), ("dynamic", "nobatch", 3.0),
+    ]  # fmt: skip
+    assert [(a.contestant, a.load) for a in found.saturation] == [
+        ("nobatch", 3.0),
+        ("dynamic", 3.0),
+    ]

@@ -1,0 +1,89 @@
+"""The order of a comparison's runs, and which of them are worth their time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.contestant import Contestant
+from client.schedule import Experiment, schedule, telling_loads
+from client.workloads.recipe import Recipe
+
+NAMES = ("nobatch", "static", "dynamic")
+
+
+def plan(**changes: Any) -> Experiment:
+    values: dict[str, Any] = {
+        "contestants": tuple(Contestant(name, ("x",), None) for name in NAMES),
+        "loads": (0.7, 2.0, 8.0), "seeds": tuple(range(6)), "control": "dynamic",
+        "recipe": Recipe(), "window_s": 1.0, "drain_s": 1.0, "folder": Path(), "order_seed": 0,
+        "together": True, **changes,
+    }  # fmt: skip
+    return Experiment(**values)
+
+
+def test_what_is_compared_runs_back_to_back_and_in_reverse_from_seed_to_seed() -> None:
+    jobs = [job for job in schedule(plan()) if not job.repeat]
+    blocks = [jobs[k : k + 3] for k in range(0, len(jobs), 3)]
+    for block in blocks:
+        assert len({(job.seed, job.load) for job in block}) == 1
+        order = NAMES[::-1] if block[0].seed % 2 else NAMES
+        assert tuple(job.contestant for job in block) == order
+    assert sorted((b[0].seed, b[0].load) for b in blocks) == sorted(
+        (seed, load) for seed in range(6) for load in (0.7, 2.0, 8.0)
+    )
+    orders = [[b[0].load for b in blocks if b[0].seed == seed] for seed in range(6)]
+    assert len({tuple(order) for order in orders}) > 1, "loads come in random order"
+
+
+def test_a_steady_drift_of_the_machine_cancels_in_every_ratio() -> None:
+    """Each run is a percent slower than the one before it."""
+    jobs = schedule(plan())
+    at = {(j.contestant, j.load, j.seed, j.repeat): number for number, j in enumerate(jobs)}
+    for of, over in (("dynamic", "nobatch"), ("dynamic", "static"), ("static", "nobatch")):
+        for load in (0.7, 2.0, 8.0):
+            apart = [at[of, load, s, False] - at[over, load, s, False] for s in range(6)]
+            assert sum(apart) == 0
+    control = [at["dynamic", 8.0, s, True] - at["dynamic", 8.0, s, False] for s in range(6)]
+    assert sum(control) == 0
+    assert {abs(gap) for gap in control} == {3}, "as far apart as any two that are compared"
+
+
+def test_where_one_server_lives_at_a_time_each_seed_starts_it_once() -> None:
+    jobs = schedule(plan(together=False))
+    starts = [a.contestant for a, b in zip(jobs, [None, *jobs], strict=False)
+              if b is None or a.contestant != b.contestant]  # fmt: skip
+    # the last of a seed is the first of the next
+    assert starts == [*NAMES, "static", "nobatch", "static", "dynamic", "static", "nobatch",
+                      "static", "dynamic", "static", "nobatch"]  # fmt: skip
+    assert len(jobs) == len(schedule(plan()))
+
+
+def test_a_contestant_far_beyond_its_limit_plays_only_the_highest_load() -> None:
+    asked = plan(loads=(0.7, 2.0, 5.0, 8.0), limits={"nobatch": 1.0, "static": 3.0, "dynamic": 6.0})
+    told = {name: {j.load for j in schedule(asked) if j.contestant == name} for name in NAMES}
+    assert told["nobatch"] == {0.7, 2.0, 8.0}, "the first that it cannot keep up with, and the last"
+    assert told["static"] == told["dynamic"] == {0.7, 2.0, 5.0, 8.0}
+
+
+@given(st.lists(st.floats(0.2, 500), min_size=1, max_size=5))
+def test_loads_lie_below_the_first_limit_between_those_apart_and_beyond_the_last(
+    limits: list[float],
+) -> None:
+    loads = telling_loads(limits)
+    knees = sorted(limits)
+    assert list(loads) == sorted(set(loads))
+    assert loads[0] < knees[0]
+    assert loads[-1] > 1.5 * knees[-1]
+    for a, b in pairwise(knees):
+        if b > 2 * a:
+            assert any(a * 1.1 < load < b / 1.1 for load in loads)
+
+
+def test_the_limits_of_the_three_modes_give_four_loads() -> None:
+    assert telling_loads([1.0, 6.1, 3.6]) == pytest.approx((0.7, 1.9, 4.7, 12.0))
