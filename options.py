@@ -34,8 +34,8 @@ class Group:
     only: str | None = None  # what they need to have an effect: `static`, `policy tgi`
 
     def option(self, default: Any, *, secret: bool = False, **rules: Any) -> Any:
-        """A field of `Options`. `rules` are fields of `Option` that have a default; an option
-        without a default value (`MISSING`) is given on the command line by its position."""
+        """A field of `Options`. `rules`: `variables` and all fields of `Option` below it. Where
+        the default is `MISSING`, the value is given on the command line by its position."""
         metadata = {"group": self, "secret": secret, **rules}
         return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
@@ -101,8 +101,9 @@ class Option:
         return OptionError(f"{self._label} is {shown}; allowed: {allowed}")
 
     def add_to(self, group: argparse._ArgumentGroup) -> None:
+        help = self.help.replace("%", "%%")
         if self.default is MISSING:
-            group.add_argument(self.name, metavar=self.name.upper(), help=self.help)
+            group.add_argument(self.name, metavar=self.name.upper(), help=help)
             return
         is_switch = self.kind is bool
         group.add_argument(
@@ -111,7 +112,7 @@ class Option:
             metavar="|".join(self.choices) or _KINDS[self.kind][2],
             nargs="?" if is_switch else None,
             const="true" if is_switch else None,
-            help=f"{self.help} (default {self.shown_default}; {', '.join(self.variables)})",
+            help=f"{help} (default {self.shown_default}; {', '.join(self.variables)})",
         )
 
 

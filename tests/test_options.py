@@ -33,7 +33,7 @@ class Sample(Options):
     port: int = PLACE.option(80, least=1, most=99)
     """a number"""
     share: float | None = REST.option(None, least=0)
-    """a share of something"""
+    """a share of something, 0.5 being 50 %"""
     names: tuple[str, ...] = REST.option(())
     """names"""
     loud: bool = REST.option(False)
@@ -83,8 +83,8 @@ def test_help_shows_the_options_by_group_with_all_their_names(
     assert shown.index("place:") < shown.index("--port") < shown.index("rest:")
     assert shown.index("rest:") < shown.index("--loud")
     assert "(default 80; S_PORT)" in shown
-    assert "(default none; S_SHARE)" in shown
     words = " ".join(shown.split())
+    assert "a share of something, 0.5 being 50 % (default none; S_SHARE)" in words
     assert "--host TEXT, --hostname TEXT address, of which the help is two lines" in words
     assert "(default here; S_HOST, SAMPLE_HOSTNAME)" in words
 

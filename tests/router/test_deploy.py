@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,17 @@ def test_images_run_as_nobody_and_copy_what_exists(image: str) -> None:
     for line in text.splitlines():
         if line.startswith("COPY"):
             assert (DEPLOY.parent / line.split()[1]).exists()
+
+
+def test_the_routers_image_holds_all_that_the_router_imports(tmp_path: Path) -> None:
+    for line in (DEPLOY / "router.Dockerfile").read_text().splitlines():
+        if line.startswith("COPY"):
+            source = DEPLOY.parent / line.split()[1]
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, tmp_path / source.name)
+    command = [sys.executable, "-m", "router", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_servers_image_can_compile_its_kernel_and_keep_it() -> None:
