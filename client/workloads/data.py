@@ -201,7 +201,8 @@ def make_prompts(kind: str, lengths: Sizes, rng: np.random.Generator) -> Prompts
         return Prompts([f"Request {i}" for i in range(n)], None)
     if name not in ("sharegpt", "lines") or not path:
         raise SpecError(
-            f"prompts {kind!r} are unknown; allowed: words, request, sharegpt:FILE, lines:FILE"
+            f"prompts {kind!r} are unknown; allowed: words, request, shared:..., "
+            "conversation:..., sharegpt:FILE, lines:FILE"
         )
     pool = (_read_sharegpt if name == "sharegpt" else _read_lines)(Path(path))
     return Prompts([pool[i] for i in rng.integers(len(pool), size=n).tolist()], None)

@@ -16,6 +16,14 @@ import numpy as np
 
 from client.workloads.arrivals import Closed, horizon, parse_arrivals
 from client.workloads.data import VOCABULARY, Sizes, draw, make_prompts, parse_sizes
+from client.workloads.prefixes import (
+    Conversation,
+    block_prompts,
+    conversation_times,
+    parse_prefixed,
+    prefixed_prompts,
+    refuse_prefixed,
+)
 from client.workloads.spec import SpecError, refuse_given
 from client.workloads.traces import Trace, read_trace
 from client.workloads.workload_file import Request, Workload, seal
@@ -60,7 +68,7 @@ class Recipe:
 def make(recipe: Recipe) -> Workload:
     """Make the workload; SpecError where the recipe asks for something impossible."""
     generator = {**asdict(recipe), "numpy": np.__version__}
-    if recipe.prompts == "words" and VOCABULARY.exists():
+    if _of_words(recipe.prompts) and VOCABULARY.exists():
         generator["vocabulary_sha256"] = hashlib.sha256(VOCABULARY.read_bytes()).hexdigest()
     if recipe.arrivals.startswith("trace:"):
         trace = read_trace(recipe.arrivals, _seed(recipe, "arrivals"))
@@ -83,18 +91,24 @@ def make(recipe: Recipe) -> Workload:
         ]
         return seal(generator, requests, 0.0, steady=True, users=process.users)
     assert recipe.rate is not None  # refused above
+    kind = parse_prefixed(recipe.prompts)
+    turns = kind.turns if isinstance(kind, Conversation) else 1
     try:
-        times = process.unit_times(n, _seed(recipe, "arrivals"))
+        times = process.unit_times(math.ceil(n / turns), _seed(recipe, "arrivals"))
     except ValueError as error:
         raise SpecError(f"arrivals {recipe.arrivals!r}: {error}") from None
-    if recipe.exact_duration and (end := horizon(process, times)) > 0:
-        times = times * (n / end)
-    return seal(
-        generator,
-        _requests(recipe, times / recipe.rate, prompt_lengths, output_lengths),
-        horizon(process, times) / recipe.rate,
-        steady=process.steady,
-    )
+    end = horizon(process, times)
+    if isinstance(kind, Conversation):
+        starts = times * turns / recipe.rate
+        times = conversation_times(kind, starts, n, _rng(recipe, "think")) * recipe.rate
+        end = float(times.max())
+    if recipe.exact_duration and end > 0:
+        times, end = times * (n / end), n
+    requests = _requests(recipe, times / recipe.rate, prompt_lengths, output_lengths)
+    if isinstance(kind, Conversation):
+        requests.sort(key=lambda r: r.at_s or 0.0)
+    steady = process.steady and not isinstance(kind, Conversation)
+    return seal(generator, requests, end / recipe.rate, steady=steady)
 
 
 def _fill(recipe: Recipe, generator: dict[str, object], trace: Trace) -> Workload:
@@ -106,7 +120,9 @@ def _fill(recipe: Recipe, generator: dict[str, object], trace: Trace) -> Workloa
             raise SpecError("a trace without duration cannot be scaled to a rate")
         scale = n / duration / recipe.rate
         times, duration = times * scale, duration * scale
-    requests = _requests(recipe, times, trace.prompt_tokens[:n], trace.output_tokens[:n])
+    refuse_prefixed(parse_prefixed(recipe.prompts), "a trace, which brings its own times")
+    blocks = None if trace.blocks is None else trace.blocks[:n]
+    requests = _requests(recipe, times, trace.prompt_tokens[:n], trace.output_tokens[:n], blocks)
     return seal(generator, requests, duration, steady=False)
 
 
@@ -115,9 +131,16 @@ def _requests(
     times: np.ndarray[tuple[int], np.dtype[np.float64]],
     prompt: Sizes,
     output: Sizes,
+    blocks: Sequence[tuple[int, ...]] | None = None,
 ) -> list[Request]:
     n = times.size
-    prompts = make_prompts(recipe.prompts, prompt, _rng(recipe, "texts"))
+    kind = parse_prefixed(recipe.prompts)
+    if kind is not None:
+        prompts = prefixed_prompts(kind, prompt, output, _rng(recipe, "texts"))
+    elif blocks is not None and recipe.prompts == "words":
+        prompts = block_prompts(blocks, prompt, _seed(recipe, "texts"))
+    else:
+        prompts = make_prompts(recipe.prompts, prompt, _rng(recipe, "texts"))
     lengths: Sequence[int | None] = prompts.tokens or [None] * n
     deferred = _rng(recipe, "classes").random(n) < recipe.deferred_share
     seeds = _rng(recipe, "seeds").integers(2**31, size=n)
@@ -183,6 +206,8 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
     group.add_argument(
         "--prompts",
         help="words (of the embedded vocabulary, exact in length) | request ('Request i') | "
+        "shared:prefixes=4,tokens=128 (each behind one of four beginnings) | "
+        "conversation:turns=4,gap=10 (each turn holds what was said before) | "
         f"sharegpt:FILE | lines:FILE ({defaults.prompts})",
     )
     group.add_argument("--deferred-share", type=float, help="share of deferred requests, 0..1 (0)")
@@ -204,12 +229,17 @@ def recipe_from(
     if recipe.arrivals.startswith("trace:"):
         lengths = ("--output-tokens", "--prompt-tokens")
         refuse_given(args, lengths, "with a trace, which brings its own lengths")
-    if recipe.prompts != "words":
+    if not _of_words(recipe.prompts):
         why = f"with --prompts {recipe.prompts}, which have the lengths they have"
         refuse_given(args, ["--prompt-tokens"], why)
     if not recipe.deferred_share:
         refuse_given(args, ["--deadline-s"], "without --deferred-share")
     return recipe
+
+
+def _of_words(prompts: str) -> bool:
+    """Whether prompts are made up, so that their lengths can be asked for."""
+    return prompts.partition(":")[0] in ("words", "shared", "conversation")
 
 
 def completed(recipe: Recipe) -> Recipe:

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from client.workloads.servegen import read_servegen
 from client.workloads.spec import SpecError, build
 
-Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
+Blocks = tuple[int, ...]  # ids of the prompt's blocks: equal ids, equal text
+Row = tuple[float, int, int, Blocks]  # seconds, prompt tokens, output tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +72,25 @@ class TraceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Times from 0 in order (seconds) and token counts; ``note`` says what was left out."""
+    """Times from 0 in order (seconds) and token counts; ``note`` says what was left out.
+
+    ``blocks`` say which prompts begin alike, None where the trace does not.
+    """
 
     times: npt.NDArray[np.float64]
     prompt_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
     duration_s: float
     note: str
+    blocks: tuple[Blocks, ...] | None = None
 
 
 def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
     """Read ``trace:azure,path=FILE,...``; SpecError names file, line and what was expected."""
     spec = build(text, {"trace": TraceSpec}, "arrivals")
     low, high = spec.bounds()
-    rows, dropped = _collect(spec, seed)
+    blocks: list[Blocks] = []
+    rows, dropped = _collect(spec, seed, blocks)
     if not rows[0]:
         raise SpecError(f"{spec.path} holds no request{f' ({dropped} dropped)' if dropped else ''}")
     times = np.frombuffer(rows[0], dtype=np.float64)
@@ -94,10 +100,11 @@ def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
     output = np.frombuffer(rows[2], dtype=np.int64)[order]
     if spec.dequantise:
         times = times + np.random.default_rng(seed).random(times.size) * spec.dequantise
-        order = np.argsort(times, kind="stable")
-        times, prompt, output = times[order], prompt[order], output[order]
+        again = np.argsort(times, kind="stable")
+        times, prompt, output = times[again], prompt[again], output[again]
+        order = order[again]
     keep = (times >= low) & (times < high)
-    times, prompt, output = times[keep] - low, prompt[keep], output[keep]
+    times, prompt, output, order = times[keep] - low, prompt[keep], output[keep], order[keep]
     if spec.limit is not None:
         times, prompt, output = times[: spec.limit], prompt[: spec.limit], output[: spec.limit]
     if not times.size:
@@ -107,16 +114,18 @@ def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
     if math.isfinite(high) and spec.limit is None:
         end = (high - low) * spec.time_scale
     note = f"{times.size} requests kept, {dropped} dropped (failed, empty or of another model)"
-    return Trace(times, prompt, output, end, note)
+    kept = tuple(blocks[i] for i in order[: times.size].tolist()) if blocks else None
+    return Trace(times, prompt, output, end, note, kept)
 
 
 def _collect(
-    spec: TraceSpec, seed: np.random.SeedSequence
+    spec: TraceSpec, seed: np.random.SeedSequence, blocks: list[Blocks]
 ) -> tuple[tuple[array[float], array[int], array[int]], int]:
     columns = array("d"), array("q"), array("q")
     dropped = 0
     if spec.format == "servegen":
-        rows: Iterator[Row | None] = read_servegen(Path(spec.path), seed, *spec.bounds())
+        played = read_servegen(Path(spec.path), seed, *spec.bounds())
+        rows: Iterator[Row | None] = ((*row, ()) for row in played)
     else:
         rows = FORMATS[spec.format](Path(spec.path), spec.model)
     for row in rows:
@@ -126,6 +135,8 @@ def _collect(
         columns[0].append(row[0])
         columns[1].append(row[1])
         columns[2].append(row[2])
+        if spec.format == "mooncake":
+            blocks.append(row[3])
     return columns, dropped
 
 
@@ -160,7 +171,8 @@ def _azure(path: Path, model: str | None) -> Iterator[Row | None]:
             fields = line.split(",")
             moment = datetime.fromisoformat(fields[at])
             epoch = epoch or moment
-            yield (moment - epoch).total_seconds(), int(fields[context]), int(fields[generated])
+            seconds = (moment - epoch).total_seconds()
+            yield seconds, int(fields[context]), int(fields[generated]), ()
         except (ValueError, IndexError, TypeError):
             raise SpecError(
                 f"{path}:{number}: expected 'YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens', "
@@ -180,7 +192,7 @@ def _burstgpt(path: Path, model: str | None) -> Iterator[Row | None]:
             continue
         try:
             fields = line.split(",")
-            row = float(fields[at]), int(fields[request]), int(fields[response])
+            row = float(fields[at]), int(fields[request]), int(fields[response]), ()
             if not math.isfinite(row[0]):
                 raise ValueError
         except (ValueError, IndexError):
@@ -192,16 +204,22 @@ def _burstgpt(path: Path, model: str | None) -> Iterator[Row | None]:
 
 
 def _mooncake(path: Path, model: str | None) -> Iterator[Row | None]:
-    """JSON lines with timestamp in milliseconds, input_length and output_length in tokens."""
+    """JSON lines with timestamp in milliseconds, input_length and output_length in tokens.
+
+    ``hash_ids``, where they are given, name the prompt's blocks.
+    """
     for number, line in _lines(path):
         if not line:
             continue
         try:
             entry = json.loads(line)
-            row = entry["timestamp"] / 1000, entry["input_length"], entry["output_length"]
-            if type(row[1]) is not int or type(row[2]) is not int or not math.isfinite(row[0]):
+            ids = tuple(entry.get("hash_ids", ()))
+            row = entry["timestamp"] / 1000, entry["input_length"], entry["output_length"], ids
+            counts = (row[1], row[2], *ids)
+            whole = all(type(n) is int for n in counts) and min(ids, default=0) >= 0
+            if not whole or not math.isfinite(row[0]):
                 raise ValueError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(
                 f"{path}:{number}: expected "
                 '{"timestamp": ms, "input_length": tokens, "output_length": tokens, ...}, '

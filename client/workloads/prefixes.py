@@ -1,0 +1,150 @@
+"""Prompts that begin alike: shared prefixes, conversations, and the blocks of a recorded trace.
+
+A server with a prefix cache computes a beginning once. Prompts are words of the embedded
+vocabulary, so lengths are exact in its tokens and equal beginnings are equal texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.workloads.data import VOCABULARY, Prompts, Sizes, vocabulary_words
+from client.workloads.spec import SpecError, build
+
+BLOCK_TOKENS = 512  # of Mooncake's hash_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Each prompt begins with one of ``prefixes`` texts of ``tokens``, equally likely."""
+
+    prefixes: int = 4
+    tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if self.prefixes < 1 or self.tokens < 1:
+            raise ValueError("prefixes and tokens must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Requests come in conversations of ``turns``; the next turn follows ``gap`` s after the last.
+
+    Gaps are exponential with that mean and run from turn to turn, whether or not the answer is
+    there: an open loop. A turn's prompt is all that was said before and its own words. What the
+    assistant said is made up, in the length that was asked for: every server reads the same.
+    """
+
+    turns: int = 4
+    gap: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.turns < 1:
+            raise ValueError(f"turns must be at least 1, not {self.turns}")
+        if not (math.isfinite(self.gap) and self.gap >= 0):
+            raise ValueError(f"gap must be a number of seconds >= 0, not {self.gap}")
+
+
+def parse_prefixed(prompts: str) -> Shared | Conversation | None:
+    """``shared:prefixes=4,tokens=128`` or ``conversation:turns=4,gap=10``; None for other kinds."""
+    name = prompts.partition(":")[0]
+    if name == "shared":
+        return build(prompts, {"shared": Shared}, "prompts")
+    return build(prompts, {name: Conversation}, "prompts") if name == "conversation" else None
+
+
+class _Words:
+    """Texts of so many tokens."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.starts, self.words = vocabulary_words(VOCABULARY)
+        self.rng = rng
+
+    def first(self, tokens: int) -> str:
+        """One that a prompt begins with."""
+        start = self.starts[int(self.rng.integers(len(self.starts)))]
+        return start + self.more(tokens - 1)
+
+    def more(self, tokens: int) -> str:
+        """One that goes on."""
+        picked = self.rng.integers(len(self.words), size=tokens).tolist()
+        return "".join(self.words[k] for k in picked)
+
+
+def prefixed_prompts(
+    kind: Shared | Conversation, own: Sizes, output: Sizes, rng: np.random.Generator
+) -> Prompts:
+    """Prompts of ``own`` tokens each behind what they share; conversations one after another."""
+    words = _Words(rng)
+    if isinstance(kind, Shared):
+        prefixes = [words.first(kind.tokens) for _ in range(kind.prefixes)]
+        chosen = rng.integers(kind.prefixes, size=own.size).tolist()
+        texts = [prefixes[k] + words.more(n) for k, n in zip(chosen, own.tolist(), strict=True)]
+        return Prompts(texts, (own + kind.tokens).tolist())
+    texts, tokens = [], []
+    said, length = "", 0
+    for k, (asked, answered) in enumerate(zip(own.tolist(), output.tolist(), strict=True)):
+        if k % kind.turns == 0:
+            said, length = words.first(asked), asked
+        else:
+            said, length = said + words.more(asked), length + asked
+        texts.append(said)
+        tokens.append(length)
+        said, length = said + words.more(answered), length + answered
+    return Prompts(texts, tokens)
+
+
+def conversation_times(
+    kind: Conversation,
+    starts: np.ndarray[tuple[int], np.dtype[np.float64]],
+    n: int,
+    rng: np.random.Generator,
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """When the n turns come, conversation by conversation, from when those begin; in seconds."""
+    gaps = rng.exponential(kind.gap, (starts.size, kind.turns)) if kind.gap else None
+    if gaps is None:
+        return np.repeat(starts, kind.turns)[:n]
+    gaps[:, 0] = 0.0
+    return (starts[:, None] + np.cumsum(gaps, axis=1)).ravel()[:n]
+
+
+def block_prompts(
+    blocks: Sequence[tuple[int, ...]], lengths: Sizes, seed: np.random.SeedSequence
+) -> Prompts:
+    """Prompts of which the blocks with one id are one text, as in the trace that names them.
+
+    A prompt that is longer than its blocks ends in words of its own.
+    """
+    texts = []
+    known: dict[tuple[int, bool], str] = {}
+    own = _Words(np.random.default_rng(seed))
+
+    def block(number: int, begins: bool) -> str:
+        if (number, begins) not in known:
+            child = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, number))
+            words = _Words(np.random.default_rng(child))
+            known[number, begins] = (
+                words.first(BLOCK_TOKENS) if begins else words.more(BLOCK_TOKENS)
+            )
+        return known[number, begins]
+
+    for ids, length in zip(blocks, lengths.tolist(), strict=True):
+        if not ids:
+            texts.append(own.first(length))
+            continue
+        text = "".join(block(number, k == 0) for k, number in enumerate(ids))
+        have = len(ids) * BLOCK_TOKENS
+        if have > length:  # words are split at their spaces, each a token
+            text = " ".join(text.split(" ")[:length])
+        texts.append(text + own.more(max(0, length - have)))
+    return Prompts(texts, lengths.tolist())
+
+
+def refuse_prefixed(kind: object, why: str) -> None:
+    """SpecError where a conversation cannot be had."""
+    if isinstance(kind, Conversation):
+        raise SpecError(f"--prompts conversation cannot go with {why}")
