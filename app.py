@@ -59,6 +59,7 @@ STORED_IN_HAND = 2  # times the batch: requests of stored jobs among which the p
 LEAST_STORED_IN_HAND = 16  # more than the worker's turns can end
 FAILED = 3  # gunicorn's status for a worker that must not be started again: the server ends with it
 LAST_WORDS_S = 1.0  # for answers to leave, and for whoever asks why the server is not ready
+DAY_S = 86_400
 JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
 POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
 ABORT_S = 5.0  # what an iteration may still take after its requests were given up
@@ -256,6 +257,7 @@ def create_app(
         model=generations.model,
         window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
+        retention_s=config.batch_retention_days * DAY_S,
         hurried=lambda: manager.serves_immediate,
     )
     engine = Engine(config, manager, jobs, tokenizer, load)

@@ -154,6 +154,15 @@ class Config(Options):
     may share, or sqlite:////PATH/jobs.db"""
     file_retention_days: float = BATCH_API.option(30.0, least=0.001, most=36_500)
     """days after which files are deleted, where the client did not say"""
+    batch_retention_days: float = BATCH_API.option(30.0, least=0.001, most=36_500)
+    """days after its end at which a batch is removed from the lists"""
+    max_stored_bytes: int | None = BATCH_API.option(10 * 2**30, least=1, most=2**60)
+    """most bytes that an API key may store in files and in batches that have not ended; uploads and
+    new batches beyond are answered with 413; without --api-key: all clients together; none: no
+    limit"""
+    min_completion_window: int = BATCH_API.option(600, least=1, most=2_592_000)
+    """shortest completion_window, in seconds; the earliest deadline goes first, so a short window
+    is a place before others"""
 
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
     """seconds that accepted requests have to finish after SIGTERM"""

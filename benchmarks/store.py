@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         source = Path(folder) / "batch.jsonl"
         line_bytes = write_file(source, args.lines, int(args.file_mb * 1e6))
-        store = open_store(args.database or folder, time.time())
+        store = open_store(args.database or folder)
         phases = run(store, source, int(line_bytes * args.results))
         store.close()
     kind = "PostgreSQL" if args.database else "SQLite"
@@ -159,7 +159,7 @@ def download(store: JobStore, batch: Batch) -> None:
 
 
 def sweep(store: JobStore) -> None:
-    while store.sweep(time.time()).unfinished:
+    while store.sweep(time.time(), 0.0).unfinished:
         pass
 
 

@@ -40,15 +40,17 @@ class Clerk:
         name: str,
         model: str,
         most_line_bytes: int,
+        retention_s: float,
         hurried: Callable[[], bool],
         started: Callable[[], None],
     ) -> None:
-        """`hurried`: whether immediate requests wait for the interpreter. `started`: told when a
-        batch has lines to be claimed."""
+        """`retention_s`: how long a batch that has ended is kept. `hurried`: whether immediate
+        requests wait for the interpreter. `started`: told when a batch has lines to be claimed."""
         self._store = store
         self._name = name
         self._model = model
         self._most_line_bytes = most_line_bytes
+        self._retention_s = retention_s
         self._pace = Pace(hurried)
         self._started = started
         self._news = threading.Event()
@@ -225,6 +227,7 @@ class Clerk:
     def _sweep(self) -> bool:
         """False: more to sweep may wait for the next turn."""
         if time.monotonic() >= self._sweep_s:
-            swept = self._store.sweep(time.time(), self._rest)
+            now_s = time.time()
+            swept = self._store.sweep(now_s, now_s - self._retention_s, self._rest)
             self._sweep_s = time.monotonic() + (0.0 if swept.unfinished else SWEEP_S)
         return False

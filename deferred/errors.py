@@ -16,12 +16,16 @@ class StoreInUseError(StoreError):
     """Another process holds this SQLite database."""
 
 
-class SchemaTooNewError(StoreError):
-    """A later version of this program made the database."""
+class UnknownSchemaError(StoreError):
+    """A later version of this program made the database, or one before the first release."""
 
 
 class NotFoundError(StoreError):
     """No such file or batch, or it belongs to another owner, or it is deleted or expired."""
+
+
+class QuotaExceededError(StoreError):
+    """The owner stores as much as is allowed; nothing of the call is kept."""
 
 
 class FileTooLargeError(StoreError):

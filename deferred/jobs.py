@@ -38,6 +38,7 @@ class Jobs:
         model: str,
         window: int,
         most_line_bytes: int,
+        retention_s: float,
         hurried: Callable[[], bool],
     ) -> None:
         """`where`: as `open_store`; the others: as `Worker` and `Clerk`."""
@@ -46,6 +47,7 @@ class Jobs:
         self._model = model
         self._window = window
         self._most_line_bytes = most_line_bytes
+        self._retention_s = retention_s
         self._hurried = hurried
         self._name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._lock = threading.Lock()
@@ -143,7 +145,7 @@ class Jobs:
 
     def _opened(self) -> JobStore:
         try:
-            return open_store(self._where, time.time())
+            return open_store(self._where)
         except StoreError:
             raise
         except Exception as error:  # of libraries: a URL that is none, a driver's own
@@ -165,6 +167,7 @@ class Jobs:
             name=self._name,
             model=self._model,
             most_line_bytes=self._most_line_bytes,
+            retention_s=self._retention_s,
             hurried=self._hurried,
             started=lambda: worker.wake(),
         )

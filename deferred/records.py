@@ -173,4 +173,5 @@ class Swept:
 
     files: int = 0
     items: int = 0
+    batches: int = 0
     unfinished: bool = False  # it stopped at its limit: call again

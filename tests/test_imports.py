@@ -167,7 +167,7 @@ def test_a_room_without_torch_reaches_none_through_what_it_imports(room: str) ->
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for of, path in modules()
-        if of == room
+        if of == room and path.name != "env.py"  # Alembic's, which runs it and never imports it
     ]
     program = "; ".join(
         [*(f"import {name}" for name in names), "import sys", "sys.exit('torch' in sys.modules)"]

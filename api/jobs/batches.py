@@ -10,7 +10,7 @@ from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.http.body import read_body
-from api.http.errors import ApiError
+from api.http.errors import ApiError, show
 from api.jobs.store import (
     EXPIRY,
     LEAST_EXPIRY_S,
@@ -95,6 +95,15 @@ def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
         if key is not None and len(key) > MOST_IDEMPOTENCY_KEY:
             raise ApiError(400, f"Idempotency-Key has more than {MOST_IDEMPOTENCY_KEY} characters")
         expiry = wanted.output_expires_after
+        length_s = window_s(wanted.completion_window)
+        if length_s < service.config.min_completion_window:
+            raise ApiError(
+                400,
+                f"'completion_window' is {show(wanted.completion_window)}; the shortest that is "
+                f"allowed here is {service.config.min_completion_window} s "
+                "(--min-completion-window)",
+                param="completion_window",
+            )
         now_s = time.time()
         batch = jobs.store.batches.create(
             present_owner(),
@@ -107,8 +116,9 @@ def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
                 retention_s if expiry is None else expiry.seconds,
             ),
             now_s,
-            expires_at=now_s + window_s(wanted.completion_window),
+            expires_at=now_s + length_s,
             idempotency_key=key,
+            quota_bytes=service.config.max_stored_bytes,
         )
         jobs.wake()
         return jsonify(batch_shape(batch))

@@ -68,6 +68,7 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
             _checked(upload),
             now_s,
             max_bytes=MOST_FILE_BYTES,
+            quota_bytes=service.config.max_stored_bytes,
             expires_at=now_s + (_expiry_s(upload.fields) or retention_s),
         )
         return jsonify(file_shape(file))

@@ -16,6 +16,7 @@ from deferred.errors import (
     FileTooLargeError,
     IdempotencyMismatchError,
     NotFoundError,
+    QuotaExceededError,
     StatusConflictError,
     StoreError,
 )
@@ -37,6 +38,8 @@ def explain(error: StoreError) -> ApiError:
     match error:
         case NotFoundError():
             return ApiError(404, str(error), code="not_found")
+        case QuotaExceededError():
+            return ApiError(413, str(error), code="storage_quota_exceeded")
         case FileTooLargeError():
             return ApiError(413, str(error), param="file", code="file_too_large")
         case StatusConflictError():

@@ -13,21 +13,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import Connection, func, make_url, select, true, update
+from sqlalchemy import (
+    Connection,
+    Double,
+    case,
+    cast,
+    func,
+    make_url,
+    null,
+    select,
+    true,
+    union_all,
+    update,
+)
 from sqlalchemy.engine import URL
 
-from deferred.records import ItemState, Progress, Swept
+from deferred.records import BatchStatus, ItemState, Progress, Swept
 from deferred.store.batches import OPEN, Batches
 from deferred.store.database import Database
 from deferred.store.files import Files
+from deferred.store.history import SUMS, History
 from deferred.store.items import Items
 from deferred.store.migrations import migrate
-from deferred.store.schema import batch_items, batches, files
+from deferred.store.quota import OPEN_STATUSES
+from deferred.store.schema import batch_items, batches, ended_totals, files
 from deferred.store.transitions import give_back
 
 SWEEP_FILES = 8  # a call
-SWEEP_COMMITS = 8  # of items, a call
+SWEEP_COMMITS = 8  # of items, and of batches, a call
+ENDS: tuple[ItemState, ...] = ("completed", "failed", "expired", "cancelled")
 VACUUM_PAGES = 4096  # a call, given back to the disk
+
+# By status. Built once, as SQLAlchemy takes longer for that than a database for the answer.
+PROGRESS = union_all(
+    select(
+        batches.c.status,
+        func.count().label("batches"),
+        *(func.sum(batches.c[name]).label(name) for name in SUMS),
+        func.min(case((OPEN, batches.c.expires_at)))
+        .filter(batches.c.status == "in_progress")
+        .label("next_deadline"),
+    )
+    .where(batches.c.status.in_(OPEN_STATUSES))
+    .group_by(batches.c.status),
+    select(
+        *(ended_totals.c[name] for name in ("status", "batches", *SUMS)),
+        cast(null(), Double).label("next_deadline"),
+    ),
+)
+RUNNING = select(func.count()).where(batch_items.c.state == "running")
 
 
 class JobStore:
@@ -38,48 +72,47 @@ class JobStore:
         self.files = Files(database)
         self.batches = Batches(database)
         self.items = Items(database)
+        self._history = History(database)
 
     def progress(self) -> Progress:
-        """For `/stats` and `/metrics`: cheap, whatever the number of items."""
-        ends: tuple[ItemState, ...] = ("completed", "failed", "expired", "cancelled")
-        running = select(func.count()).where(batch_items.c.state == "running").scalar_subquery()
-        by_status = select(
-            batches.c.status,
-            func.count().label("batches"),
-            func.sum(batches.c.total).label("total"),
-            *(func.sum(batches.c[end]).label(end) for end in ends),
-            running.label("running"),
-        ).group_by(batches.c.status)
-        deadline = select(func.min(batches.c.expires_at)).where(
-            batches.c.status == "in_progress", OPEN
-        )
+        """For `/stats` and `/metrics`: cheap, whatever the number of items and of batches that have
+        ended."""
         with self._database.read() as connection:
-            rows = connection.execute(by_status).all()
-            next_deadline = connection.execute(deadline).scalar()
-        items: dict[ItemState, int] = {
-            end: sum(int(row._mapping[end]) for row in rows) for end in ends
-        }
-        items["running"] = rows[0].running if rows else 0
-        items["pending"] = sum(int(row.total) for row in rows) - sum(items.values())
-        return Progress({row.status: row.batches for row in rows}, items, next_deadline)
+            rows = connection.execute(PROGRESS).all()
+            running = connection.execute(RUNNING).scalar_one()
+        sums = {name: sum(int(row._mapping[name]) for row in rows) for name in SUMS}
+        items: dict[ItemState, int] = {end: sums[end] for end in ENDS}
+        items["running"] = running
+        items["pending"] = sums["total"] - sum(items.values())
+        counts: dict[BatchStatus, int] = {row.status: row.batches for row in rows if row.batches}
+        deadlines = [row.next_deadline for row in rows if row.next_deadline is not None]
+        return Progress(counts, items, min(deadlines, default=None))
 
-    def sweep(self, now_s: float, rest: Callable[[], None] = lambda: None) -> Swept:
+    def sweep(
+        self, now_s: float, ended_before_s: float, rest: Callable[[], None] = lambda: None
+    ) -> Swept:
         """Removes the bytes of deleted and expired files, uploads that broke off (a day ago, or
-        before this process on SQLite), and the items of ended batches; some of them a call. `rest`
-        is called between transactions; what it raises interrupts."""
+        before this process on SQLite), the items of ended batches, and batches that ended before
+        `ended_before_s`; some of them a call. `rest` is called between transactions; what it raises
+        interrupts."""
         removed_files = 0
         while removed_files < SWEEP_FILES and self.files.sweep(now_s, rest):
             removed_files += 1
             rest()
         removed_items, commits = 0, 0
-        while commits < SWEEP_COMMITS and (removed := self.batches.sweep()) is not None:
+        while commits < SWEEP_COMMITS and (removed := self._history.remove_items()) is not None:
             removed_items += removed
+            commits += 1
+            rest()
+        removed_batches = 0
+        while commits < SWEEP_COMMITS and (removed := self._history.remove_batches(ended_before_s)):
+            removed_batches += removed
             commits += 1
             rest()
         if self._database.is_sqlite:
             self._shrink()
         unfinished = removed_files == SWEEP_FILES or commits == SWEEP_COMMITS
-        return Swept(removed_files, removed_items, unfinished)
+        return Swept(removed_files, removed_items, removed_batches, unfinished)
 
     def _shrink(self) -> None:
         """Gives some of SQLite's freed pages back to the disk."""
@@ -94,7 +127,7 @@ class JobStore:
         self._database.close()
 
 
-def open_store(where: str | Path, now_s: float) -> JobStore:
+def open_store(where: str | Path) -> JobStore:
     """Opens, and makes or migrates where needed, the database.
 
     Args:
@@ -103,14 +136,15 @@ def open_store(where: str | Path, now_s: float) -> JobStore:
 
     Raises:
         StoreInUseError: another process holds this SQLite database.
-        SchemaTooNewError: a later version of this program made it.
+        UnknownSchemaError: a later version of this program made it, or one before the first
+            release.
         StoreUnavailableError: it cannot be reached or written.
         ValueError: a URL of another kind.
     """
     database = Database(_url(where))
     try:
         with database.write(durable=True) as connection:
-            migrate(connection, now_s)
+            migrate(connection)
         if database.is_sqlite:
             with database.write(durable=True) as connection:
                 _end_earlier_process(connection)
@@ -135,5 +169,6 @@ def _url(where: str | Path) -> URL:
 def _end_earlier_process(connection: Connection) -> None:
     """What the process that held this database before had begun, nobody goes on with."""
     give_back(connection, true(), lost=True)
-    connection.execute(update(batches).values(lease_owner=None))
+    leased = batches.c.lease_owner.is_not(None)
+    connection.execute(update(batches).where(leased).values(lease_owner=None))
     connection.execute(update(files).where(files.c.state == "uploading").values(state="deleted"))

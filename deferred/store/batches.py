@@ -26,6 +26,8 @@ from deferred.store.chunks import new_file_id, read_chunks
 from deferred.store.database import AnyRow, Database
 from deferred.store.files import lock_visible
 from deferred.store.finalisation import Finalisation
+from deferred.store.history import ITEMS_A_COMMIT, end_batch
+from deferred.store.quota import require_quota
 from deferred.store.schema import batch_items, batches, files
 from deferred.store.transitions import (
     CANCELLING_S,
@@ -37,7 +39,6 @@ from deferred.store.transitions import (
     remove_items,
 )
 
-ITEMS_A_COMMIT = 1000  # of those that are removed
 OPEN = batches.c.total > (
     batches.c.completed + batches.c.failed + batches.c.expired + batches.c.cancelled
 )
@@ -57,6 +58,7 @@ class Batches:
         *,
         expires_at: float,
         idempotency_key: str | None = None,
+        quota_bytes: int | None = None,
     ) -> Batch:
         """A new batch in `validating`; or, where the owner used this key for the same spec before,
         that earlier batch as it is now.
@@ -64,29 +66,33 @@ class Batches:
         Raises:
             NotFoundError: no such input file.
             IdempotencyMismatchError: the key was used for another spec.
+            QuotaExceededError: the owner would store more than `quota_bytes`.
         """
         with self._database.write(durable=True) as connection:
             if row := _earlier(connection, owner, idempotency_key):
                 return _same(row, spec)
+            file = lock_visible(connection, owner, spec.input_file_id, now_s)
             row = connection.execute(
                 self._database.insert(batches)
                 .values(
                     id=f"batch_{secrets.token_hex(12)}",
                     owner=owner,
                     idempotency_key=idempotency_key,
-                    input_file=lock_visible(connection, owner, spec.input_file_id, now_s),
+                    input_file=file.number,
                     status="validating",
                     outcome="completed",
                     created_at=now_s,
                     expires_at=expires_at,
                     planned_output_id=new_file_id(),
                     planned_error_id=new_file_id(),
+                    stored_bytes=file.size_bytes,
                     **asdict(spec),
                 )
                 .on_conflict_do_nothing()
                 .returning(batches)
             ).one_or_none()
             if row is not None:
+                require_quota(connection, owner, quota_bytes)
                 return batch_of(row)
             # another server was given the same key a moment before
             row = _earlier(connection, owner, idempotency_key)
@@ -205,14 +211,9 @@ class Batches:
     def fail(self, batch_id: str, worker: str, errors: Sequence[LineError], now_s: float) -> None:
         """`validating` → `failed`. Raises LeaseLostError."""
         with self._database.write(durable=True) as connection:
-            _set(
-                connection,
-                lock_leased(connection, batch_id, worker, ["validating"]),
-                status="failed",
-                failed_at=now_s,
-                errors=[asdict(error) for error in errors],
-                lease_owner=None,
-            )
+            row = lock_leased(connection, batch_id, worker, ["validating"])
+            _set(connection, row, errors=[asdict(error) for error in errors])
+            end_batch(self._database, connection, row.number, "failed", now_s)
 
     def end_due(self, now_s: float) -> int:
         """Ends what has had its time: the windows that are over, whose pending and running items
@@ -301,26 +302,6 @@ class Batches:
             self._remove_added(batch_id, worker, rest)
         else:
             Finalisation(self._database, batch_id, worker, rest).remove_earlier()
-
-    def sweep(self) -> int | None:
-        """Removes some items of one ended batch. Returns how many; None: there is none."""
-        with self._database.write(durable=False) as connection:
-            ended = batches.c.status.in_(["completed", "expired", "cancelled", "failed"])
-            number = connection.execute(
-                select(batches.c.number)
-                .where(ended, batches.c.swept == 0)
-                .order_by(batches.c.number)
-                .limit(1)
-                .with_for_update(skip_locked=True)
-            ).scalar()
-            if number is None:
-                return None
-            removed = remove_items(connection, number, ITEMS_A_COMMIT)
-            if removed < ITEMS_A_COMMIT:
-                connection.execute(
-                    update(batches).where(batches.c.number == number).values(swept=1)
-                )
-            return removed
 
     def _any(self, which: ColumnElement[bool]) -> bool:
         """Spares an idle worker the write lock."""

@@ -60,6 +60,11 @@ class FileWriter:
         """Stores the chunks that are full."""
         while len(self._rest) >= CHUNK_BYTES:
             self._store(connection)
+        connection.execute(
+            update(files)
+            .where(files.c.number == self.number)
+            .values(size_bytes=self._seq * CHUNK_BYTES)
+        )
 
     def finish(self, connection: Connection, now_s: float, expires_at: float | None) -> File:
         """Stores the rest and makes the file visible, created now."""

@@ -10,6 +10,7 @@ from deferred.errors import FileTooLargeError, NotFoundError, StoreUnavailableEr
 from deferred.records import File, Order, Page
 from deferred.store.chunks import FileWriter, file_of, new_file_id, read_chunks, remove_chunks
 from deferred.store.database import AnyRow, Database
+from deferred.store.quota import require_quota
 from deferred.store.schema import batches, files
 
 ABANDONED_S = 24 * 3600  # an upload or a finalisation unfinished for so long never ends
@@ -33,6 +34,7 @@ class Files:
         now_s: float,
         *,
         max_bytes: int | None = None,
+        quota_bytes: int | None = None,
         expires_at: float | None = None,
     ) -> File:
         """Stores `content` as it comes (pieces of any size; besides them at most 2 MiB are held in
@@ -42,8 +44,10 @@ class Files:
 
         Raises:
             FileTooLargeError: more than `max_bytes`.
+            QuotaExceededError: the owner would store more than `quota_bytes`.
         """
         with self._database.write(durable=False) as connection:
+            require_quota(connection, owner, quota_bytes)
             writer = FileWriter(connection, new_file_id(), owner, purpose, filename, now_s)
         try:
             for piece in content:
@@ -52,8 +56,11 @@ class Files:
                 if writer.add(piece):
                     with self._database.write(durable=False) as connection:
                         writer.flush(connection)
+                        require_quota(connection, owner, quota_bytes)
             with self._database.write(durable=True) as connection:
-                return writer.finish(connection, now_s, expires_at)
+                file = writer.finish(connection, now_s, expires_at)
+                require_quota(connection, owner, quota_bytes)
+                return file
         except BaseException:
             self._give_up(writer)
             raise
@@ -159,11 +166,9 @@ class Files:
             return remove_chunks(connection, number, CHUNKS_A_COMMIT)
 
 
-def lock_visible(connection: Connection, owner: str, file_id: str, now_s: float) -> int:
-    """The number of a file that no sweep removes before the transaction's end. Raises
-    NotFoundError."""
-    number: int = _find(connection, owner, file_id, now_s, lock=True).number
-    return number
+def lock_visible(connection: Connection, owner: str, file_id: str, now_s: float) -> AnyRow:
+    """A file that no sweep removes before the transaction's end. Raises NotFoundError."""
+    return _find(connection, owner, file_id, now_s, lock=True)
 
 
 def _visible(now_s: float) -> ColumnElement[bool]:

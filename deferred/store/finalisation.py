@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, select, update
 from deferred.records import Batch, BatchStatus, Unrun
 from deferred.store.chunks import FileWriter, remove_chunks
 from deferred.store.database import AnyRow, Database
+from deferred.store.history import end_batch
 from deferred.store.schema import batch_items, batches, files, item_results
 from deferred.store.transitions import batch_of, lock_leased
 
@@ -127,13 +128,10 @@ class Finalisation:
                 made[column] = writer.finish(connection, now_s, expires_at).id
             else:
                 writer.withdraw(connection)
-        ended = connection.execute(
-            update(batches)
-            .where(batches.c.number == row.number)
-            .values(status=row.outcome, lease_owner=None, **{f"{row.outcome}_at": now_s}, **made)
-            .returning(batches)
-        )
-        return batch_of(ended.one())
+        if made:
+            connection.execute(update(batches).where(batches.c.number == row.number).values(made))
+        ended = end_batch(self._database, connection, row.number, row.outcome, now_s)
+        return batch_of(ended)
 
 
 def _writer(

@@ -325,6 +325,7 @@ def _record(connection: Connection, results: Sequence[Result]) -> None:
             "input_tokens": sum(result.usage.input_tokens for result in of_batch),
             "cached_tokens": sum(result.usage.cached_tokens for result in of_batch),
             "output_tokens": sum(result.usage.output_tokens for result in of_batch),
+            "stored_bytes": sum(len(result.text) for result in of_batch),
         }
         connection.execute(
             update(batches)

@@ -1,4 +1,4 @@
-"""The tables as the queries see them. `migrations.py` makes them; a test holds the two together."""
+"""The tables, written once: `migrations/` makes a new database from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from sqlalchemy import (
     Column,
     Dialect,
     Double,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
+    text,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -35,50 +38,68 @@ class Json(TypeDecorator[Any]):
         return None if value is None else json.loads(value)
 
 
+def _serial() -> Column[int]:
+    """Rises with each row, and is never given twice, not even after the last row was removed."""
+    # SQLite counts only in a column of this type
+    return Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+
+
+def _given(name: str, type_: Any) -> Column[Any]:
+    return Column(name, type_, nullable=False)
+
+
+def _count(name: str, type_: Any = Integer) -> Column[int]:
+    return Column(name, type_, nullable=False, server_default="0")
+
+
 metadata = MetaData()
 
 files = Table(
     "files",
     metadata,
-    Column("number", BigInteger, primary_key=True),  # in the order of creation
-    Column("id", Text),
-    Column("owner", Text),
-    Column("purpose", Text),
-    Column("filename", Json),
-    Column("state", Text),  # uploading, ready, deleted
-    Column("size_bytes", BigInteger),
-    Column("sha256", Text),
-    Column("created_at", Double),
+    _serial(),
+    Column("id", Text, nullable=False, unique=True),
+    _given("owner", Text),
+    _given("purpose", Text),
+    _given("filename", Json),
+    _given("state", Text),  # uploading, ready, deleted
+    _given("size_bytes", BigInteger),  # while it is uploading: so far
+    _given("sha256", Text),
+    _given("created_at", Double),
     Column("expires_at", Double),
+    Index("files_owner", "owner", "number"),
+    Index("files_stored", "owner", "state", "size_bytes"),
+    Index("files_state", "state", "expires_at"),
+    sqlite_autoincrement=True,
 )
 
 file_chunks = Table(
     "file_chunks",
     metadata,
-    Column("file", BigInteger, primary_key=True),
+    Column("file", BigInteger, primary_key=True, autoincrement=False),
     Column("seq", Integer, primary_key=True),  # from 0; all but the last have CHUNK_BYTES
-    Column("data", LargeBinary),
+    _given("data", LargeBinary),
 )
 
 batches = Table(
     "batches",
     metadata,
-    Column("number", BigInteger, primary_key=True),
-    Column("id", Text),
-    Column("owner", Text),
+    _serial(),
+    Column("id", Text, nullable=False, unique=True),
+    _given("owner", Text),
     Column("idempotency_key", Json),
-    Column("input_file", BigInteger),  # its number: found also where the owner deleted it
-    Column("input_file_id", Text),
-    Column("endpoint", Text),
-    Column("model", Text),
-    Column("completion_window", Text),
+    _given("input_file", BigInteger),  # its number: found also where the owner deleted it
+    _given("input_file_id", Text),
+    _given("endpoint", Text),
+    _given("model", Text),
+    _given("completion_window", Text),
     Column("metadata", Json),
     Column("output_expires_after_s", Double),
-    Column("status", Text),
-    Column("outcome", Text),  # the final status that finalising leads to
+    _given("status", Text),
+    _given("outcome", Text),  # the final status that finalising leads to
     Column("errors", Json),
-    Column("created_at", Double),
-    Column("expires_at", Double),
+    _given("created_at", Double),
+    _given("expires_at", Double),
     Column("in_progress_at", Double),
     Column("finalizing_at", Double),
     Column("completed_at", Double),
@@ -86,23 +107,45 @@ batches = Table(
     Column("expired_at", Double),
     Column("cancelling_at", Double),
     Column("cancelled_at", Double),
+    Column("ended_at", Double),  # whichever of them its final status has
     # fixed at creation, so that finalising again meets what an interrupted attempt left
-    Column("planned_output_id", Text),
-    Column("planned_error_id", Text),
+    _given("planned_output_id", Text),
+    _given("planned_error_id", Text),
     Column("output_file_id", Text),  # as the owner sees them: null until the end
     Column("error_file_id", Text),
     # changed in the transactions that change the items
-    Column("total", Integer),
-    Column("completed", Integer),
-    Column("failed", Integer),
-    Column("expired", Integer),
-    Column("cancelled", Integer),
-    Column("input_tokens", BigInteger),
-    Column("cached_tokens", BigInteger),
-    Column("output_tokens", BigInteger),
+    _count("total"),
+    _count("completed"),
+    _count("failed"),
+    _count("expired"),
+    _count("cancelled"),
+    _count("input_tokens", BigInteger),
+    _count("cached_tokens", BigInteger),
+    _count("output_tokens", BigInteger),
+    _count("stored_bytes", BigInteger),  # of its lines, as large as their file, and of its results
     Column("lease_owner", Text),  # who validates or finalises it
     Column("lease_until", Double),
-    Column("swept", Integer),  # 1: its items are removed
+    _count("swept"),  # 1: its items are removed
+    UniqueConstraint("owner", "idempotency_key"),
+    Index("batches_owner", "owner", "number"),
+    Index("batches_status", "status", "swept"),
+    Index("batches_ended", "ended_at"),
+    Index("batches_leased", "lease_owner"),
+    sqlite_autoincrement=True,
+)
+
+# What the batches that have ended and are still there amount to: reading them all for each
+# `progress` would take longer with each of them.
+ended_totals = Table(
+    "ended_totals",
+    metadata,
+    Column("status", Text, primary_key=True),
+    _count("batches", BigInteger),
+    _count("total", BigInteger),
+    _count("completed", BigInteger),
+    _count("failed", BigInteger),
+    _count("expired", BigInteger),
+    _count("cancelled", BigInteger),
 )
 
 # What changes often is small and apart from what is big and never changes: SQLite rewrites a whole
@@ -110,29 +153,43 @@ batches = Table(
 batch_items = Table(
     "batch_items",
     metadata,
-    Column("batch", BigInteger, primary_key=True),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("line", Integer, primary_key=True),
-    Column("custom_id", Json),
-    Column("digest", LargeBinary),  # of custom_id, which may be too long for an index
-    Column("state", Text),
-    Column("attempt", Integer),  # counts the claims
-    Column("lost", Integer),
+    _given("custom_id", Json),
+    _given("digest", LargeBinary),  # of custom_id, which may be too long for an index
+    _given("state", Text),
+    _count("attempt"),  # counts the claims
+    _count("lost"),
     Column("lease_owner", Text),
     Column("lease_until", Double),
+    UniqueConstraint("batch", "digest"),
+    Index(
+        "items_pending",
+        "batch",
+        "line",
+        sqlite_where=text("state = 'pending'"),
+        postgresql_where=text("state = 'pending'"),
+    ),
+    Index(
+        "items_running",
+        "lease_owner",
+        sqlite_where=text("state = 'running'"),
+        postgresql_where=text("state = 'running'"),
+    ),
 )
 
 item_bodies = Table(
     "item_bodies",
     metadata,
-    Column("batch", BigInteger, primary_key=True),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("line", Integer, primary_key=True),
-    Column("body", LargeBinary),
+    _given("body", LargeBinary),
 )
 
 item_results = Table(
     "item_results",
     metadata,
-    Column("batch", BigInteger, primary_key=True),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("line", Integer, primary_key=True),
-    Column("text", LargeBinary),
+    _given("text", LargeBinary),
 )

@@ -45,6 +45,6 @@ def store_url(request) -> str:
 
 @pytest.fixture
 def store(store_url: str) -> Iterator[JobStore]:
-    opened = open_store(store_url, 0.0)
+    opened = open_store(store_url)
     yield opened
     opened.close()

@@ -32,6 +32,7 @@ def clerk_of(store: JobStore, most_line_bytes: int = 1000) -> Clerk:
         name="clerk",
         model=MODEL,
         most_line_bytes=most_line_bytes,
+        retention_s=3600,
         hurried=lambda: False,
         started=lambda: None,
     )
@@ -133,7 +134,7 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No file may grow beyond a size, which is how the database meets a full disk."""
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     answered = started(store, 2, expires_at=time.time() + 3600)
     record(store, claim(store, 2))
     large, small = submitted(store, 40, 500_000), submitted(store, 3)
@@ -234,7 +235,7 @@ def test_progress_is_refreshed_within_long_steps(
 
 
 def test_a_job_has_at_most_50_000_lines(data_dir: Path) -> None:
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     most, more = submitted(store, 50_000), submitted(store, 50_001)
     clerk = clerk_of(store)
     clerk._turn()

@@ -15,7 +15,15 @@ from deferred.store import open_store
 
 def jobs_at(where: str | Path) -> Jobs:
     nobody: Any = None
-    return Jobs(where, nobody, model="m", window=4, most_line_bytes=100, hurried=lambda: False)
+    return Jobs(
+        where,
+        nobody,
+        model="m",
+        window=4,
+        most_line_bytes=100,
+        retention_s=3600,
+        hurried=lambda: False,
+    )
 
 
 def ended(jobs: Jobs) -> None:
@@ -35,7 +43,7 @@ def test_nothing_is_made_before_it_is_used(tmp_path: Path) -> None:
 
 
 def test_what_another_process_began_is_taken_up_at_start(tmp_path: Path) -> None:
-    open_store(tmp_path, 0.0).close()
+    open_store(tmp_path).close()
     jobs = jobs_at(tmp_path)
     jobs.start()
     while jobs.describe()["store"] != "open":
@@ -44,7 +52,7 @@ def test_what_another_process_began_is_taken_up_at_start(tmp_path: Path) -> None
 
 
 def test_a_store_that_is_in_use_is_taken_when_it_is_free(tmp_path: Path) -> None:
-    other = open_store(tmp_path, 0.0)
+    other = open_store(tmp_path)
     jobs = jobs_at(tmp_path)
     jobs.start()
     with pytest.raises(StoreInUseError) as refused:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from config import Config
+from tests.api.conftest import serving
 from tests.api.jobs.test_files import ONE, TWO, error_of, upload
 
 PATIENCE_S = 60.0
@@ -224,12 +227,43 @@ def test_a_batch_that_is_not_offered_is_refused(
     assert error_of(answer)["param"] == param
 
 
-@pytest.mark.parametrize("window", ["30m", "2h", "1d", "90s", "24h"])
+@pytest.mark.parametrize("window", ["30m", "2h", "1d", "600s", "24h"])
 def test_a_window_may_be_of_any_length(store: FlaskClient, window: str) -> None:
     batch = run(store, line(1), completion_window=window)
-    lengths = {"30m": 1800, "2h": 7200, "1d": 86_400, "90s": 90, "24h": 86_400}
+    lengths = {"30m": 1800, "2h": 7200, "1d": 86_400, "600s": 600, "24h": 86_400}
     assert batch["completion_window"] == window
     assert batch["expires_at"] - batch["created_at"] == lengths[window]
+
+
+@pytest.mark.parametrize("window", ["599s", "9m", "1s"])
+def test_a_window_that_would_go_before_all_others_is_refused(
+    store: FlaskClient, window: str
+) -> None:
+    answer = create(store, file_of(store, jsonl(line(1))), completion_window=window)
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert error["param"] == "completion_window"
+    assert "600 s (--min-completion-window)" in error["message"]
+
+
+def test_what_a_key_may_store_is_limited_by_files_and_batches(tmp_path: Path) -> None:
+    content = jsonl(line(1))
+    config = Config(
+        mode="dynamic",
+        data_dir=str(tmp_path),
+        api_key="one,two",
+        max_stored_bytes=len(content) * 3 // 2,
+    )
+    with serving(config) as store:
+        file = file_of(store, content)
+        for refused in (upload(store, content), create(store, file)):
+            assert refused.status_code == 413
+            error = error_of(refused)
+            assert error["code"] == "storage_quota_exceeded"
+            assert "--max-stored-bytes" in error["message"]
+        assert store.get("/v1/files", headers=TWO).status_code == 200
+        assert store.delete(f"/v1/files/{file}", headers=ONE).status_code == 200
+        assert upload(store, content).status_code == 200
 
 
 def test_outputs_live_as_long_as_their_client_says(store: FlaskClient) -> None:

@@ -57,6 +57,6 @@ def finalise(store: JobStore) -> None:
 
 if __name__ == "__main__":
     TASKS = {"validate": validate, "work_off": work_off, "finalise": finalise}
-    store = open_store(Path(sys.argv[1]), NOW_S)
+    store = open_store(Path(sys.argv[1]))
     TASKS[sys.argv[2]](store)
     say("done")

@@ -147,7 +147,7 @@ def test_a_failed_validation_says_why_and_runs_nothing(store: JobStore) -> None:
     assert (failed.status, failed.failed_at, failed.errors) == ("failed", NOW_S + 1, tuple(errors))
     assert claim(store, 9) == []
     assert store.batches.claim_finalisation(WORKER, NOW_S) is None
-    assert store.sweep(NOW_S).items == 3
+    assert store.sweep(NOW_S, 0.0).items == 3
     with pytest.raises(StatusConflictError, match="failed"):
         store.batches.cancel(OWNER, batch.id, NOW_S)
 
@@ -183,7 +183,7 @@ def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -
     ended = finalise(store)
     assert (ended.status, ended.counts) == ("cancelled", RequestCounts())
     assert ended.output_file_id is ended.error_file_id is None
-    assert store.sweep(NOW_S).items == 3
+    assert store.sweep(NOW_S, 0.0).items == 3
 
 
 @pytest.mark.parametrize("window_s", [10 * CANCELLING_S, CANCELLING_S / 10])

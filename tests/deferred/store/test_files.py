@@ -86,7 +86,7 @@ def test_a_file_at_its_limit_is_taken_and_one_byte_more_leaves_nothing(store: Jo
     with pytest.raises(FileTooLargeError, match=str(limit)):
         store.files.create(OWNER, "batch", "x", [*pieces, b"x"], NOW_S, max_bytes=limit)
     assert len(store.files.list(OWNER, NOW_S).data) == 1
-    store.sweep(NOW_S)
+    store.sweep(NOW_S, 0.0)
     assert chunks_left(store) == 3
 
 
@@ -100,15 +100,15 @@ def test_an_upload_that_breaks_off_is_never_seen_and_swept(store: JobStore) -> N
         store.files.create(OWNER, "batch", "x", broken(), NOW_S)
     assert store.files.list(OWNER, NOW_S).data == ()
     assert chunks_left(store) > 0
-    assert store.sweep(NOW_S).files == 1
+    assert store.sweep(NOW_S, 0.0).files == 1
     assert chunks_left(store) == 0
 
 
 def test_an_upload_that_nobody_ends_is_swept_after_a_day(store: JobStore) -> None:
     def endless():
         yield b"x" * CHUNK_BYTES
-        assert store.sweep(NOW_S + ABANDONED_S).files == 0
-        assert store.sweep(NOW_S + ABANDONED_S + 1).files == 1
+        assert store.sweep(NOW_S + ABANDONED_S, 0.0).files == 0
+        assert store.sweep(NOW_S + ABANDONED_S + 1, 0.0).files == 1
         yield b"x"
 
     with pytest.raises(Exception, match="swept"):
@@ -124,7 +124,7 @@ def test_a_deleted_file_is_gone_at_once_and_its_bytes_after_a_sweep(store: JobSt
         with pytest.raises(NotFoundError):
             call(OWNER, file_id, NOW_S)
     assert [file.id for file in store.files.list(OWNER, NOW_S).data] == [kept]
-    assert store.sweep(NOW_S).files == 1
+    assert store.sweep(NOW_S, 0.0).files == 1
     assert chunks_left(store) == 1
 
 
@@ -133,8 +133,8 @@ def test_an_expired_file_is_gone_at_that_moment(store: JobStore) -> None:
     assert store.files.get(OWNER, file.id, NOW_S + 0.9) == file
     with pytest.raises(NotFoundError):
         store.files.get(OWNER, file.id, NOW_S + 1)
-    assert store.sweep(NOW_S + 0.9).files == 0
-    assert store.sweep(NOW_S + 1).files == 1
+    assert store.sweep(NOW_S + 0.9, 0.0).files == 0
+    assert store.sweep(NOW_S + 1, 0.0).files == 1
     assert chunks_left(store) == 0
 
 
@@ -143,7 +143,7 @@ def test_a_reader_whose_file_is_swept_is_told_rather_than_given_less(store: JobS
     content = store.files.content(OWNER, file_id, NOW_S)
     next(content)
     store.files.delete(OWNER, file_id, NOW_S)
-    store.sweep(NOW_S)
+    store.sweep(NOW_S, 0.0)
     with pytest.raises(NotFoundError):
         next(content)
 
@@ -151,12 +151,12 @@ def test_a_reader_whose_file_is_swept_is_told_rather_than_given_less(store: JobS
 def test_a_deleted_input_file_stays_readable_until_its_batch_is_validated(store: JobStore) -> None:
     batch = create(store)
     store.files.delete(OWNER, batch.spec.input_file_id, NOW_S)
-    assert store.sweep(NOW_S).files == 0
+    assert store.sweep(NOW_S, 0.0).files == 0
     claimed = store.batches.claim_validation(WORKER, MODEL, NOW_S)
     assert claimed is not None
     assert b"".join(store.batches.input(claimed)) == b"a\n"
     store.batches.start(batch.id, WORKER, NOW_S)
-    assert store.sweep(NOW_S).files == 1
+    assert store.sweep(NOW_S, 0.0).files == 1
     assert chunks_left(store) == 0
     with pytest.raises(NotFoundError):
         store.batches.input(claimed)

@@ -159,7 +159,7 @@ def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) 
     assert rests > 30  # a second's work has many
     store.files.delete(OWNER, batch.spec.input_file_id, EXPIRES_S)
     rests = 0
-    assert store.sweep(EXPIRES_S, rest).items == 1100
+    assert store.sweep(EXPIRES_S, 0.0, rest).items == 1100
     assert rests >= 3  # a file, and twice items
 
 
@@ -207,7 +207,7 @@ def test_a_sweep_takes_as_many_ended_batches_as_there_are(store: JobStore) -> No
     for _ in range(3):
         store.batches.cancel(OWNER, started(store, 5).id, NOW_S)
         finalise(store)
-    assert store.sweep(NOW_S).items == 15
+    assert store.sweep(NOW_S, 0.0).items == 15
 
 
 def test_the_items_of_an_ended_batch_are_swept_and_its_files_stay(store: JobStore) -> None:
@@ -216,8 +216,8 @@ def test_the_items_of_an_ended_batch_are_swept_and_its_files_stay(store: JobStor
     other = started(store, 5)
     store.batches.cancel(OWNER, batch.id, NOW_S)
     ended = finalise(store)
-    assert store.sweep(NOW_S).items == 1500
-    assert store.sweep(NOW_S).items == 0
+    assert store.sweep(NOW_S, 0.0).items == 1500
+    assert store.sweep(NOW_S, 0.0).items == 0
     assert len(lines_of(store, OWNER, ended.output_file_id)) == 10
     assert len(lines_of(store, OWNER, ended.error_file_id)) == 1490
     assert store.batches.get(OWNER, batch.id) == ended

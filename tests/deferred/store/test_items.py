@@ -216,7 +216,7 @@ def test_what_has_not_begun_when_its_batch_is_cancelled_is_withdrawn(store: JobS
 
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
     """Two servers, two threads each, all after the same items."""
-    stores = [open_store(postgresql_url, NOW_S) for _ in range(2)]
+    stores = [open_store(postgresql_url) for _ in range(2)]
     batch = started(stores[0], 300)
     seen: list[int] = []
     failures: list[BaseException] = []

@@ -39,13 +39,13 @@ def run_until(folder: Path, task: str, step: str, times: int = 1) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) -> None:
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     batch = create(store)
     store.close()
 
     for line in (1, 501, LINES):
         run_until(data_dir, "validate", f"line {line}")
-        store = open_store(data_dir, NOW_S)
+        store = open_store(data_dir)
         assert store.batches.get(OWNER, batch.id) == batch
         store.close()
     run_until(data_dir, "validate", "done")
@@ -53,7 +53,7 @@ def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) ->
     run_until(data_dir, "work_off", "claimed 50")
     run_until(data_dir, "work_off", "recorded 50", times=9)
     run_until(data_dir, "work_off", "claimed 50", times=12)
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     counts = store.batches.get(OWNER, batch.id).counts
     recorded = counts.completed + counts.failed
     assert (counts.total, recorded) == (LINES, 50 * (0 + 9 + 11))
@@ -63,13 +63,13 @@ def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) ->
 
     for line in (recorded + 1, recorded + 1001, LINES):
         run_until(data_dir, "finalise", f"unrun {line}")
-        store = open_store(data_dir, NOW_S)
+        store = open_store(data_dir)
         assert store.batches.get(OWNER, batch.id).output_file_id is None
         assert len(store.files.list(OWNER, NOW_S).data) == 1
         store.close()
     run_until(data_dir, "finalise", "done")
 
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     ended = store.batches.get(OWNER, batch.id)
     assert ended.status == "expired"
     output = ids(lines_of(store, OWNER, ended.output_file_id))
@@ -77,6 +77,6 @@ def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) ->
     assert len(output) == ended.counts.completed == counts.completed
     assert len(error) == ended.counts.failed + ended.counts.expired
     assert sorted(output + error) == sorted(f"id-{line}" for line in range(1, LINES + 1))
-    while store.sweep(NOW_S).unfinished:
+    while store.sweep(NOW_S, 0.0).unfinished:
         pass
     store.close()

@@ -1,17 +1,24 @@
 import os
 import resource
+import shutil
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, text
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from deferred.errors import SchemaTooNewError, StoreInUseError, StoreUnavailableError
+from deferred.errors import StoreInUseError, StoreUnavailableError, UnknownSchemaError
 from deferred.records import RequestCounts, Result
 from deferred.store import JobStore, database, open_store
 from deferred.store.database import Database
-from deferred.store.migrations import MIGRATIONS
+from deferred.store.migrations import SCRIPTS, migrate
 from deferred.store.schema import metadata
 from tests.deferred.jobs import (
     NOW_S,
@@ -29,62 +36,131 @@ from tests.deferred.jobs import (
 from tests.deferred.postgres import Postgres
 
 
-def execute(url: str, statement: str) -> None:
+@contextmanager
+def connected(url: str) -> Iterator[Connection]:
     engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
-        connection.execute(text(statement))
+        yield connection
     engine.dispose()
+
+
+def execute(url: str, statement: str) -> None:
+    with connected(url) as connection:
+        connection.execute(text(statement))
 
 
 def test_a_folder_is_made_and_holds_the_database(data_dir: Path) -> None:
     folder = data_dir / "new" / "data"
-    store = open_store(folder, NOW_S)
+    store = open_store(folder)
     batch = create(store)
     store.close()
     assert (folder / "jobs.db").exists()
-    again = open_store(f"sqlite:///{folder}/jobs.db", NOW_S)
+    again = open_store(f"sqlite:///{folder}/jobs.db")
     assert again.batches.get(OWNER, batch.id) == batch
     again.close()
 
 
 def test_a_store_opened_again_has_all_it_had(store_url: str) -> None:
-    store = open_store(store_url, NOW_S)
+    store = open_store(store_url)
     batch = started(store, 3)
     store.close()
-    store = open_store(store_url, NOW_S)
+    store = open_store(store_url)
     assert store.batches.get(OWNER, batch.id) == batch
     assert len(claim(store, 9)) == 3
     store.close()
 
 
 def test_a_second_user_of_a_sqlite_database_is_refused_and_told_by_whom(data_dir: Path) -> None:
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     with pytest.raises(StoreInUseError, match=f"process {os.getpid()};.*DATA_DIR.*DATABASE_URL"):
-        open_store(data_dir, NOW_S)
+        open_store(data_dir)
     assert create(store).status == "validating"
     store.close()
-    open_store(data_dir, NOW_S).close()
+    open_store(data_dir).close()
 
 
-def test_the_migrations_make_the_tables_that_the_queries_name(store_url: str) -> None:
-    open_store(store_url, NOW_S).close()
-    engine = create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
-    made = inspect(engine)
-    for table in metadata.tables.values():
-        columns = {column["name"] for column in made.get_columns(table.name)}
-        assert columns == set(table.columns.keys())
-        key = made.get_pk_constraint(table.name)["constrained_columns"]
-        assert key == [column.name for column in table.primary_key]
-    engine.dispose()
+def differences(connection: Connection) -> list[Any]:
+    """Between the database and `schema.py`, as Alembic sees them."""
+    return compare_metadata(MigrationContext.configure(connection), metadata)
+
+
+def test_a_new_database_has_the_tables_that_the_queries_name(store_url: str) -> None:
+    open_store(store_url).close()
+    with connected(store_url) as connection:
+        assert differences(connection) == []
+        connection.execute(text("DROP INDEX batches_ended"))
+        connection.execute(text("ALTER TABLE files ADD COLUMN more INTEGER"))
+        assert len(differences(connection)) == 2, "nothing was compared"
 
 
 def test_a_database_of_a_later_version_is_refused(store_url: str) -> None:
-    open_store(store_url, NOW_S).close()
-    execute(store_url, f"INSERT INTO schema_versions VALUES ({len(MIGRATIONS) + 1}, 0)")
-    with pytest.raises(
-        SchemaTooNewError, match=f"version {len(MIGRATIONS) + 1}.*{len(MIGRATIONS)}"
+    open_store(store_url).close()
+    execute(store_url, "UPDATE alembic_version SET version_num = 'later'")
+    with pytest.raises(UnknownSchemaError, match=r"revision later.*newer program"):
+        open_store(store_url)
+
+
+def test_a_database_of_before_the_first_release_is_refused(store_url: str) -> None:
+    execute(store_url, "CREATE TABLE batches (number INTEGER)")
+    with pytest.raises(UnknownSchemaError, match=r"before its first release.*name another"):
+        open_store(store_url)
+
+
+LATER = """
+from alembic import op
+
+revision, down_revision = "2", "1"
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE batches ADD COLUMN colour TEXT")
+    op.execute("{then}")
+"""
+
+
+def later_scripts(folder: Path, then: str) -> Path:
+    """The program's revisions, and one that a later release may add."""
+    scripts = folder / "later 100%"
+    shutil.copytree(SCRIPTS, scripts)
+    (scripts / "versions" / "r2_later.py").write_text(LATER.format(then=then))
+    return scripts
+
+
+def test_a_later_release_changes_a_database_that_is_there_once(
+    store_url: str, tmp_path: Path
+) -> None:
+    store = open_store(store_url)
+    batch = started(store, 3)
+    store.close()
+    scripts = later_scripts(tmp_path, f"UPDATE batches SET colour = 'red', id = '{batch.id}'")
+    for _ in range(2):
+        with connected(store_url) as connection:
+            migrate(connection, scripts)
+    with connected(store_url) as connection:
+        assert [*connection.execute(text("SELECT id, colour FROM batches"))] == [(batch.id, "red")]
+    with pytest.raises(UnknownSchemaError, match="revision 2"):
+        open_store(store_url)
+
+
+def test_a_change_that_fails_half_way_leaves_the_database_as_it_was(
+    store_url: str, tmp_path: Path
+) -> None:
+    store = open_store(store_url)
+    batch = started(store, 3)
+    store.close()
+    scripts = later_scripts(tmp_path, "UPDATE no_table SET a = 1")
+    store = open_store(store_url)
+    with (
+        pytest.raises((SQLAlchemyError, StoreUnavailableError), match="no_table"),
+        store._database.write(durable=True) as connection,
     ):
-        open_store(store_url, NOW_S)
+        migrate(connection, scripts)
+    store.close()
+    with connected(store_url) as connection:
+        assert differences(connection) == []
+    store = open_store(store_url)
+    assert store.batches.get(OWNER, batch.id) == batch
+    store.close()
 
 
 def test_servers_that_start_at_once_on_one_postgresql_migrate_once(postgresql_url: str) -> None:
@@ -95,7 +171,7 @@ def test_servers_that_start_at_once_on_one_postgresql_migrate_once(postgresql_ur
     def start() -> None:
         barrier.wait()
         try:
-            opened.append(open_store(postgresql_url, NOW_S))
+            opened.append(open_store(postgresql_url))
         except BaseException as error:
             failures.append(error)
 
@@ -114,19 +190,19 @@ def test_servers_that_start_at_once_on_one_postgresql_migrate_once(postgresql_ur
 @pytest.mark.parametrize("url", ["mysql://me:secret@host/jobs", "sqlite://", "postgresql://host"])
 def test_another_kind_of_url_is_refused_without_telling_the_password(url: str) -> None:
     with pytest.raises(ValueError, match="postgresql://user:password@host/database") as refused:
-        open_store(url, NOW_S)
+        open_store(url)
     assert "secret" not in str(refused.value)
 
 
 def test_a_database_that_cannot_be_opened_is_unavailable(data_dir: Path) -> None:
     (data_dir / "jobs.db").write_bytes(b"not a database" * 1000)
     with pytest.raises(StoreUnavailableError, match="not a database"):
-        open_store(data_dir, NOW_S)
+        open_store(data_dir)
     (data_dir / "file").touch()
     with pytest.raises(StoreUnavailableError):
-        open_store(data_dir / "file" / "data", NOW_S)
+        open_store(data_dir / "file" / "data")
     with pytest.raises(StoreUnavailableError):
-        open_store(f"postgresql://postgres@/jobs?host={data_dir}", NOW_S)
+        open_store(f"postgresql://postgres@/jobs?host={data_dir}")
 
 
 def test_a_postgresql_that_is_gone_for_a_while_loses_nothing() -> None:
@@ -134,7 +210,7 @@ def test_a_postgresql_that_is_gone_for_a_while_loses_nothing() -> None:
         server = Postgres()
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    store = open_store(server.new_database(), NOW_S)
+    store = open_store(server.new_database())
     batch = started(store, 4)
     items = claim(store, 2)
     server.stop()
@@ -145,7 +221,7 @@ def test_a_postgresql_that_is_gone_for_a_while_loses_nothing() -> None:
         lambda: store.batches.get(OWNER, batch.id),
         lambda: store.items.heartbeat(WORKER, [], NOW_S),
         store.progress,
-        lambda: store.sweep(NOW_S),
+        lambda: store.sweep(NOW_S, 0.0),
     ):
         with pytest.raises(StoreUnavailableError):
             call()
@@ -158,7 +234,7 @@ def test_a_postgresql_that_is_gone_for_a_while_loses_nothing() -> None:
 
 
 def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(data_dir: Path) -> None:
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     batch = started(store, 20)
     validating = create(store)
     store.batches.claim_validation(WORKER, validating.spec.model, NOW_S)
@@ -190,7 +266,7 @@ def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "WAIT_S", 0.05)
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     batch = create(store)
     other = sqlite3.connect(data_dir / "jobs.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -206,7 +282,7 @@ def test_a_database_that_others_lock_is_unavailable_after_a_bounded_wait(
 def test_a_thread_that_waits_for_another_to_write_gives_up(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(data_dir, NOW_S)
+    store = open_store(data_dir)
     monkeypatch.setattr(database, "WAIT_S", 0.05)
     refused: list[str] = []
 

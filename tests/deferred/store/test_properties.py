@@ -69,7 +69,7 @@ class Store(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.store = open_store(self.where, self.now_s)
+        self.store = open_store(self.where)
         self.fuse = FOREVER
         write = self.store._database.write
 
@@ -184,7 +184,7 @@ class Store(RuleBasedStateMachine):
         elif chore == "withdraw":
             self.withdraw(worker)
         else:
-            self.store.sweep(self.now_s)
+            self.store.sweep(self.now_s, 0.0)
 
     def heartbeat(self, worker: str) -> None:
         held = {ticket for ticket, (of, _) in self.running.items() if of == worker}

@@ -80,7 +80,12 @@ def test_the_official_clients_pages_hold_all_files_and_batches(any_mode: Server)
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(
-        tmp_path_factory.mktemp("slow"), "dynamic", {STEP_S: 0.005}, max_batch_size=4, api_key="a,b"
+        tmp_path_factory.mktemp("slow"),
+        "dynamic",
+        {STEP_S: 0.005},
+        max_batch_size=4,
+        api_key="a,b",
+        min_completion_window=1,
     ) as server:
         yield server
 

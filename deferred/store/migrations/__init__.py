@@ -1,0 +1,57 @@
+"""Brings a database to the present schema, by Alembic's revisions in `versions/`.
+
+A new database is made from `schema.py` at once and counts as of the latest revision; revisions only
+change databases that are there. So a change to the schema is made in `schema.py`, and a further
+revision (`alembic revision -m "what it does"`) leads to it from the release before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from deferred.errors import UnknownSchemaError
+from deferred.store.schema import metadata
+
+SCRIPTS = Path(__file__).parent
+LOCK_KEY = 0x6A6F6273  # any number: servers that start at once migrate one after the other
+
+
+def migrate(connection: Connection, scripts: Path = SCRIPTS) -> None:
+    """Makes or changes the tables, within the transaction of `connection`.
+
+    Raises UnknownSchemaError.
+    """
+    # imported here: a server that stores no jobs is spared 0.1 s
+    from alembic import command
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+    directory = ScriptDirectory(str(scripts))
+    context = MigrationContext.configure(connection)
+    current = context.get_current_revision()
+    if current == directory.get_current_head():
+        return
+    if current is None:
+        if inspect(connection).has_table("batches"):
+            raise UnknownSchemaError(
+                "a version of this program before its first release made the job database: move it "
+                "away, or name another one"
+            )
+        metadata.create_all(connection)
+        context.stamp(directory, "head")
+        return
+    if current not in {script.revision for script in directory.walk_revisions()}:
+        raise UnknownSchemaError(
+            f"the job database has schema revision {current}, which this program does not know "
+            f"(its latest is {directory.get_current_head()}): run the newer program, or name "
+            "another database"
+        )
+    config = Config()
+    config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,0 +1,167 @@
+"""Batches that have ended: they are counted, cost nothing, and are removed after a while."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from benchmarks.store_history import add_history
+from deferred.errors import NotFoundError
+from deferred.records import LineError
+from deferred.store import JobStore, open_store
+from deferred.store.history import BATCHES_A_COMMIT
+from tests.deferred.jobs import (
+    EXPIRES_S,
+    MODEL,
+    NOW_S,
+    OWNER,
+    WORKER,
+    claim,
+    create,
+    finalise,
+    record,
+    started,
+)
+
+
+def swept(store: JobStore, ended_before_s: float, now_s: float = NOW_S) -> None:
+    while store.sweep(now_s, ended_before_s).unfinished:
+        pass
+
+
+def idle_second(store: JobStore) -> None:
+    """What the threads of an idle server ask of its store again and again."""
+    store.batches.end_due(NOW_S)
+    assert store.batches.claim_validation(WORKER, MODEL, NOW_S) is None
+    assert store.batches.claim_finalisation(WORKER, NOW_S) is None
+    store.sweep(NOW_S, NOW_S - 1)
+    store.progress()
+    assert store.items.claim(WORKER, MODEL, 8, NOW_S) == []
+    store.items.withdraw(WORKER, [])
+    store.items.heartbeat(WORKER, [], NOW_S)
+    store.items.recover(NOW_S)
+    store.items.release(WORKER)
+
+
+def instructions(store: JobStore, work: Callable[[JobStore], None]) -> int:
+    """Of SQLite's virtual machine, some per row that is looked at."""
+    work(store)  # compiles what is kept
+    count = 0
+
+    def tick() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    def watch(connection: sqlite3.Connection, *_: Any) -> None:
+        connection.set_progress_handler(tick, 1)
+
+    engine = store._database._engine
+    event.listen(engine, "checkout", watch)
+    work(store)
+    event.remove(engine, "checkout", watch)
+    return count
+
+
+@pytest.mark.parametrize("work", [idle_second, JobStore.progress], ids=["idle", "progress"])
+def test_what_ended_costs_an_idle_server_nothing(
+    data_dir: Path, work: Callable[[JobStore], None]
+) -> None:
+    store = open_store(data_dir)
+    add_history(store, 10, NOW_S)
+    few = instructions(store, work)
+    add_history(store, 1000, NOW_S)
+    many = instructions(store, work)
+    store.close()
+    assert 0 < many < few + 100
+
+
+@contextmanager
+def plans(engine: Engine) -> Iterator[list[str]]:
+    """How PostgreSQL reads what is asked of it."""
+    seen: list[str] = []
+
+    def explain(
+        connection: Connection, cursor: Any, statement: str, parameters: Any, *_: Any
+    ) -> None:
+        if statement.startswith(("SELECT", "UPDATE", "DELETE")):
+            cursor.execute("EXPLAIN " + statement, parameters)
+            seen.append("\n".join(row[0] for row in cursor.fetchall()))
+
+    event.listen(engine, "before_cursor_execute", explain)
+    yield seen
+    event.remove(engine, "before_cursor_execute", explain)
+
+
+def test_on_postgresql_indexes_lead_past_what_ended(postgresql_url: str) -> None:
+    store = open_store(postgresql_url)
+    add_history(store, 2000, NOW_S)
+    with store._database._engine.begin() as connection:
+        connection.execute(text("ANALYZE"))
+    with plans(store._database._engine) as seen:
+        idle_second(store)
+    store.close()
+    assert len(seen) > 10
+    whole = ("Seq Scan on batches", "Seq Scan on files")
+    assert not [plan for plan in seen if any(name in plan for name in whole)]
+
+
+def test_progress_counts_batches_until_they_are_removed(store: JobStore) -> None:
+    started(store, 2)
+    record(store, claim(store, 2))
+    assert finalise(store).status == "completed"
+    faulty = create(store)
+    store.batches.claim_validation(WORKER, MODEL, NOW_S)
+    store.batches.fail(faulty.id, WORKER, [LineError("empty_file", "no line")], NOW_S)
+    started(store, 3)
+    expected = {"pending": 3, "running": 0, "failed": 0, "expired": 0, "cancelled": 0}
+    progress = store.progress()
+    assert progress.batches == {"completed": 1, "failed": 1, "in_progress": 1}
+    assert progress.items == {**expected, "completed": 2}
+    swept(store, NOW_S)
+    progress = store.progress()
+    assert progress.batches == {"in_progress": 1}
+    assert progress.items == {**expected, "completed": 0}
+    assert progress.next_deadline == EXPIRES_S
+
+
+def test_a_batch_is_removed_when_it_ended_so_long_ago(store: JobStore) -> None:
+    batch = started(store, 1)
+    swept(store, NOW_S + 9)
+    record(store, claim(store, 1))
+    ended = finalise(store, NOW_S + 5)
+    swept(store, NOW_S + 4)
+    assert store.batches.get(OWNER, batch.id) == ended
+    swept(store, NOW_S + 5)
+    with pytest.raises(NotFoundError):
+        store.batches.get(OWNER, batch.id)
+    assert store.batches.list(OWNER).data == ()
+    assert ended.output_file_id is not None
+    assert store.files.get(OWNER, ended.output_file_id, NOW_S), "files have an expiry of their own"
+
+
+def test_an_idempotency_key_may_be_used_again_when_its_batch_is_removed(store: JobStore) -> None:
+    spec = create(store).spec
+    first = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
+    store.batches.end_due(EXPIRES_S)
+    while store.batches.claim_finalisation(WORKER, NOW_S) is not None:
+        finalise(store)
+    swept(store, NOW_S)
+    again = store.batches.create(OWNER, spec, NOW_S, expires_at=EXPIRES_S, idempotency_key="k")
+    assert again.id != first.id
+
+
+def test_many_batches_are_removed_in_small_commits(data_dir: Path) -> None:
+    store = open_store(data_dir)
+    add_history(store, 2 * BATCHES_A_COMMIT + 1, NOW_S)
+    rests: list[None] = []
+    removed = store.sweep(NOW_S, NOW_S, lambda: rests.append(None))
+    assert removed.batches == 2 * BATCHES_A_COMMIT + 1
+    assert len(rests) >= 3
+    store.close()
