@@ -36,10 +36,12 @@ class Config(Options):
     """address to listen on; 0.0.0.0: every interface"""
     port: int = NETWORK.option(8000, least=0, most=65535, variables=["TIB_PORT"])
     """port to listen on; 0: any free one"""
-    cors_origin: str = NETWORK.option("*")
-    """Access-Control-Allow-Origin of answers; empty: none"""
+    cors_origin: str = NETWORK.option("")
+    """Access-Control-Allow-Origin of answers; *: every page may call; none: no page may"""
     max_body_bytes: int = NETWORK.option(32 * 2**20, least=1)
     """largest request body; larger ones are answered with 413"""
+    max_held_bytes: int = NETWORK.option(256 * 2**20, least=1)
+    """most bytes of bodies held at once, of all requests; those beyond are answered with 503"""
     client_idle: float = NETWORK.option(75.0, least=0.001)
     """seconds a client may take over its headers, its body, a pause"""
     stream_idle: float = NETWORK.option(300.0, least=0.001)
@@ -79,9 +81,9 @@ class Config(Options):
     api_keys: tuple[str, ...] = KEYS.option((), secret=True)
     """keys, comma separated, one of which a client has to show; none: everyone may ask"""
     upstream_api_key: str = KEYS.option("", secret=True)
-    """key shown to upstreams in place of the client's"""
+    """key shown to these upstreams in place of the client's"""
     admin_key: str = KEYS.option("", secret=True)
-    """key for /upstreams; none: it is read-only and open"""
+    """key for /upstreams; none: it is read-only, and a key of --api-keys opens it"""
 
     drain_timeout: float = PROCESS.option(600.0, least=0)
     """seconds that running requests may take after SIGTERM"""
@@ -92,6 +94,11 @@ class Config(Options):
 def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
     """The configuration from options, environment and defaults; exits with a message on errors."""
     config = Config.from_args(argv, env)
+    if config.max_held_bytes < config.max_body_bytes:
+        Config.refuse(
+            f"--max-held-bytes (MAX_HELD_BYTES) is {config.max_held_bytes}; allowed: at least "
+            f"--max-body-bytes ({config.max_body_bytes}), so that a body of any allowed size fits"
+        )
     try:
         read_upstreams(config)
     except (ValueError, OSError) as error:

@@ -13,6 +13,7 @@ from router import log
 from router.config import Config
 from router.desk import Desk
 from router.http.admin import Admin
+from router.http.forward import Forwarder
 from router.http.jobs import PATHS, JobRelay
 from router.http.probes import Prober
 from router.http.proxy import Proxy
@@ -20,6 +21,7 @@ from router.http.relay import Relay
 from router.metrics import Metrics
 from router.rules import errors
 from router.rules.fleet import Fleet
+from router.rules.held import HeldBytes
 from router.rules.policies import POLICIES
 from router.rules.ticket import Limits
 
@@ -46,23 +48,20 @@ async def serve(config: Config) -> None:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     ) as session:
-        relay = Relay(
-            session,
-            desk,
-            metrics,
-            first_byte_limit_s=config.timeout / 1000,
-            idle_s=config.stream_idle,
-            drop_authorization=bool(config.api_keys),
+        held = HeldBytes(config.max_held_bytes)
+        forwarder = Forwarder(
+            session, idle_s=config.stream_idle, drop_authorization=bool(config.api_keys)
         )
+        first_byte_limit_s = config.timeout / 1000
+        relay = Relay(forwarder, desk, metrics, held, first_byte_limit_s=first_byte_limit_s)
         jobs = JobRelay(
-            session,
+            forwarder,
             desk,
             upstream=config.batch_upstream,
             default_model=config.default_model,
             idle_s=config.stream_idle,
-            drop_authorization=bool(config.api_keys),
         )
-        proxy = Proxy(config, desk, relay, jobs, metrics)
+        proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics)
         prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
         app = application(config, proxy, Admin(config, desk, prober, proxy, metrics))

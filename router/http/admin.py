@@ -1,6 +1,7 @@
 """The operator's door: `/upstreams`, `/health`, `/live`, `/metrics`, and the union of models."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +12,8 @@ from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
 from router.metrics import Metrics
 from router.rules import errors
-from router.rules.upstream import Upstream
+from router.rules.fleet import ADMIN
+from router.rules.upstream import Spec, Upstream
 
 
 class Admin:
@@ -82,7 +84,8 @@ class Admin:
         return web.json_response({"upstreams": shown, "waiting": self._desk.state.waiting()})
 
     async def add(self, request: web.Request) -> web.Response:
-        """`{"url": …, "limit"?: int, "api_key"?: str}`: a new upstream, or a draining one back."""
+        """`{"url": …, "limit"?: int, "api_key"?: str}`: a new upstream, or a known one back. What
+        is not given stays as it was; a new one gets no key but the one that is given."""
         return await self._change(request, "add")
 
     async def drain(self, request: web.Request) -> web.Response:
@@ -103,20 +106,12 @@ class Admin:
             body = json.loads(await request.read())
             if not isinstance(body, dict) or not isinstance(body.get("url"), str):
                 raise ValueError('the body must be {"url": "http://host:port"}')
-            limit = body.get("limit", self._config.max_connect_per_upstream)
-            if type(limit) is not int or limit < 1:
-                raise ValueError(f"limit must be a whole number from 1, not {limit!r}")
-            key = body.get("api_key", self._config.upstream_api_key or None)
-            if key is not None and not isinstance(key, str):
-                raise ValueError("api_key must be a string")
-            spec = parse_upstream(body["url"], limit, key)
-            if spec.dns:
-                raise ValueError("a dns+ name belongs into UPSTREAMS or the upstreams file")
+            spec = self._read_spec(body)
         except ValueError as error:
             return errors.response(errors.invalid(str(error)), request.path)
         known = self._desk.fleet.get(spec.url)
         if verb == "add":
-            upstream = self._desk.fleet.add(spec, "admin")
+            upstream = self._desk.fleet.add(spec, ADMIN)
             self._prober.probe_soon()
         elif known is None:
             problem = errors.invalid(f"{spec.url} is no upstream.", 404, "no_such_upstream")
@@ -129,8 +124,24 @@ class Admin:
         self._desk.fleet_changed()
         return web.json_response(self._show(upstream), status=201 if known is None else 200)
 
+    def _read_spec(self, body: dict[str, Any]) -> Spec:
+        """Raises ValueError. The common UPSTREAM_API_KEY is for the servers of the configuration:
+        whoever may add a server must not learn it by adding one of their own."""
+        asked = parse_upstream(body["url"], self._config.max_connect_per_upstream)
+        if asked.dns:
+            raise ValueError("a dns+ name belongs into UPSTREAMS or the upstreams file")
+        known = self._desk.fleet.remembered(asked.url)
+        spec = asked if known is None else known.spec
+        limit, key = body.get("limit", spec.limit), body.get("api_key", spec.key)
+        if type(limit) is not int or limit < 1:
+            raise ValueError(f"limit must be a whole number from 1, not {limit!r}")
+        if key is not None and not isinstance(key, str):
+            raise ValueError("api_key must be a string")
+        return replace(spec, limit=limit, key=key)
+
     def _admin_keys(self) -> tuple[str, ...]:
-        return (self._config.admin_key,) if self._config.admin_key else ()
+        """Who may see the upstreams: clients, where there is no key but theirs."""
+        return (self._config.admin_key,) if self._config.admin_key else self._config.api_keys
 
     @staticmethod
     def _refused(request: web.Request, keys: tuple[str, ...]) -> web.Response | None:

@@ -20,6 +20,7 @@ class Exchange:
     request_id: str
     model: str = ""
     body: bytes = b""
+    held_bytes: int = 0  # of the body, and of an answer that is held back
     ticket: Ticket | None = None
     sent: web.StreamResponse | None = None
     broken: str = ""

@@ -5,23 +5,20 @@ upstream's place, since they ask for no inference; nothing is tried again, since
 it was passed on.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
-import aiohttp
 from aiohttp import web
-from yarl import URL
 
 from router.config import ANY
 from router.desk import Desk
-from router.http.exchange import ClientGoneError, Exchange
-from router.rules import errors, headers
+from router.http.exchange import Exchange
+from router.http.forward import Forwarder, UpstreamFailedError
+from router.rules import errors
 from router.rules.errors import Problem
 from router.rules.upstream import Upstream
 
 BATCHES = "/v1/batches"
 PATHS = ("/v1/files", BATCHES)
-_OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
 
 
 class JobRelay:
@@ -29,55 +26,38 @@ class JobRelay:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        forwarder: Forwarder,
         desk: Desk,
         *,
         upstream: str,
         default_model: str,
         idle_s: float,
-        drop_authorization: bool,
     ) -> None:
         """`upstream`: its URL, `any`, or empty where there is none. `default_model`: of new batches
         that name none, empty where there is none."""
-        self._session = session
+        self._forwarder = forwarder
         self._desk = desk
         self._upstream = upstream
         self._default_model = default_model
         self._idle_s = idle_s
-        self._drop_authorization = drop_authorization
 
     async def forward(self, x: Exchange) -> web.StreamResponse | Problem:
         """A Problem where nothing has reached the client. Raises ClientGoneError."""
         upstream = self._choose(x.request)
         if isinstance(upstream, Problem):
             return upstream
-        sent = headers.to_upstream(
-            x.request.headers,
-            x.request_id,
-            upstream.spec.key,
-            drop_authorization=self._drop_authorization,
-        )
-        if x.request.content_length is not None:
-            sent["Content-Length"] = str(x.request.content_length)
+        body = x.request.content if x.request.can_read_body else b""
         try:
-            async with asyncio.timeout(self._idle_s) as clock:
-                body = self._body(x, clock) if x.request.can_read_body else None
-                async with self._session.request(
-                    x.request.method,
-                    URL(upstream.url + x.request.rel_url.raw_path_qs, encoded=True),
-                    data=body,
-                    headers=sent,
-                    skip_auto_headers=_OWN_HEADERS,
-                    allow_redirects=False,
-                ) as answer:
-                    return await self._answer(x, upstream, answer, clock)
-        except TimeoutError:
-            return self._broken(x, f"The upstream {upstream.url} was silent for too long.", 504)
-        except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error, ClientGoneError):
-                raise
-            what = error or type(error).__name__
-            return self._broken(x, f"The upstream {upstream.url} failed: {what}.", 502)
+            async with self._forwarder.send(x, upstream, body, self._idle_s) as passage:
+                await passage.begin()
+                while chunk := await passage.read():
+                    await passage.write(chunk)
+                return await passage.end()
+        except UpstreamFailedError as failure:
+            x.broken = str(failure)
+            if x.sent is None:
+                return failure.problem
+            return await self._forwarder.break_off(x, failure.problem)
 
     def _choose(self, request: web.BaseRequest) -> Upstream | Problem:
         if not self._upstream:
@@ -92,9 +72,7 @@ class JobRelay:
         now = self._desk.now()
         usable = [upstream for upstream in candidates if upstream.usable(now)]
         if not usable:
-            message = (
-                f"No upstream for files and batches is ready (BATCH_UPSTREAM {self._upstream})."
-            )
+            message = "No upstream for files and batches is ready (BATCH_UPSTREAM)."
             return errors.unavailable(message, "no_upstream_ready")
         return min(usable, key=lambda upstream: upstream.in_flight)
 
@@ -118,43 +96,3 @@ class JobRelay:
             )
             return Problem(400, "invalid_request_error", "model_required", message, "X-Model")
         return list(fleet)
-
-    async def _body(self, x: Exchange, clock: asyncio.Timeout) -> AsyncIterator[bytes]:
-        async for chunk in x.request.content.iter_any():
-            clock.reschedule(self._desk.now() + self._idle_s)
-            yield chunk
-
-    async def _answer(
-        self,
-        x: Exchange,
-        upstream: Upstream,
-        answer: aiohttp.ClientResponse,
-        clock: asyncio.Timeout,
-    ) -> web.StreamResponse:
-        out = headers.to_client(answer.headers, x.request_id, upstream.url)
-        response = web.StreamResponse(status=answer.status, headers=out)
-        response.content_length = answer.content_length
-        x.begun_s = self._desk.now() - x.started
-        x.sent = response
-        try:
-            await response.prepare(x.request)
-        except OSError:
-            raise ClientGoneError from None
-        async for chunk in answer.content.iter_any():
-            clock.reschedule(self._desk.now() + self._idle_s)
-            try:
-                await response.write(chunk)
-            except OSError:
-                raise ClientGoneError from None
-        await response.write_eof()
-        return response
-
-    @staticmethod
-    def _broken(x: Exchange, message: str, status: int) -> Problem:
-        """Of an answer that has begun nothing can be said any more: its connection is cut."""
-        if x.sent is None:
-            return errors.upstream_failed(message, status)
-        x.broken = message
-        if x.request.transport is not None:
-            x.request.transport.abort()
-        raise ClientGoneError

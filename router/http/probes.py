@@ -42,6 +42,7 @@ class Prober:
 
     def set_sources(self, sources: Mapping[str, Sequence[Spec]]) -> None:
         """Takes the operator's lists over, source by source, and probes at once."""
+        self._desk.fleet.forget_removals()
         self._names = [s for specs in sources.values() for s in specs if s.dns]
         for source, specs in sources.items():
             self._desk.fleet.reconcile(source, [s for s in specs if not s.dns])

@@ -12,11 +12,13 @@ from router import log
 from router.config import Config
 from router.desk import Desk
 from router.http.exchange import ClientGoneError, Exchange, Failed
+from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
 from router.metrics import Metrics
 from router.rules import ask, errors, headers
 from router.rules.errors import Problem
+from router.rules.held import HeldBytes
 from router.rules.ticket import Refusal, Ticket
 
 BACK_OFF_S = 0.05
@@ -34,10 +36,19 @@ class Proxy:
     """Handles every request that goes to an upstream."""
 
     def __init__(
-        self, config: Config, desk: Desk, relay: Relay, jobs: JobRelay, metrics: Metrics
+        self,
+        config: Config,
+        desk: Desk,
+        forwarder: Forwarder,
+        held: HeldBytes,
+        relay: Relay,
+        jobs: JobRelay,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._desk = desk
+        self._forwarder = forwarder
+        self._held = held
         self._relay = relay
         self._jobs = jobs
         self._metrics = metrics
@@ -106,6 +117,7 @@ class Proxy:
             self._tasks.discard(task)
             if self.draining and not self._tasks:
                 self._idle.set()
+            self._held.give_back(x)
             if x.ticket is not None:
                 self._desk.leave(x.ticket)
             self._record(x, status)
@@ -158,19 +170,15 @@ class Proxy:
 
     async def _read(self, x: Exchange) -> ask.Ask | Problem:
         """Reads body and model; raises ValueError on a bad body, TimeoutError on a slow one."""
-        limit = self._config.max_body_bytes
-        too_large = errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
-        if (x.request.content_length or 0) > limit:
-            return too_large
-        if x.request.headers.get("Content-Encoding", "identity") != "identity":
+        if not headers.is_plain(x.request.headers):
             return errors.invalid("Compressed request bodies are not accepted.", 415)
         try:
             async with asyncio.timeout(self._config.client_idle):
-                x.body = await x.request.read()
-        except web.HTTPRequestEntityTooLarge:
-            return too_large
+                problem = await self._read_body(x)
         except web.RequestPayloadError as error:
             raise ValueError(f"The body is broken: {error}") from None
+        if problem is not None:
+            return problem
         named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
         wanted = ask.read(x.body, named)
         model = wanted.model or self._config.default_model
@@ -184,11 +192,28 @@ class Proxy:
         x.model = model
         return wanted
 
+    async def _read_body(self, x: Exchange) -> Problem | None:
+        """Takes the body as it comes, as far as it and all that is held already allow."""
+        limit = self._config.max_body_bytes
+        announced = x.request.content_length or 0
+        chunks: list[bytes] = []
+        while announced <= limit and x.held_bytes <= limit:
+            if not self._held.fits(announced - x.held_bytes):
+                return errors.too_much_held()
+            chunk = await x.request.content.readany()
+            if not chunk:
+                x.body = b"".join(chunks)
+                return None
+            if not self._held.take(x, len(chunk)):
+                return errors.too_much_held()
+            chunks.append(chunk)
+        return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
+
     async def _abandon(self, x: Exchange, problem: Problem) -> web.StreamResponse:
         """An error in place of the answer, or at the end of one that has begun."""
         if x.sent is None:
             return self._refuse(x, problem)
-        return await self._relay.break_off(x, problem)
+        return await self._forwarder.break_off(x, problem)
 
     def _explain(self, ticket: Ticket) -> Problem:
         reason = ticket.refusal

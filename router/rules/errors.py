@@ -50,6 +50,11 @@ def unavailable(message: str, code: str) -> Problem:
     return Problem(503, "server_error", code, message, headers={"Retry-After": "1"})
 
 
+def too_much_held() -> Problem:
+    message = "The router holds as many bytes of requests as it may (MAX_HELD_BYTES), try again."
+    return unavailable(message, "overloaded")
+
+
 def upstream_failed(message: str, status: int = 502) -> Problem:
     return Problem(status, "server_error", "upstream_failed", message)
 

@@ -7,14 +7,17 @@ from router.rules.breaker import Breaker
 from router.rules.upstream import Spec, Upstream
 
 BREAKER_OPEN_S = 5.0
+ADMIN = "admin"  # the source of what was added at run time
 
 
 class Fleet:
     """Upstreams by URL. An upstream belongs to the source that named it first (the environment,
-    the file, the admin API, a DNS name), and only that source's next reading drops it."""
+    the file, the admin API, a DNS name), and only that source's next reading drops it. What the
+    operator removed stays away for as long as its source goes on naming it."""
 
     def __init__(self) -> None:
         self._by_url: dict[str, Upstream] = {}
+        self._removed: dict[str, Upstream] = {}
 
     def __iter__(self) -> Iterator[Upstream]:
         return iter(self._by_url.values())
@@ -25,34 +28,49 @@ class Fleet:
     def get(self, url: str) -> Upstream | None:
         return self._by_url.get(url)
 
+    def remembered(self, url: str) -> Upstream | None:
+        """The upstream, or the one that the operator removed."""
+        return self._by_url.get(url) or self._removed.get(url)
+
     def add(self, spec: Spec, source: str) -> Upstream:
-        """Adds an upstream, or takes a draining one back, with what is now said of it."""
-        known = self._by_url.get(spec.url)
-        if known is not None:
-            known.draining, known.spec = False, spec
-            return known
-        upstream = Upstream(spec, source, Breaker(BREAKER_OPEN_S))
+        """Adds an upstream, or takes a draining or removed one back, with what is now said of it;
+        it keeps the source that it had."""
+        upstream = self.remembered(spec.url) or Upstream(spec, source, Breaker(BREAKER_OPEN_S))
+        upstream.draining, upstream.spec = False, spec
+        self._removed.pop(spec.url, None)
         self._by_url[spec.url] = upstream
         return upstream
 
-    def remove(self, url: str) -> Upstream | None:
+    def remove(self, url: str) -> None:
         """Forgets an upstream; requests running on it finish on the object they hold."""
-        return self._by_url.pop(url, None)
+        upstream = self._by_url.pop(url)
+        if upstream.source != ADMIN:  # nothing else would bring it back
+            self._removed[url] = upstream
+
+    def forget_removals(self) -> None:
+        """The operator's lists were read again: they say anew what there is."""
+        self._removed.clear()
 
     def reconcile(self, source: str, specs: Iterable[Spec]) -> list[Upstream]:
         """Makes a source's upstreams those of `specs`; returns the new ones.
 
         One whose key or limit changed is changed in place: its counters go on."""
         wanted = {spec.url: spec for spec in specs}
+        self._removed = {
+            url: removed
+            for url, removed in self._removed.items()
+            if removed.source != source or url in wanted
+        }
         for upstream in [u for u in self if u.source == source and u.url not in wanted]:
             del self._by_url[upstream.url]
         added = []
         for url, spec in wanted.items():
             known = self._by_url.get(url)
             if known is None:
-                added.append(self.add(spec, source))
-            elif known.source == source:
-                known.spec = spec
+                if url not in self._removed:
+                    added.append(self.add(spec, source))
+            elif known.source == source and known.configured != spec:
+                known.spec = known.configured = spec
         return added
 
     def all_probed(self) -> bool:

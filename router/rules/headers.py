@@ -20,7 +20,13 @@ HOP_BY_HOP = frozenset(
     }
 )
 # Set anew by each side for what it sends.
-_REQUEST_OWN = HOP_BY_HOP | {"host", "content-length", "expect", "x-request-id"}
+_REQUEST_OWN = HOP_BY_HOP | {
+    "accept-encoding",
+    "content-length",
+    "expect",
+    "host",
+    "x-request-id",
+}
 _RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -35,8 +41,10 @@ def to_upstream(
     headers: Mapping[str, str], request: str, key: str | None, *, drop_authorization: bool
 ) -> CIMultiDict[str]:
     """The client's headers for the upstream. `key` replaces Authorization; a key that was meant
-    for the router (`drop_authorization`) goes no further."""
+    for the router (`drop_authorization`) goes no further. Answers are asked for uncompressed: the
+    events of a compressed stream cannot be told apart."""
     out = _without(headers, _REQUEST_OWN)
+    out["Accept-Encoding"] = "identity"
     out["X-Request-Id"] = request
     if key is not None:
         out["Authorization"] = f"Bearer {key}"
@@ -58,6 +66,11 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict
     if named:
         dropped = dropped | {word.strip().lower() for word in named.split(",")}
     return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in dropped)
+
+
+def is_plain(headers: Mapping[str, str]) -> bool:
+    """Whether the body is as it is, not compressed."""
+    return headers.get("Content-Encoding", "identity").lower() == "identity"
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -38,11 +38,13 @@ class Spec:
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """An upstream's counters. `models` maps an id to the object `/v1/models` gave for it."""
+    """An upstream's counters. `configured`: the spec as its source gave it, while `spec` may have
+    been changed since. `models` maps an id to the object `/v1/models` gave for it."""
 
     spec: Spec
     source: str
     breaker: Breaker
+    configured: Spec = field(init=False)
     budget: RetryBudget = field(default_factory=RetryBudget)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     in_flight: int = 0
@@ -54,6 +56,9 @@ class Upstream:
     paused_until: float = 0.0
     last_error: str = "not probed yet"
     _timeouts: int = 0
+
+    def __post_init__(self) -> None:
+        self.configured = self.spec
 
     @property
     def url(self) -> str:

@@ -286,16 +286,20 @@ def test_defect_13_latency_is_kept_fresh_and_dropped_models_are_dropped(
     assert router.post(json={"model": "old"}).status_code == 422
 
 
-def test_defect_14_cross_origin_headers_are_on_answers_to_post(
-    shared: tuple[RouterProcess, str],
+def test_defect_14_cross_origin_headers_are_on_answers_to_post_where_they_are_asked_for(
+    shared: tuple[RouterProcess, str], farm: Farm, start: Start
 ) -> None:
-    router, _ = shared
+    router = start(shared[1], cors_origin="*").probed()
+    asked = {"Access-Control-Request-Headers": "authorization, x-stainless-os"}
     for body in ({"model": "m"}, {"model": "m", "stream": True}, {"model": "none"}):
         assert router.post(json=body).headers["Access-Control-Allow-Origin"] == "*"
-    asked = {"Access-Control-Request-Headers": "authorization, x-stainless-os"}
-    preflight = requests.options(f"{router.url}/v1/completions", headers=asked, timeout=TIMEOUT_S)
+    path = "/v1/completions"
+    preflight = requests.options(router.url + path, headers=asked, timeout=TIMEOUT_S)
     assert preflight.status_code == 204
     assert "x-stainless-os" in preflight.headers["Access-Control-Allow-Headers"]
+    by_default = requests.options(shared[0].url + path, headers=asked, timeout=TIMEOUT_S)
+    for answer in (by_default, shared[0].post()):
+        assert not [name for name in answer.headers if name.startswith("Access-Control")]
 
 
 def test_defect_15_errors_are_openai_error_objects(shared: tuple[RouterProcess, str]) -> None:

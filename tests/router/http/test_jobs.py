@@ -122,6 +122,7 @@ def test_an_upstream_for_them_that_is_down_is_503(server: Server) -> None:
         answer = requests.get(f"{router.url}/v1/batches", timeout=PATIENCE_S)
         assert answer.status_code == 503
         assert answer.headers["Retry-After"]
+        assert "127.0.0.1" not in answer.text
     finally:
         router.close()
 

@@ -96,42 +96,90 @@ def test_a_server_without_a_model_list_serves_the_models_declared_for_it(
     until(lambda: not router.upstreams()[upstream]["ready"], "the upstream to be lost")
 
 
-def test_every_address_of_a_dns_name_is_an_upstream(farm: Farm, start: Start) -> None:
-    port = farm.new().rpartition(":")[2]
-    router = start(f"dns+http://localhost:{port}").probed()
-    until(lambda: router.upstreams().get(f"http://127.0.0.1:{port}", {}).get("ready"), "the pod")
-    assert router.post().headers["X-Upstream-Origin"] == f"http://127.0.0.1:{port}"
-    assert router.upstreams()[f"http://127.0.0.1:{port}"]["source"].startswith("dns+")
+def admin(router: RouterProcess) -> Callable[..., int]:
+    """Changes the upstreams; returns the status."""
+
+    def change(method: str, url: str, path: str = "", **body: object) -> int:
+        door = f"{router.url}/upstreams{path}"
+        body["url"] = url
+        answer = requests.request(method, door, json=body, headers=ADMIN, timeout=TIMEOUT_S)
+        return answer.status_code
+
+    return change
+
+
+def states(router: RouterProcess) -> dict[str, dict[str, object]]:
+    shown = router.get("/upstreams", headers=ADMIN).json()["upstreams"]
+    return {u["url"]: u for u in shown}
+
+
+def test_every_address_of_a_dns_name_is_an_upstream_until_it_is_removed(
+    farm: Farm, start: Start
+) -> None:
+    port, other = farm.new().rpartition(":")[2], farm.new(models=["before"])
+    pod = f"http://127.0.0.1:{port}"
+    listed = f"dns+http://localhost:{port}"
+    router = start(listed, other, admin_key="adm", probe_interval=0.05).probed()
+    until(lambda: states(router).get(pod, {}).get("ready"), "the pod")
+    assert router.post().headers["X-Upstream-Origin"] == pod
+    assert str(states(router)[pod]["source"]).startswith("dns+")
+    assert admin(router)("DELETE", pod) == 200
+    for models in (["one"], ["two"]):  # each seen in a round of probes of its own
+        farm("behave", url=other, models=models)
+        until(lambda models=models: states(router)[other]["models"] == models, "a round of probes")  # type: ignore[misc]
+    assert pod not in states(router)
 
 
 def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: Start) -> None:
     first, second = farm.new(), farm.new()
     router = start(first, admin_key="adm").probed()
-    door = f"{router.url}/upstreams"
-
-    def state() -> dict[str, dict[str, object]]:
-        return {
-            u["url"]: u
-            for u in requests.get(door, headers=ADMIN, timeout=TIMEOUT_S).json()["upstreams"]
-        }
-
-    def change(verb: Callable[..., requests.Response], path: str, **body: object) -> int:
-        return verb(door + path, json=body, headers=ADMIN, timeout=TIMEOUT_S).status_code
-
-    assert change(requests.post, "", url=second, limit=3) == 201
-    until(lambda: state()[second]["ready"], "the added upstream")
-    assert state()[second]["limit"] == 3
-    assert change(requests.post, "/drain", url=first) == 200
+    change = admin(router)
+    assert change("POST", second, limit=3) == 201
+    until(lambda: states(router)[second]["ready"], "the added upstream")
+    assert states(router)[second]["limit"] == 3
+    assert change("POST", first, "/drain") == 200
     assert {router.post().headers["X-Upstream-Origin"] for _ in range(5)} == {second}
-    assert change(requests.post, "", url=first) == 200
-    assert change(requests.delete, "", url=second) == 200
+    assert change("POST", first) == 200
+    assert change("DELETE", second) == 200
     assert router.post().headers["X-Upstream-Origin"] == first
-    assert set(state()) == {first}
-    assert change(requests.delete, "", url=second) == 404
-    assert change(requests.post, "", url="file:///etc/passwd") == 400
-    assert change(requests.post, "", url=second, limit=0) == 400
-    assert requests.get(door, timeout=TIMEOUT_S).status_code == 401
+    assert set(states(router)) == {first}
+    assert change("DELETE", second) == 404
+    assert change("POST", "file:///etc/passwd") == 400
+    assert change("POST", second, limit=0) == 400
+    assert router.get("/upstreams").status_code == 401
+    door = f"{router.url}/upstreams"
     assert requests.post(door, json={"url": second}, timeout=TIMEOUT_S).status_code == 401
+
+
+def test_a_configured_server_that_is_drained_or_removed_comes_back_as_it_was(
+    farm: Farm, start: Start, tmp_path: Path
+) -> None:
+    upstream = farm.new(models_status=404)
+    listed = tmp_path / "upstreams"
+    listed.write_text(f"{upstream} limit=7 key=secret models=declared")
+    router = start(upstreams_file=listed, admin_key="adm").probed()
+    for verb, path in (("POST", "/drain"), ("DELETE", "")):
+        assert admin(router)(verb, upstream, path) == 200
+        assert admin(router)("POST", upstream) in (200, 201)
+        until(lambda: router.post(json={"model": "declared"}).ok, "the server to be back")
+        assert states(router)[upstream]["limit"] == 7
+        assert states(router)[upstream]["source"] == "file"
+        seen = farm.state(upstream)["seen"][-1]["headers"]
+        assert seen["authorization"] == "Bearer secret"
+
+
+def test_a_server_added_at_run_time_gets_no_key_but_its_own(farm: Farm, start: Start) -> None:
+    configured, bare, keyed = farm.new(), farm.new(models=["bare"]), farm.new(models=["keyed"])
+    router = start(configured, admin_key="adm", api_keys="one", upstream_api_key="up").probed()
+    assert admin(router)("POST", bare) == 201
+    assert admin(router)("POST", keyed, api_key="own") == 201
+    client = {"Authorization": "Bearer one"}
+    shown = {}
+    for model, upstream in (("m", configured), ("bare", bare), ("keyed", keyed)):
+        body = {"model": model}
+        until(lambda body=body: router.post(json=body, headers=client).ok, "an answer")  # type: ignore[misc]
+        shown[model] = farm.state(upstream)["seen"][-1]["headers"].get("authorization")
+    assert shown == {"m": "Bearer up", "bare": None, "keyed": "Bearer own"}
 
 
 def test_without_an_admin_key_nothing_can_be_changed(shared: tuple[RouterProcess, str]) -> None:
@@ -149,19 +197,14 @@ def test_router_keys_are_demanded_and_go_no_further(farm: Farm, start: Start) ->
         refused = router.post(headers=headers)
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "invalid_request_error"
-    assert router.get("/v1/models").status_code == 401
+    for path in ("/v1/models", "/upstreams"):
+        assert router.get(path).status_code == 401
+        assert router.get(path, headers={"Authorization": "Bearer two"}).ok
     for key in ("one", "two"):
         assert router.post(headers={"Authorization": f"Bearer {key}"}).ok
     seen = farm.state(upstream)["seen"]
     assert len(seen) == 2
     assert all("authorization" not in s["headers"] for s in seen)
-
-
-def test_upstream_keys_replace_the_clients(farm: Farm, start: Start) -> None:
-    upstream = farm.new()
-    router = start(upstream, upstream_api_key="up").probed()
-    router.post(headers={"Authorization": "Bearer client"})
-    assert farm.state(upstream)["seen"][-1]["headers"]["authorization"] == "Bearer up"
 
 
 def test_a_client_that_leaves_the_queue_is_never_sent_on(farm: Farm, start: Start) -> None:
@@ -288,3 +331,28 @@ def test_the_metrics_tell_what_happened(farm: Farm, start: Start) -> None:
     assert router.metric("eb_router_ready", upstream=upstream) == 1
     assert router.metric("eb_router_breaker_state", upstream=upstream) == 0
     assert router.metric("eb_router_in_flight", upstream=upstream) == 0
+
+
+def test_no_more_bytes_of_bodies_are_held_than_allowed(farm: Farm, start: Start) -> None:
+    upstream = farm.new(hold=True)
+    bounds = {"max_body_bytes": 100_000, "max_held_bytes": 150_000}
+    router = start(upstream, max_connect_per_upstream=8, **bounds).probed()
+    large = json.dumps({"model": "m", "prompt": "x" * 90_000}).encode()
+    pieces = [large[at : at + 10_000] for at in range(0, len(large), 10_000)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(router.post, data=large)
+        until(lambda: router.in_flight() == 1, "a large request to be held")
+        for refused in (router.post(data=large), router.post(data=iter(pieces))):
+            assert refused.status_code == 503
+            assert refused.headers["Retry-After"]
+            assert "MAX_HELD_BYTES" in refused.json()["error"]["message"]
+        small = pool.submit(router.post)
+        until(lambda: router.in_flight() == 2, "a small request beside it")
+        farm("release", url=upstream)
+        assert first.result().ok
+        assert small.result().ok
+    assert router.post(data=iter(pieces)).ok, "what was held is given back"
+    answer = bytes(range(256)) * 1024
+    how = {"raw": base64.b64encode(answer).decode()}
+    farm("behave", url=upstream, **how)
+    assert router.post().content == answer, "an answer that may not be held is passed on"

@@ -6,9 +6,11 @@ import json
 
 import pytest
 import requests
+import urllib3
 
 from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess
 
+EVENTS = b'data: {"text": "a"}\n\ndata: [DONE]\n\n'
 Shared = tuple[RouterProcess, str]
 ODD_BODY = '{"model" : "m",\n "prompt":"\\u00e9 é 🚀", "n": 1.0, "n": 2 , "x":[ ]}'.encode()
 
@@ -36,13 +38,32 @@ def test_bodies_and_paths_pass_byte_for_byte(shared: Shared, farm: Farm, path: s
     assert seen["path"] == path
 
 
-def test_answers_pass_byte_for_byte_compressed_ones_too(shared: Shared, farm: Farm) -> None:
-    router, _ = shared
-    packed = gzip.compress(b'{"answer" :  42}', mtime=0)
-    how = {"raw": base64.b64encode(packed).decode(), "headers": {"Content-Encoding": "gzip"}}
-    answer = router.post(json={"model": "m", "behave": how}, stream=True)
-    assert answer.headers["Content-Encoding"] == "gzip"
-    assert answer.raw.read(decode_content=False) == packed
+def test_compressed_answers_pass_byte_for_byte_though_none_are_asked_for(
+    shared: Shared, farm: Farm
+) -> None:
+    router, upstream = shared
+    for whole, kind in ((b'{"answer" :  42}', "application/json"), (EVENTS, "text/event-stream")):
+        packed = gzip.compress(whole, mtime=0)
+        headers = {"Content-Encoding": "gzip", "Content-Type": kind}
+        how = {"raw": base64.b64encode(packed).decode(), "headers": headers}
+        answer = router.post(json={"model": "m", "behave": how}, stream=True)
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert answer.raw.read(decode_content=False) == packed
+        assert farm.state(upstream)["seen"][-1]["headers"]["accept-encoding"] == "identity"
+
+
+def test_a_compressed_stream_that_breaks_is_cut_and_no_text_is_put_into_it(
+    shared: Shared,
+) -> None:
+    """Its blank lines are no ends of events, and an event in plain text would be garbage in it."""
+    how = {"headers": {"Content-Encoding": "gzip"}, "cut_after": 3}
+    ask = {"model": "m", "stream": True, "behave": how}
+    answer = shared[0].post(json=ask, stream=True)
+    got: list[bytes] = []
+    with pytest.raises(urllib3.exceptions.ProtocolError):
+        got.extend(answer.raw.stream(decode_content=False))
+    assert b"unfinished" in b"".join(got)
+    assert b"error" not in b"".join(got)
 
 
 def test_an_answer_larger_than_what_is_held_back_passes_whole(shared: Shared) -> None:
@@ -124,7 +145,8 @@ def test_the_request_id_is_the_clients_where_it_is_sane_and_new_otherwise(
     [
         (b"{", 400, "not valid JSON"),
         (b"[1]", 400, "must be a JSON object"),
-        (b"[" * 100_000, 400, "not valid JSON"),
+        (b"[" * 100_000, 400, "must be a JSON object"),
+        (b'{"prompt": ' + b"[" * 100_000, 400, "not valid JSON"),
         (b"\xff\xfe", 400, "not valid JSON"),
         (b"", 400, "not valid JSON"),
         (b'{"model": 5}', 400, "'model' must be a string"),

@@ -292,6 +292,49 @@ def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
     assert (kept.in_flight, kept.spec.limit) == (1, 7)
 
 
+POD, POD_SOURCE = Spec("http://10.0.0.1:1", 4, "key", models=("m",)), "dns+http://pods:1"
+
+
+def test_a_removed_server_of_a_name_stays_away_while_the_name_lists_it() -> None:
+    fleet = Fleet()
+    fleet.reconcile(POD_SOURCE, [POD])
+    fleet.remove(POD.url)
+    fleet.reconcile(POD_SOURCE, [POD])
+    assert not list(fleet)
+    fleet.reconcile(POD_SOURCE, [])
+    fleet.reconcile(POD_SOURCE, [POD])
+    assert [u.url for u in fleet] == [POD.url], "a new pod with an old address"
+
+
+def test_reading_the_configuration_again_brings_back_what_was_removed() -> None:
+    fleet = Fleet()
+    fleet.reconcile("file", [POD])
+    fleet.remove(POD.url)
+    fleet.forget_removals()
+    fleet.reconcile("file", [POD])
+    assert [u.url for u in fleet] == [POD.url]
+
+
+def test_a_change_at_run_time_lasts_until_the_configuration_changes() -> None:
+    fleet = Fleet()
+    fleet.reconcile(POD_SOURCE, [POD])
+    changed = fleet.add(replace(POD, limit=9), "admin")
+    fleet.reconcile(POD_SOURCE, [POD])
+    assert changed.spec.limit == 9
+    fleet.reconcile(POD_SOURCE, [replace(POD, limit=2)])
+    assert changed.spec.limit == 2
+
+
+def test_a_removed_server_that_is_added_again_is_the_one_it_was() -> None:
+    fleet = Fleet()
+    fleet.reconcile(POD_SOURCE, [POD])
+    fleet.remove(POD.url)
+    remembered = fleet.remembered(POD.url)
+    assert remembered is not None
+    fleet.add(remembered.spec, "admin")
+    assert [(u.spec, u.source) for u in fleet] == [(POD, POD_SOURCE)]
+
+
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [

@@ -1,0 +1,191 @@
+"""One request on one upstream, for inference and jobs alike: sends it, passes its answer on.
+
+Tells a client that is gone from an upstream that fails. Knows nothing of places and retries.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from router.http.exchange import ClientGoneError, Exchange
+from router.rules import errors, headers
+from router.rules.errors import Problem
+from router.rules.ticket import Outcome
+from router.rules.upstream import Upstream
+
+_OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
+_EVENTS = "text/event-stream"
+
+
+class UpstreamFailedError(Exception):
+    """No whole answer came. The text names the upstream and is for the log; `problem` is what
+    clients may know, and names no address."""
+
+    def __init__(self, reason: str, problem: Problem, outcome: Outcome) -> None:
+        super().__init__(reason)
+        self.problem = problem
+        self.outcome = outcome
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """An answer on its way; `clock` ends it when a side is silent for more than `idle_s`."""
+
+    x: Exchange
+    upstream: Upstream
+    answer: aiohttp.ClientResponse
+    clock: asyncio.Timeout
+    idle_s: float
+
+    def is_stream(self) -> bool:
+        return self.answer.content_type == _EVENTS and self.answer.status < 400
+
+    def is_plain(self) -> bool:
+        """Whether events can be told apart in it: it is not compressed."""
+        return headers.is_plain(self.answer.headers)
+
+    def headers(self) -> CIMultiDict[str]:
+        return headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
+
+    async def read(self) -> bytes:
+        """What has come of the body; empty at its end."""
+        chunk = await self.answer.content.readany()
+        _put_off(self.clock, self.idle_s)
+        return chunk
+
+    async def begin(self) -> None:
+        """Sends status and headers to the client, if that is still to be done."""
+        x = self.x
+        if x.sent is not None:
+            return
+        x.begun_s = asyncio.get_running_loop().time() - x.started
+        x.sent = web.StreamResponse(status=self.answer.status, headers=self.headers())
+        x.sent.content_length = self.answer.content_length
+        await _to_client(x, x.sent.prepare(x.request))
+
+    async def write(self, data: bytes) -> None:
+        assert self.x.sent is not None
+        await _to_client(self.x, self.x.sent.write(data))
+
+    async def end(self) -> web.StreamResponse:
+        assert self.x.sent is not None
+        await _to_client(self.x, self.x.sent.write_eof())
+        return self.x.sent
+
+
+class Forwarder:
+    """Sends clients' requests to upstreams."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, *, idle_s: float, drop_authorization: bool
+    ) -> None:
+        self._session = session
+        self._idle_s = idle_s
+        self._drop_authorization = drop_authorization
+
+    @asynccontextmanager
+    async def send(
+        self, x: Exchange, upstream: Upstream, body: bytes | aiohttp.StreamReader, limit_s: float
+    ) -> AsyncIterator[Passage]:
+        """The upstream's answer, which must begin within `limit_s`. A body that is still coming is
+        passed on as it comes, and then each side may be silent for so long.
+
+        Raises, within the block too, UpstreamFailedError and ClientGoneError."""
+        sent = headers.to_upstream(
+            x.request.headers,
+            x.request_id,
+            upstream.spec.key,
+            drop_authorization=self._drop_authorization,
+        )
+        try:
+            async with asyncio.timeout(limit_s) as clock:
+                data: bytes | AsyncIterator[bytes]
+                if isinstance(body, bytes):
+                    data = body
+                else:
+                    data = _upload(body, clock, limit_s)
+                    if x.request.content_length is not None:
+                        sent["Content-Length"] = str(x.request.content_length)
+                async with self._session.request(
+                    x.request.method,
+                    URL(upstream.url + x.request.rel_url.raw_path_qs, encoded=True),
+                    data=data,
+                    headers=sent,
+                    skip_auto_headers=_OWN_HEADERS,
+                    allow_redirects=False,
+                ) as answer:
+                    yield Passage(x, upstream, answer, clock, self._idle_s)
+        except ClientGoneError:
+            raise
+        except TimeoutError as error:
+            if x.writing:
+                raise ClientGoneError from None
+            raise _silent(x, upstream, error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _broken(upstream, error) from error
+
+    async def break_off(self, x: Exchange, problem: Problem) -> web.StreamResponse:
+        """Ends an answer that has begun: an error event, and no [DONE], on an event stream; a
+        connection closed before the body's end otherwise. May raise ClientGoneError."""
+        assert x.sent is not None
+        if x.sent.content_type != _EVENTS or not headers.is_plain(x.sent.headers):
+            if x.request.transport is not None:
+                x.request.transport.abort()
+            raise ClientGoneError
+        event = b"data: " + errors.body_of(problem, x.request.path) + b"\n\n"
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await _to_client(x, x.sent.write(event))
+                await _to_client(x, x.sent.write_eof())
+        except TimeoutError:
+            raise ClientGoneError from None
+        return x.sent
+
+
+def _silent(x: Exchange, upstream: Upstream, error: TimeoutError) -> UpstreamFailedError:
+    if isinstance(error, aiohttp.ServerTimeoutError):  # of the connection
+        problem = errors.upstream_failed("The server could not be reached in time.")
+        reason = f"{upstream.url} could not be reached in time"
+        return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
+    # a long answer takes long, and a deferred one may be paused; a begun stream must go on
+    deferred = x.ticket is not None and x.ticket.deferred
+    outcome = Outcome.FAILURE if x.sent is not None and not deferred else Outcome.SLOW
+    problem = errors.upstream_failed("The server was silent for too long.", 504)
+    return UpstreamFailedError(f"{upstream.url} was silent for too long", problem, outcome)
+
+
+def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> UpstreamFailedError:
+    reason = f"{upstream.url} failed: {error or type(error).__name__}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        problem = errors.upstream_failed("The server could not be reached.")
+        return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
+    problem = errors.upstream_failed("The server failed before its answer was complete.")
+    return UpstreamFailedError(reason, problem, Outcome.FAILURE)
+
+
+async def _upload(
+    body: aiohttp.StreamReader, clock: asyncio.Timeout, idle_s: float
+) -> AsyncIterator[bytes]:
+    async for chunk in body.iter_any():
+        _put_off(clock, idle_s)
+        yield chunk
+
+
+def _put_off(clock: asyncio.Timeout, seconds: float) -> None:
+    clock.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+async def _to_client(x: Exchange, writing: Awaitable[object]) -> None:
+    """Writes; marks it, so that a timeout is known to be the client's."""
+    x.writing = True
+    try:
+        await writing
+    except OSError:
+        raise ClientGoneError from None
+    x.writing = False
