@@ -155,9 +155,10 @@ class Clerk:
             raise
         except StoreError:
             self._set_aside(batch)
-        except Exception as error:  # or it would be claimed again for ever, before all others
+        except Exception:  # or it would be claimed again for ever, before all others
             log.exception("%s cannot be validated", batch.id)
-            fault = LineError("server_error", f"the file cannot be validated: {error}")
+            explained = "the file cannot be validated; the server's log says more"
+            fault = LineError("server_error", explained)
             batches.fail(batch.id, self._name, [fault], time.time())
         return True
 

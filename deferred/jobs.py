@@ -117,11 +117,12 @@ class Jobs:
         return None if self._clerk is None else self._clerk.progress
 
     def describe(self) -> dict[str, Any]:
-        """For `/stats`; asks no database. `store`: unused, open, or why it is not available."""
-        progress, failure = self.progress, self._failure
+        """For `/stats`; asks no database. `store`: unused, open or unavailable, which the log
+        explains: clients read this, too."""
+        progress = self.progress
         if progress is None:
-            used = "unused" if self._clerk is None else "unavailable"
-            return {"store": used if failure is None else str(failure[1])}
+            unused = self._clerk is None and self._failure is None
+            return {"store": "unused" if unused else "unavailable"}
         told = asdict(progress)
         return {"store": "open", **{name.replace("_", "-"): told[name] for name in told}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -21,6 +22,8 @@ from deferred.errors import (
     StoreError,
 )
 from deferred.records import Order, Page
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
 ORDERS: tuple[Order, ...] = ("asc", "desc")
@@ -47,9 +50,11 @@ def explain(error: StoreError) -> ApiError:
         case IdempotencyMismatchError():
             return ApiError(400, str(error), code="idempotency_key_reused")
         case _:
+            # its words are a library's or the operator's: addresses, users, paths
+            log.warning("the job store is not available: %s", error)
             return ApiError(
                 503,
-                f"the job store is not available: {error}",
+                "the job store is not available; the server's log says why",
                 {"Retry-After": str(RETRY_AFTER_S)},
                 code="store_unavailable",
             )
