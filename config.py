@@ -70,8 +70,8 @@ class Config(Options):
     max_body_bytes: int = NETWORK.option(2**20, least=1024, most=2**30)
     """largest request body"""
     client_timeout: float = NETWORK.option(60.0, least=0.1, most=86_400)
-    """seconds in which a client has to send, or to take, some more of what the server waits for;
-    else its connection is closed and its request cancelled"""
+    """seconds in which a client has to send its request, and one more for each 64 KiB of it, or to
+    take some more of its answer; else its connection is closed and its request cancelled"""
     stream_heartbeat: float = NETWORK.option(15.0, least=0.01, most=86_400)
     """seconds without a token after which a stream is sent a comment, and its head before that;
     shorter than the idle timeout of every proxy in between"""

@@ -5,11 +5,11 @@ serving until the queue has drained, so that new requests and `/health` are told
 hanging in the backlog, and only then is gunicorn's own stop begun.
 """
 
-import contextlib
 import logging
 import math
 import os
 import queue
+import resource
 import signal
 import socket
 import struct
@@ -17,40 +17,33 @@ import threading
 import time
 from typing import Any
 
-from gunicorn.util import close_graceful  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
-
 from api.http.logs import formatter
+from api.http.worker import GatheringWorker
 from config import Config
+
+OTHER_FILES = 256  # open besides connections, at most
 
 _config = Config.from_environment()
 _debug = _config.log_level == "debug"
 
 
-class Worker(ThreadWorker):  # type: ignore[misc]
-    def handle(self, conn: TConn) -> object:
-        """Ends a connection here: gunicorn would wait up to two seconds for the client's own end
-        in the thread that accepts, and a client that stalls makes it wait."""
-        keep: object = super().handle(conn)
-        if not keep:
-            with contextlib.suppress(OSError):  # it has ended already
-                end = socket.fromfd(conn.sock.fileno(), conn.sock.family, conn.sock.type)
-                close_graceful(end)
-                conn.sock.shutdown(socket.SHUT_RDWR)
-        return keep
-
-    def _cap_keepalive(self, deadline: float) -> None:
-        """At the end connections that never sent a request are not waited for either."""
-        super()._cap_keepalive(deadline)
-        for conn in self.pending_conns:
-            conn.timeout = min(conn.timeout, deadline)
+class Worker(GatheringWorker):
+    client_timeout_s = _config.client_timeout
+    most_body_bytes = _config.max_body_bytes
 
 
 bind = _config.url.removeprefix("http://")
 workers = 1  # the queue and the model live in one process
 worker_class = Worker
 threads = _config.threads
-worker_connections = 2 * threads  # idle connections that are kept alive do not hold a thread
+# connections that wait for their clients hold no thread, but a file each
+_files, _most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+_wanted_files = 2 * threads + OTHER_FILES
+if _most_files != resource.RLIM_INFINITY:
+    _wanted_files = min(_wanted_files, _most_files)
+if _files != resource.RLIM_INFINITY:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(_files, _wanted_files), _most_files))
+worker_connections = _wanted_files - OTHER_FILES
 backlog = 2048
 keepalive = 75  # longer than clients keep theirs, so that none sends into a closing connection
 timeout = 0  # the main thread only dispatches; nothing would be gained by killing the worker
@@ -81,13 +74,12 @@ _started_by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def when_ready(server: Any) -> None:
-    """A client that stalls holds its thread no longer than its timeout, which accepted sockets
-    have from the listening one. And a closed terminal ends the server as SIGTERM does, except under
-    nohup; gunicorn would load the model a second time."""
+    """A client that does not read holds its thread no longer than its timeout, which accepted
+    sockets have from the listening one. And a closed terminal ends the server as SIGTERM does,
+    except under nohup; gunicorn would load the model a second time."""
     timeout_us = round(_config.client_timeout * 1e6)
     timeval = struct.pack("@ll", *divmod(timeout_us, 1_000_000))
     for listener in server.LISTENERS:
-        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
     if _started_by_nohup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "seams": set(),
     "options": set(),
     "config": {"options"},
-    "gunicorn_conf": {"config", "api"},  # of api its logs
+    "gunicorn_conf": {"config", "api"},  # of api its logs and its worker
     "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
     "scheduling": {"seams"},
     "generate": {"seams"},

@@ -130,7 +130,7 @@ def http_error(error: HTTPException) -> ApiError:
         message = "the body is larger than the server takes (--max-body-bytes)"
     elif isinstance(error, ClientDisconnected):
         message = "the body ended before it was complete"
-        if isinstance(error.__context__, BlockingIOError):  # the socket's timeout
+        if isinstance(error.__context__, TimeoutError):
             status, message = 408, "the rest of the body did not come in time (--client-timeout)"
     elif isinstance(error, NotFound):
         message = f"there is no {show(request.path)} here"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 
 from flask import Blueprint, Response, jsonify, request
 
-from api.http.errors import ApiError, show
+from api.http.errors import RETRY_AFTER_S, ApiError, show
 from api.jobs.store import (
     EXPIRY,
     LEAST_EXPIRY_S,
@@ -30,6 +31,7 @@ from deferred.records import File
 
 PURPOSE = "batch"
 MOST_LISTED = 10_000
+MOST_AT_ONCE = 16  # uploads; each holds a thread while its client sends
 FORM_BYTES = 64 * 1024  # of a form besides its file
 DAY_S = 86_400
 
@@ -37,6 +39,7 @@ DAY_S = 86_400
 def make_door(service: Service, jobs: Jobs) -> Blueprint:
     door = Blueprint("files", __name__, url_prefix="/v1/files")
     register_store_errors(door)
+    places = threading.BoundedSemaphore(MOST_AT_ONCE)
     retention_s = service.config.file_retention_days * DAY_S
 
     @door.post("")
@@ -59,18 +62,27 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
                 code="file_too_large",
             )
         request.max_content_length = most_bytes
-        upload = read_upload(request.stream, boundary.encode())
-        now_s = time.time()
-        file = store.files.create(
-            present_owner(),
-            PURPOSE,
-            upload.filename.replace("\0", "") or "file",
-            _checked(upload),
-            now_s,
-            max_bytes=MOST_FILE_BYTES,
-            quota_bytes=service.config.max_stored_bytes,
-            expires_at=now_s + (_expiry_s(upload.fields) or retention_s),
-        )
+        if not places.acquire(blocking=False):
+            raise ApiError(
+                429,
+                f"{MOST_AT_ONCE} files are being uploaded, which is as many as may be at once",
+                {"Retry-After": str(RETRY_AFTER_S)},
+            )
+        try:
+            upload = read_upload(request.stream, boundary.encode())
+            now_s = time.time()
+            file = store.files.create(
+                present_owner(),
+                PURPOSE,
+                upload.filename.replace("\0", "") or "file",
+                _checked(upload),
+                now_s,
+                max_bytes=MOST_FILE_BYTES,
+                quota_bytes=service.config.max_stored_bytes,
+                expires_at=now_s + (_expiry_s(upload.fields) or retention_s),
+            )
+        finally:
+            places.release()
         return jsonify(file_shape(file))
 
     @door.get("")

@@ -181,10 +181,7 @@ def test_under_nohup_a_server_outlives_its_terminal(tmp_path: Path) -> None:
 def test_a_connection_that_never_sent_anything_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with serving(tmp_path, drain_timeout=PATIENCE_S) as server:
         address = (server.config.host, server.config.port)
-        with socket.create_connection(address, PATIENCE_S) as silent:
-            # gunicorn hands it back to its poller after five seconds without a request
-            silent.settimeout(7.0)
-            with pytest.raises(TimeoutError):
-                silent.recv(1)
+        with socket.create_connection(address, PATIENCE_S):
+            assert server.health() == 200  # so the connection before has been accepted
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(PATIENCE_S / 2) == 0

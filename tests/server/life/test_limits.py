@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import requests
 
 from tests.server.hash_app import FAIL_ON, HOLD, STEP_S
-from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
+from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
 
 
 def test_beyond_the_queue_a_request_gets_429_and_when_to_come_back(tmp_path: Path) -> None:
@@ -89,6 +95,67 @@ def test_a_body_over_the_limit_gets_413(server: Server) -> None:
     answer = server.ask("x" * server.config.max_body_bytes, 1)
     assert answer.status_code == 413
     assert "--max-body-bytes" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("mib", [8, 100])
+@pytest.mark.parametrize("path", ["/inference", "/v1/completions", "/nowhere"])
+def test_a_client_that_writes_a_large_body_before_it_reads_is_not_left_hanging(
+    server: Server, mib: int, path: str
+) -> None:
+    with connected(server) as client:
+        client.settimeout(20.0)  # of each write
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {mib << 20}\r\n\r\n"
+        )
+        try:
+            client.sendall(head.encode() + bytes(mib << 20))
+            answer = client.recv(65536)
+        except ConnectionError:  # on a machine that cannot take so many bytes in a second
+            return
+        assert answer.startswith(b"HTTP/1.1 404 " if path == "/nowhere" else b"HTTP/1.1 413 ")
+        assert b"\r\nConnection: close\r\n" in answer
+
+
+def by_requests(url: str, body: bytes) -> int | None:
+    with contextlib.suppress(requests.ConnectionError):
+        headers = {"Content-Type": "application/json"}
+        return requests.post(url, data=body, headers=headers, timeout=20.0).status_code
+    return None
+
+
+def by_urllib(url: str, body: bytes) -> int | None:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, body), timeout=20.0)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ConnectionError):
+            raise
+    return None
+
+
+@pytest.mark.parametrize("post", [by_requests, by_urllib])
+def test_http_clients_see_that_a_large_body_is_refused(
+    server: Server, post: Callable[[str, bytes], int | None]
+) -> None:
+    assert post(f"{server.url}/v1/files", bytes(8 << 20)) in (None, 415)
+    assert post(f"{server.url}/inference", bytes(100 << 20)) in (None, 413, 415)
+
+
+def test_a_client_that_never_stops_sending_is_cut_off(server: Server) -> None:
+    def send_on() -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            client.sendall(bytes(1000))
+
+    with connected(server) as client:
+        client.sendall(
+            b"POST /inference HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99999999999\r\n\r\n"
+        )
+        with pytest.raises(ConnectionError):
+            send_on()
 
 
 def test_a_body_over_the_limit_without_a_length_gets_413(server: Server) -> None:

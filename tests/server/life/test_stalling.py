@@ -1,4 +1,4 @@
-"""A client that stalls holds a thread no longer than `--client-timeout`; a slow one is served."""
+"""Clients that stall or are slow hold no thread, and are dropped after `--client-timeout`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import requests
 
+from api.jobs.files import MOST_AT_ONCE
 from tests.server.hash_app import STEP_S
 from tests.server.process import PATIENCE_S, Server, serving
 
 TIMEOUT_S = 3.0
-BEAT_S = 0.25  # of a slow client; far from the timeout on a machine that is busy
-SLOW_S = 1.3 * TIMEOUT_S  # what a slow exchange takes in all
+BEAT_S = 0.1  # of a slow client
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +108,82 @@ def test_clients_that_stall_at_the_end_keep_nobody_waiting(hasty: Server) -> Non
         assert hasty.health() == 200
 
 
-def test_a_slow_body_that_goes_on_is_read(hasty: Server) -> None:
-    beats = int(SLOW_S / BEAT_S)
-    head, body = request("/inference", padding=beats, prompt="x", num_tokens=3)
-    start_s = time.monotonic()
+def test_a_body_in_pieces_that_is_there_in_time_is_read(hasty: Server) -> None:
+    head, body = request("/inference", prompt="x", num_tokens=3)
     with connect(hasty) as client:
-        client.sendall(head + body[:-beats])
-        for _ in range(beats):
+        for piece in (head[:10], head[10:], body[:5], body[5:]):
+            client.sendall(piece)
             time.sleep(BEAT_S)
-            client.sendall(b" ")
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
-    assert time.monotonic() - start_s > TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    ("begun", "status"),
+    [(b"GET /health HTTP/1.1\r\nX-Slow: ", b""), (b"".join(request("/inference"))[:-2], b"408")],
+)
+def test_a_request_that_goes_on_byte_by_byte_ends_with_its_time(
+    hasty: Server, begun: bytes, status: bytes
+) -> None:
+    with connect(hasty) as client:
+        client.sendall(begun.replace(b"Content-Length: 2", b"Content-Length: 2000"))
+        client.settimeout(BEAT_S)
+        received = b""
+        while not received:
+            try:
+                received = client.recv(65536) or b"an end"
+            except TimeoutError:  # no answer yet
+                client.sendall(b"x")
+    assert received == b"an end" if not status else received.split()[1] == status
+    assert "Traceback" not in hasty.log
+
+
+def test_whoever_waits_for_a_go_ahead_is_given_one_of_it(hasty: Server) -> None:
+    head, body = request("/inference", prompt="x", num_tokens=3)
+    with connect(hasty) as client:
+        client.sendall(head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        assert client.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_without_an_end_is_refused(hasty: Server) -> None:
+    with connect(hasty) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nX-Long: 1\r\n" + b"x: 1\r\n" * 20_000)
+        assert all_of(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_more_slow_clients_than_threads_and_connections_keep_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    with (
+        serving(tmp_path, max_batch_size=1, max_waiting=1, client_timeout=PATIENCE_S) as server,
+        ExitStack() as stack,
+    ):
+        head, body = request("/inference", prompt="x", num_tokens=3)
+        for _ in range(2 * server.config.threads):
+            for begun in (head[:20], head + body[:5]):
+                stack.enter_context(connect(server)).sendall(begun)
+        assert server.health() == 200
+        assert requests.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
+        assert server.ask().status_code == 200
+
+
+def test_slow_uploads_do_not_take_all_threads(hasty: Server) -> None:
+    boundary = "--x\r\nContent-Disposition: form-data; name=file; filename=f\r\n\r\n{"
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: test\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        f"Content-Length: {2 * hasty.config.max_body_bytes}\r\n\r\n"
+    )
+
+    def upload() -> socket.socket:
+        client = stack.enter_context(connect(hasty))
+        client.sendall((head + boundary).encode())
+        return client
+
+    with ExitStack() as stack:
+        held = [upload() for _ in range(MOST_AT_ONCE)]
+        assert all_of(upload()).startswith(b"HTTP/1.1 429 ")
+        assert all(all_of(client).startswith(b"HTTP/1.1 408 ") for client in held)
 
 
 def test_a_long_stream_that_is_read_slowly_is_whole(hasty: Server) -> None:

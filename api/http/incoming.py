@@ -1,0 +1,129 @@
+"""What a connection has sent: gathered while no thread is involved, then read like a socket.
+
+A thread would wait as long as its client takes to send a request, and a thousand slow clients would
+hold a thousand threads. So the worker gathers a request first. What is understood of it here only
+decides when a thread takes it over; what it means is for gunicorn's parser to say, which reads the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import time
+
+from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-untyped]
+
+MOST_HEAD_BYTES = 64 * 1024
+PIECE_BYTES = 256 * 1024
+BYTES_PER_S = 64 * 1024  # a client may take a second longer for each so many bytes
+
+_LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding[ \t]*:[^\r\n]*chunked", re.IGNORECASE)
+_EXPECTS = re.compile(rb"\r\nexpect[ \t]*:[ \t]*100-continue", re.IGNORECASE)
+
+
+class Incoming:
+    """One request after the other. Times are `time.monotonic()`'s; a body of more than
+    `most_body_bytes` is not gathered."""
+
+    def __init__(self, client: socket.socket, most_body_bytes: int, deadline_s: float) -> None:
+        self.deadline_s = deadline_s  # of what is being waited for
+        self._client = client
+        self._most_body_bytes = most_body_bytes
+        self._received = bytearray()
+        self._ended = False  # the client will send no more
+        self._forget()
+
+    def _forget(self) -> None:
+        self.path = b""  # known with the head
+        self.whole = False  # head and body are here
+        self.expects = False  # the client waits for "100 Continue" before it sends the body
+        self._searched = 0  # bytes in which no head ends
+        self._body_at: int | None = None  # where it begins, once the head is here
+        self._length: int | None = None  # of the body; None: it comes in chunks
+        self._chunk_at = 0  # where the next chunk begins
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._received)
+
+    @property
+    def has_head(self) -> bool:
+        return self._body_at is not None
+
+    def next(self, read_ahead: bytes) -> None:
+        """For the next request on the connection, of which the parser may have read something."""
+        self._received[:0] = read_ahead
+        self._forget()
+
+    def feed(self, data: bytes) -> None:
+        """Nothing: the client will send no more."""
+        self._ended = not data
+        self._received += data
+        self.deadline_s += len(data) / BYTES_PER_S
+
+    def is_ready(self) -> bool:
+        """Whether a thread has something to do: the request is whole, or is not to be gathered."""
+        if self._body_at is None and not self._find_head():
+            bare_newline = self._received.count(b"\n") > self._received.count(b"\r\n")
+            return self._ended or bare_newline or len(self._received) > MOST_HEAD_BYTES
+        assert self._body_at is not None
+        here = len(self._received) - self._body_at
+        if self._length is None:
+            self.whole = self._has_last_chunk()
+            too_large = here > self._most_body_bytes
+        else:
+            self.whole = here >= self._length
+            too_large = self._length > self._most_body_bytes
+        return self.whole or too_large or self._ended
+
+    def recv(self, size: int) -> bytes:
+        """As a socket's: what was gathered, then what comes until the deadline. Raises
+        TimeoutError, and gunicorn's error for a head that is too long."""
+        if not self._received and not self._ended:
+            return self._wait(size)
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        return data
+
+    def _wait(self, size: int) -> bytes:
+        if not self.has_head:
+            raise LimitRequestHeaders(f"more than {MOST_HEAD_BYTES} bytes")
+        poller = select.poll()
+        poller.register(self._client, select.POLLIN)
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0 or not poller.poll(left_s * 1000):
+            raise TimeoutError("the rest of the request did not come in time")
+        data = self._client.recv(size)
+        self.deadline_s += len(data) / BYTES_PER_S
+        return data
+
+    def _find_head(self) -> bool:
+        end = self._received.find(b"\r\n\r\n", max(0, self._searched - 3))
+        self._searched = len(self._received)
+        if end < 0:
+            return False
+        self._body_at = self._chunk_at = body_at = end + 4
+        target = self._received[: self._received.find(b"\r\n")].split(b" ")[1:2]
+        self.path = bytes(target[0].partition(b"?")[0]) if target else b""
+        if _CHUNKED.search(self._received, 0, body_at):
+            self._length = None
+        else:
+            length = _LENGTH.search(self._received, 0, body_at)
+            self._length = int(length[1]) if length else 0
+        self.expects = _EXPECTS.search(self._received, 0, body_at) is not None
+        return True
+
+    def _has_last_chunk(self) -> bool:
+        """Also where something else is: gunicorn refuses it."""
+        while (end := self._received.find(b"\r\n", self._chunk_at)) >= 0:
+            try:
+                size = int(self._received[self._chunk_at : end].partition(b";")[0], 16)
+            except ValueError:
+                return True
+            if size <= 0:
+                return size < 0 or self._received.find(b"\r\n\r\n", end) >= 0
+            self._chunk_at = end + 2 + size + 2
+        return False

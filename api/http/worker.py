@@ -1,0 +1,191 @@
+"""gunicorn's worker with threads, except that a connection holds one only while its request runs.
+
+Whatever waits for a client waits in the poller: for a request, for the rest of it, and after an
+answer for the client's own end. So slow clients cost memory and a file each, no thread, until their
+time is over; should connections run out, the one that waits longest is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from gunicorn.http import get_parser  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
+    STOP_KEEPALIVE_LINGER,
+    TConn,
+    ThreadWorker,
+)
+
+from api.http.incoming import PIECE_BYTES, Incoming
+
+log = logging.getLogger(__name__)
+
+KEPT_PATHS = frozenset({b"/health", b"/metrics"})
+KEPT_THREADS = 4  # for these, whatever all others do
+LINGER_S = (
+    1.0  # what a client sends after its answer is read so long, else it may not see the answer
+)
+SCAN_S = 0.25  # between two looks for deadlines that have passed
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class GatheringWorker(ThreadWorker):  # type: ignore[misc]
+    """A subclass names the limits."""
+
+    client_timeout_s: float
+    most_body_bytes: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # in the order in which they began to wait
+        self._waiting: dict[TConn, Callable[[TConn, socket.socket], None]] = {}
+        self._scanned_s = 0.0
+        self._waste = bytearray(PIECE_BYTES)
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        self._kept = ThreadPoolExecutor(KEPT_THREADS)
+        return ThreadPoolExecutor(self.cfg.threads)
+
+    def accept(self, listener: Any) -> None:
+        try:
+            super().accept(listener)
+        except OSError as error:  # no file is left for it
+            log.warning("a connection cannot be accepted: %s", error)
+            self._drop_oldest()
+        if self.nr_conns >= self.worker_connections:
+            self._drop_oldest()
+
+    def enqueue_req(self, conn: TConn) -> None:
+        """A new connection."""
+        deadline_s = time.monotonic() + self.client_timeout_s
+        conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s)
+        conn.parser = get_parser(self.cfg, conn.incoming, conn.client)
+        conn.data_ready = True  # whenever a thread gets it
+        self._wait(conn, self._read)
+
+    def handle_request(self, request: Any, conn: TConn) -> object:
+        if conn.incoming.whole:
+            request._expected_100_continue = False  # it was told
+        else:  # where the next request would begin is not known
+            request.force_close()
+        return super().handle_request(request, conn)
+
+    def _keepalive_after(self, conn: TConn, keepalive: object) -> bool:
+        """Drops what the application did not read of a body; all of it is here."""
+        return bool(keepalive and conn.parser.finish_body())
+
+    def finish_request(self, conn: TConn, handled: Future[object]) -> None:
+        if conn.sock.fileno() < 0:  # gunicorn closes where an answer breaks off
+            self.nr_conns -= 1
+            return
+        now_s = time.monotonic()
+        if not handled.cancelled() and handled.exception() is None and handled.result():
+            conn.incoming.next(conn.parser.unreader.take_buffered())
+            idle_s = self.cfg.keepalive if self.alive else STOP_KEEPALIVE_LINGER
+            conn.incoming.deadline_s = now_s + (
+                self.client_timeout_s if conn.incoming.begun else idle_s
+            )
+            self._wait(conn, self._read)
+            self._go_on(conn)
+        else:
+            conn.incoming.deadline_s = now_s + LINGER_S
+            self._wait(conn, self._discard)
+            try:
+                conn.sock.shutdown(socket.SHUT_WR)
+            except OSError:  # it has gone
+                self._drop(conn)
+
+    def _wait(self, conn: TConn, readable: Callable[[TConn, socket.socket], None]) -> None:
+        conn.sock.setblocking(False)
+        self._waiting[conn] = readable
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(readable, conn))
+
+    def _read(self, conn: TConn, client: socket.socket) -> None:
+        try:
+            data = client.recv(PIECE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not conn.incoming.begun:
+            if not data:
+                self._drop(conn)
+                return
+            conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
+        conn.incoming.feed(data)
+        self._go_on(conn)
+
+    def _go_on(self, conn: TConn) -> None:
+        """A request that is ready gets a thread."""
+        incoming = conn.incoming
+        if not incoming.begun:
+            return
+        if incoming.is_ready():
+            self._hand_over(conn)
+        elif incoming.expects:
+            incoming.expects = False
+            with contextlib.suppress(OSError):  # the client goes on without it after a while
+                conn.sock.send(CONTINUE)
+
+    def _hand_over(self, conn: TConn) -> None:
+        self._wake(conn)
+        threads = self._kept if conn.incoming.path in KEPT_PATHS else self.tpool
+        handled = threads.submit(self.handle, conn)
+        handled.add_done_callback(
+            lambda done: self.method_queue.defer(self.finish_request, conn, done)
+        )
+
+    def _discard(self, conn: TConn, client: socket.socket) -> None:
+        """A client that writes all of its request before it reads sees its answer only if what it
+        writes is taken, and a connection that is closed over unread bytes is reset."""
+        try:
+            if client.recv_into(self._waste):
+                return
+        except BlockingIOError:
+            return
+        except OSError:  # reset
+            pass
+        self._drop(conn)
+
+    def _wake(self, conn: TConn) -> None:
+        del self._waiting[conn]
+        self.poller.unregister(conn.sock)
+
+    def _drop(self, conn: TConn) -> None:
+        self._wake(conn)
+        self.nr_conns -= 1
+        conn.close()
+
+    def _drop_oldest(self) -> None:
+        if self._waiting:
+            self._drop(next(iter(self._waiting)))
+
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if self._waiting else timeout)
+
+    def murder_pending(self) -> None:
+        """gunicorn's loop calls it after all events: ends what has waited too long."""
+        now_s = time.monotonic()
+        if now_s < self._scanned_s + SCAN_S:
+            return
+        self._scanned_s = now_s
+        for conn, readable in list(self._waiting.items()):
+            if conn.incoming.deadline_s > now_s:
+                continue
+            if readable == self._read and conn.incoming.has_head:
+                self._hand_over(conn)  # its handler finds that the body did not come in time
+            else:
+                self._drop(conn)
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """The end of the server waits no longer for a client."""
+        for conn in self._waiting:
+            conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)
