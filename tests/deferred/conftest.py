@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from deferred.store import JobStore, open_store
+from deferred.store.schema import metadata
 from tests.deferred.postgres import Postgres
 
 
@@ -43,8 +45,20 @@ def store_url(request) -> str:
     return request.getfixturevalue("postgresql_url")
 
 
-@pytest.fixture
-def store(store_url: str) -> Iterator[JobStore]:
-    opened = open_store(store_url)
+@pytest.fixture(scope="session")
+def shared_postgresql_url(postgres: Postgres) -> str:
+    """For one test after the other: to make a database takes longer than most tests."""
+    return postgres.new_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
+    """Without a row."""
+    if request.param == "sqlite":
+        opened = open_store(request.getfixturevalue("data_dir"))
+    else:
+        opened = open_store(request.getfixturevalue("shared_postgresql_url"))
+        with opened._database.write(durable=False) as connection:
+            connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)}"))
     yield opened
     opened.close()

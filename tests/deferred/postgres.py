@@ -45,6 +45,9 @@ class Postgres:
         self.start()
 
     def start(self) -> None:
+        """No effect where it runs."""
+        if self._process is not None and self._process.poll() is None:
+            return
         # ends with the tests, also where they are killed
         tied = ["setpriv", "--pdeathsig", "INT"] if shutil.which("setpriv") else []
         with (self.folder / "log").open("ab") as log:

@@ -13,7 +13,7 @@ from deferred.records import NewItem, Result, Unrun
 from deferred.store import JobStore, open_store
 from tests.deferred.jobs import MODEL, NOW_S, WORKER, new_items, result, unrun
 
-LINES = 3000
+LINES = 1200
 
 
 def say(step: str) -> None:

@@ -61,7 +61,7 @@ def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) ->
     assert store.batches.end_due(batch.expires_at) == 1
     store.close()
 
-    for line in (recorded + 1, recorded + 1001, LINES):
+    for line in (recorded + 1, recorded + 101, LINES):
         run_until(data_dir, "finalise", f"unrun {line}")
         store = open_store(data_dir)
         assert store.batches.get(OWNER, batch.id).output_file_id is None

@@ -205,32 +205,29 @@ def test_a_database_that_cannot_be_opened_is_unavailable(data_dir: Path) -> None
         open_store(f"postgresql://postgres@/jobs?host={data_dir}")
 
 
-def test_a_postgresql_that_is_gone_for_a_while_loses_nothing() -> None:
-    try:
-        server = Postgres()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    store = open_store(server.new_database())
+def test_a_postgresql_that_is_gone_for_a_while_loses_nothing(postgres: Postgres) -> None:
+    store = open_store(postgres.new_database())
     batch = started(store, 4)
     items = claim(store, 2)
-    server.stop()
-    for call in (
-        lambda: record(store, items),
-        lambda: claim(store, 1),
-        lambda: upload(store),
-        lambda: store.batches.get(OWNER, batch.id),
-        lambda: store.items.heartbeat(WORKER, [], NOW_S),
-        store.progress,
-        lambda: store.sweep(NOW_S, 0.0),
-    ):
-        with pytest.raises(StoreUnavailableError):
-            call()
-    server.start()
+    postgres.stop()
+    try:
+        for call in (
+            lambda: record(store, items),
+            lambda: claim(store, 1),
+            lambda: upload(store),
+            lambda: store.batches.get(OWNER, batch.id),
+            lambda: store.items.heartbeat(WORKER, [], NOW_S),
+            store.progress,
+            lambda: store.sweep(NOW_S, 0.0),
+        ):
+            with pytest.raises(StoreUnavailableError):
+                call()
+    finally:
+        postgres.start()
     assert record(store, items) == 2
     record(store, claim(store, 9))
     assert len(lines_of(store, OWNER, finalise(store).output_file_id)) == 4
     store.close()
-    server.close()
 
 
 def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(data_dir: Path) -> None:

@@ -318,7 +318,7 @@ def drive(kind: str, request: pytest.FixtureRequest, examples: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 15), ("postgresql", 6)])
+@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 8), ("postgresql", 3)])
 def test_every_line_is_recorded_once_whatever_happens(kind, examples, request) -> None:
     drive(kind, request, examples)
 
