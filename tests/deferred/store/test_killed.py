@@ -12,6 +12,7 @@ from tests.deferred.jobs import NOW_S, OWNER, create, ids, lines_of
 from tests.deferred.store.doomed import LINES
 
 ROOT = Path(__file__).parents[3]
+RECORDED = 50 * (9 + 11)  # before the two kills
 
 
 def run_until(folder: Path, task: str, step: str, times: int = 1) -> None:
@@ -37,32 +38,40 @@ def run_until(folder: Path, task: str, step: str, times: int = 1) -> None:
     assert said == times, f"{task} never said {step!r} {times} times"
 
 
-@pytest.mark.timeout(900)
 def test_a_job_killed_in_every_phase_ends_with_each_line_once(data_dir: Path) -> None:
+    killed(data_dir, read=[501], written=[101])
+
+
+@pytest.mark.long
+def test_a_job_killed_at_the_ends_of_phases_ends_with_each_line_once(data_dir: Path) -> None:
+    killed(data_dir, read=[1, 501, LINES], written=[1, 101, LINES - RECORDED])
+
+
+def killed(data_dir: Path, read: list[int], written: list[int]) -> None:
+    """At those lines while they are validated, twice while they run, and at those of the lines that
+    were not run while the files are written."""
     store = open_store(data_dir)
     batch = create(store)
     store.close()
 
-    for line in (1, 501, LINES):
+    for line in read:
         run_until(data_dir, "validate", f"line {line}")
         store = open_store(data_dir)
         assert store.batches.get(OWNER, batch.id) == batch
         store.close()
     run_until(data_dir, "validate", "done")
 
-    run_until(data_dir, "work_off", "claimed 50")
     run_until(data_dir, "work_off", "recorded 50", times=9)
     run_until(data_dir, "work_off", "claimed 50", times=12)
     store = open_store(data_dir)
     counts = store.batches.get(OWNER, batch.id).counts
-    recorded = counts.completed + counts.failed
-    assert (counts.total, recorded) == (LINES, 50 * (0 + 9 + 11))
+    assert (counts.total, counts.completed + counts.failed) == (LINES, RECORDED)
     assert store.progress().items["running"] == 0
     assert store.batches.end_due(batch.expires_at) == 1
     store.close()
 
-    for line in (recorded + 1, recorded + 101, LINES):
-        run_until(data_dir, "finalise", f"unrun {line}")
+    for line in written:
+        run_until(data_dir, "finalise", f"unrun {RECORDED + line}")
         store = open_store(data_dir)
         assert store.batches.get(OWNER, batch.id).output_file_id is None
         assert len(store.files.list(OWNER, NOW_S).data) == 1
