@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.analysis.backlog import UNDONE, backlog, keeping_up
+from client.analysis.backlog import UNDONE, Backlog, backlog, keeping_up
 from client.analysis.metrics import Measured
 from client.analysis.statistics import PERCENTILES, percentile
 from client.load.records import Run
@@ -49,11 +49,15 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The worst of the gates that judge the whole run, with its reasons; what is void besides."""
+    """The worst of the gates that judge the whole run, with its reasons; what is void besides.
+
+    ``backlog`` is the evidence of saturation, to be judged with that of other seeds.
+    """
 
     word: str
     reason: str
     gates: tuple[Gate, ...]
+    backlog: Backlog
 
     @property
     def voids(self) -> tuple[Void, ...]:
@@ -67,6 +71,8 @@ def void_of(voids: Sequence[Void], figure: str) -> Void | None:
 
 def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Verdict:
     """Pass a run through every gate. ``server_tokens`` is the server's own count for the run."""
+    found = backlog(run, measured)
+    keeping = keeping_up([found])
     gates = [
         _answered(run, measured),
         lag_gate([measured]),
@@ -74,12 +80,13 @@ def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Ver
         _tokens(run, server_tokens),
         _lengths(run),
         _identity(run),
-        *_load(run, measured),
+        Gate("achieved / offered", f"{measured.achieved:.2f} / {measured.offered:.2f} requests/s"),
+        Gate("backlog", keeping.found, VALID if keeping.up else SATURATED),
     ]
     whole = [g for g in gates if not g.voids]
     word = max((g.verdict for g in whole), key=_SEVERITY.index)
     reason = "; ".join(f"{g.name}: {g.found}" for g in whole if g.verdict == word != VALID)
-    return Verdict(word, reason, tuple(gates))
+    return Verdict(word, reason, tuple(gates), found)
 
 
 def _answered(run: Run, m: Measured) -> Gate:
@@ -108,7 +115,8 @@ def lag_gate(runs: Sequence[Measured]) -> Gate:
     lag = np.concatenate([m.lag for m in runs])
     if not lag.size:
         return Gate(LAG, "no intended times (closed loop)")
-    late = {p: float(np.quantile(lag, p / 100, method="higher")) for p in PERCENTILES}
+    levels = np.array(PERCENTILES) / 100
+    late = dict(zip(PERCENTILES, np.quantile(lag, levels, method="higher").tolist(), strict=True))
     tokens = sum(m.output_tokens for m in runs) / max(sum(m.ok for m in runs), 1)
     voids = []
     for name, share in (("ttft", 1.0), ("e2e", 1.0), ("itl", 1.0), ("tpot", 1 / max(tokens, 1))):
@@ -207,11 +215,3 @@ def _identity(run: Run) -> Gate:
         holds.append((o.end_s or 0.0) - times[-1])
     found = f"holds; the end came {np.mean(holds) * 1e3:.1f} ms after the last token on average"
     return Gate("E2E = TTFT + sum ITL", found)
-
-
-def _load(run: Run, m: Measured) -> list[Gate]:
-    if run.workload.users is not None:
-        return [Gate("achieved rate", f"{m.achieved:.2f}/s (closed loop)")]
-    kept = Gate("achieved / offered", f"{m.achieved:.2f} / {m.offered:.2f} requests/s")
-    keeping = keeping_up([backlog(run, m)])
-    return [kept, Gate("backlog", keeping.found, VALID if keeping.up else SATURATED)]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from client.analysis.statistics import PERCENTILES, mser5, percentile
 from client.load.records import Outcome, Run
 from client.workloads.spec import SpecError
+from client.workloads.workload_file import Workload
 
 Floats = npt.NDArray[np.float64]
 
@@ -109,36 +110,32 @@ class WarmUp:
     settled: bool
 
 
-UNSETTLED = 0.25  # of the sending window, cut where nothing settled: a full batch takes a while
+FRONT = 0.25  # of the sends of a comparison's runs
 
 
-def warm_up(runs: Sequence[Run]) -> WarmUp:
-    """One cut for all runs of one workload, so that they are measured over the same stretch.
+def shared_warm_up(workload: Workload) -> WarmUp:
+    """The cut that all runs of one workload share, so that they are measured over one stretch.
 
-    The latest that MSER-5 finds on the requests in flight of any run that settles. One that cannot
-    keep up never does, and has no say. Bursts, ramps and traces are not cut.
+    It is fixed before anything is measured. A cut that is looked for in the data (MSER-5, the
+    latest of the runs) biases short runs: of 95 % intervals 91 % held the truth, and 85 % without
+    a quarter as its least. Bursts, ramps and traces are not cut.
     """
-    if any(not run.workload.steady or run.workload.users is not None for run in runs):
+    return WarmUp(FRONT * workload.duration_s if workload.steady else 0.0, settled=True)
+
+
+def warm_up(run: Run) -> WarmUp:
+    """That of a run by itself: MSER-5 on the requests in flight, for steady loads only."""
+    if not run.workload.steady or run.workload.users is not None:
         return WarmUp(0.0, settled=True)
-    cuts = [cut for cut in (_settling(run) for run in runs) if cut is not None]
-    if cuts:
-        return WarmUp(max(cuts), settled=True)
-    return WarmUp(UNSETTLED * min((run.window_end_s for run in runs), default=0.0), settled=False)
-
-
-def _settling(run: Run) -> float | None:
-    """When the requests in flight become stationary; None where they do not."""
     samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
     cut, settled = mser5(np.array([n for _, n in samples], dtype=np.float64))
-    if not settled:
-        return None
-    return samples[cut][0] if cut else 0.0
+    return WarmUp(samples[cut][0] if cut < len(samples) and cut else 0.0, settled)
 
 
 def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None = None) -> Measured:
     """Reduce a run to its figures; ``cut`` is its own warm-up where none is shared."""
     end_s = run.window_end_s
-    cut = cut or warm_up([run])
+    cut = cut or warm_up(run)
     window_s = max(end_s - cut.cut_s, 1e-9)
     inside = [o for o in run.outcomes if cut.cut_s <= o.origin_s <= end_s]
     counted = [o for o in inside if o.ok or o.unfinished]

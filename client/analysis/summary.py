@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from client.analysis.backlog import backlog, keeping_up
+from client.analysis.backlog import keeping_up
 from client.analysis.fairness import Fairness, fairness
 from client.analysis.gates import (
     FAILED,
@@ -28,7 +28,7 @@ from client.analysis.gates import (
     lag_gate,
     void_of,
 )
-from client.analysis.metrics import Floats, Objectives, measure, warm_up
+from client.analysis.metrics import Floats, Objectives, measure, shared_warm_up
 from client.analysis.results import MODES, Calibration, Played, Result
 from client.analysis.statistics import (
     Interval,
@@ -93,15 +93,10 @@ class Point:
 
 
 def measured_together(played: Sequence[Played], objectives: Objectives | None) -> list[Result]:
-    """Figures and verdicts of all runs, those of one load and seed over the same stretch."""
-    shared: dict[tuple[float, int], list[Played]] = {}
-    for one in played:
-        if not one.run.interrupted:
-            shared.setdefault((one.job.load, one.job.seed), []).append(one)
-    cuts = {key: warm_up([one.run for one in group]) for key, group in shared.items()}
+    """Figures and verdicts of all runs, those of one workload over the same stretch."""
     results = []
     for one in played:
-        cut = None if one.run.interrupted else cuts[one.job.load, one.job.seed]
+        cut = None if one.run.interrupted else shared_warm_up(one.run.workload)
         measured = measure(one.run, objectives, cut)
         verdict = judge(one.run, measured, handled(one.server))
         results.append(Result(one.job, one.run, measured, verdict, one.server, one.iterations))
@@ -183,7 +178,7 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     if 2 * len(wrong) >= len(runs):
         word = max((r.verdict.word for r in wrong), key=_WORST.index)
         return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
-    keeping = keeping_up([backlog(r.run, r.measured) for r in runs if _sound(r)])
+    keeping = keeping_up([r.verdict.backlog for r in runs if _sound(r)])
     reasons = () if keeping.up else (f"backlog: {keeping.found}",)
     left_out = tuple(f"seed {r.seed} left out: {r.verdict.reason}" for r in wrong)
     return VALID if keeping.up else SATURATED, (*reasons, *left_out)

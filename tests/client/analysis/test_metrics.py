@@ -16,6 +16,7 @@ from client.analysis.metrics import (
     measure,
     meets,
     parse_objectives,
+    shared_warm_up,
     tpot_s,
     warm_up,
 )
@@ -105,16 +106,13 @@ def test_tpot_ends_with_the_last_token_however_long_the_stream_stays_open() -> N
 
 
 def test_runs_of_one_workload_are_measured_over_the_same_stretch() -> None:
-    """One settles late, one at once, one never: the late one decides for all."""
+    """Alone each would be cut where it settles itself."""
     late = steady([outcome(i, at=i * 0.1, first=0.05, gap=0.35) for i in range(100)])
     soon = steady([outcome(i, at=i * 0.1, first=0.01, gap=0.001) for i in range(100)])
     never = steady([outcome(i, at=i * 0.1, first=0.05 + i, gap=0.001) for i in range(100)])
-    alone = [warm_up([run]).cut_s for run in (late, soon, never)]
-    assert alone[0] > alone[1] + 0.2
-    shared = warm_up([late, soon, never])
-    assert (shared.cut_s, shared.settled) == (alone[0], True)
-    assert {measure(run, None, shared).window_s for run in (late, soon, never)} == {
-        10 - shared.cut_s
-    }
-    assert not warm_up([never]).settled
-    assert warm_up([never]).cut_s == pytest.approx(2.5), "a quarter, where nothing settles"
+    assert warm_up(late).cut_s > warm_up(soon).cut_s + 0.2
+    cuts = {shared_warm_up(run.workload) for run in (late, soon, never)}
+    assert {cut.cut_s for cut in cuts} == {2.5}
+    assert {measure(run, None, *cuts).window_s for run in (late, soon, never)} == {7.5}
+    bursts = run_of([outcome(i) for i in range(9)])
+    assert shared_warm_up(bursts.workload).cut_s == 0, "nothing of a burst is cut"
