@@ -130,6 +130,24 @@ def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
     assert store.batches.get(OWNER, broken.id).counts.total == 7
 
 
+def test_a_fault_of_ours_in_validation_is_told_to_the_log_alone(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(data_dir)
+    batch = submitted(store, 3)
+
+    def broken(*_: object) -> list[Duplicate]:
+        raise RuntimeError("user=eb host=10.0.0.7")
+
+    monkeypatch.setattr(store.items, "add", broken)
+    clerk_of(store)._turn()
+    failed = store.batches.get(OWNER, batch.id)
+    assert failed.status == "failed"
+    assert "10.0.0.7" not in failed.errors[0].message
+    assert "10.0.0.7" in caplog.text
+    store.close()
+
+
 def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
