@@ -95,7 +95,7 @@ def held(figure: str, rate: float, requests: int, truth: float) -> list[bool]:
     """Whether each interval that was given holds the truth; hardly any is withheld."""
     found = [compared(p) for p in simulated(rate, requests, np.random.default_rng(20))]
     given = [pair[figure] for pair in found if pair[figure] is not None]
-    assert len(given) >= 0.99 * COMPARISONS
+    assert len(given) >= 0.97 * COMPARISONS
     other = "throughput" if figure == "e2e" else "e2e"
     assert all(pair[other] is None for pair in found), "none where it would mean nothing"
     return [(i.low or 0.0) <= truth <= (i.high or 0.0) for i in given if i is not None]
