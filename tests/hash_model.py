@@ -323,6 +323,8 @@ class HashModel:
                 continue
             seed = None if draw.sampling.temperature == 0 else draw.sampling.seed
             token = _choose(kv.state, seed, self.vocab_size)
+            if draw.sampling.logit_bias:  # it has no logits: the largest bias decides
+                token = max(draw.sampling.logit_bias, key=lambda bias: bias[1])[0]
             chosen.append(token)
             if draw.sampling.logprobs is not None:
                 found[i] = _logprobs(kv.state, token, draw.sampling.logprobs, self.vocab_size)

@@ -101,6 +101,7 @@ def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:
             "".join(part.text for part in mine),
             [token for part in mine for token in part.tokens],
             mine[-1].finish,
+            mine[-1].ending,
         )
         for index, mine in enumerate(own)
     ]
@@ -128,10 +129,11 @@ class CompletionForm:
         return self._envelope.answer([self._choice(s) for s in joined(parts, choices)], usage)
 
     def _choice(self, segment: Segment) -> Json:
+        tokens = [*segment.tokens, *segment.ending]
         return {
             "index": segment.index,
             "text": segment.text,
-            "logprobs": None if self._alternatives is None else self._logprobs(segment.tokens),
+            "logprobs": None if self._alternatives is None else self._logprobs(tokens),
             "finish_reason": segment.finish,
         }
 

@@ -31,10 +31,12 @@ class Segment:
     text: str
     tokens: Sequence[Token]  # that begin in this text, where logprobs are asked for
     finish: Finish | None
+    ending: Sequence[Token] = ()  # the same of an end token or a stop string, no part of any text
 
 
 class Choice:
-    """`echo`: the prompt is part of the text. `most_tokens`: the further ones are left out."""
+    """`prompt_tokens`: what of the request's tokens is the client's prompt. `echo`: it is part of
+    the text. `most_tokens`: the further ones are left out."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Choice:
         service: Service,
         stops: Sequence[str],
         *,
+        prompt_tokens: int,
         echo: bool = False,
         most_tokens: int,
     ) -> None:
@@ -51,6 +54,7 @@ class Choice:
         self.generated = 0  # tokens, up to the one that completed a stop string
         self.finish: Finish | None = None
         self._service = service
+        self._prompt_tokens = prompt_tokens
         self._most_tokens = most_tokens
         self._owed = echo
         self._detokenizer = Detokenizer(service.tokenizer)
@@ -68,10 +72,10 @@ class Choice:
             self._service.outcome(inference)
         texts = []
         if self._owed:
-            if inference.generated == 0 or not self._prompt_is_known():
+            if not self._prompt_is_known():
                 return None
             texts.append(self._prompt())
-        for token in inference.ids[inference.prompt_tokens + self.generated :]:
+        for token in inference.ids[self._prompt_tokens + self.generated :]:
             if self._finder.found or self._ended or self.generated == self._most_tokens:
                 break
             texts.append(self._take(token))
@@ -83,42 +87,51 @@ class Choice:
             self.finish = "stop" if self._finder.found or self._ended else "length"
         text = "".join(texts)
         self._sent += len(text)
-        tokens = self._sendable()
+        tokens, ending = self._sendable()
         if text or tokens or self.finish:
-            return Segment(self.index, text, tokens, self.finish)
+            return Segment(self.index, text, tokens, self.finish, ending)
         return None
 
     def _take(self, token: int) -> str:
         number, self.generated = self.generated, self.generated + 1
-        if token in self.inference.end_ids:
-            self._ended = True
-            return ""
         if self.inference.sampling.logprobs is not None:
             logprobs = self.inference.logprobs[number]
             self._unsent.append(Token(token, self._decoded, logprobs))
+        if token in self.inference.end_ids:
+            self._ended = True
+            return ""
         text = self._detokenizer.push([token])
         self._decoded += len(text)
         return self._finder.push(text)
 
-    def _sendable(self) -> list[Token]:
-        """Tokens leave with their first character, those of a stop string never."""
-        whole = self.finish is not None and not self._finder.found
-        ready = [token for token in self._unsent if whole or token.offset < self._sent]
-        del self._unsent[: len(ready)]
-        return ready
+    def _sendable(self) -> tuple[list[Token], list[Token]]:
+        """Tokens leave with their first character; at the end also, apart from them, those that
+        have none in the text."""
+        if self.finish is None or self._finder.found:
+            shown = sum(token.offset < self._sent for token in self._unsent)
+        else:
+            shown = len(self._unsent) - self._ended
+        ready, rest = self._unsent[:shown], self._unsent[shown:]
+        self._unsent = rest if self.finish is None else []
+        return ready, [] if self.finish is None else rest
 
     def _prompt_is_known(self) -> bool:
-        """A request that was preempted may be at its prompt again."""
-        asked = self.inference.sampling.prompt_logprobs is not None
-        return not asked or len(self.inference.prompt_logprobs) >= self.inference.prompt_tokens - 1
+        """It is when something was generated, unless the request was preempted since and is at its
+        prompt again."""
+        inference = self.inference
+        asked = inference.sampling.prompt_logprobs is not None
+        return inference.generated > 0 and (
+            not asked or len(inference.prompt_logprobs) >= inference.prompt_tokens - 1
+        )
 
     def _prompt(self) -> str:
         self._owed = False
-        asked = self.inference.sampling.prompt_logprobs is not None
-        known = [None, *self.inference.prompt_logprobs] if asked else []
+        inference = self.inference
+        asked = inference.sampling.prompt_logprobs is not None
+        known = [None, *inference.prompt_logprobs, *inference.logprobs] if asked else []
         detokenizer = Detokenizer(self._service.tokenizer)
         texts = []
-        for number, token in enumerate(self.inference.ids[: self.inference.prompt_tokens]):
+        for number, token in enumerate(inference.ids[: self._prompt_tokens]):
             if asked:
                 self._unsent.append(Token(token, self._decoded, known[number]))
             texts.append(detokenizer.push([token]))

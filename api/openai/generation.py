@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 
 from api.http.body import FRESH_SEED_BITS
@@ -23,11 +23,19 @@ from api.openai.schemas import (
 )
 from api.service import Service
 from inference import Inference
+from seams import Sampling
 from text import EncodingError, folder_of
 
 log = logging.getLogger(__name__)
 
 MOST_NOTED = 100  # names of unknown fields that are logged
+FORCE = 1e9  # more than any logit
+
+
+def forced(token: int, sampling: Sampling) -> Sampling:
+    """Generates `token`, whatever the model thinks of it. So a prompt is scored with its last token
+    in the place of the one that every request generates, and may fill the whole context."""
+    return replace(sampling, temperature=0.0, repetition_penalty=1.0, logit_bias=((token, FORCE),))
 
 
 def model_id(model: str) -> str:
@@ -143,8 +151,8 @@ class Generations:
         room = context - known
         most = asked
         if most is None:
-            most = min(DEFAULT_COMPLETION_TOKENS, room) if form.is_completion else room
-        if room < 1 or most > room:
+            most = max(1, min(DEFAULT_COMPLETION_TOKENS, room) if form.is_completion else room)
+        if most > room:
             further = "" if asked is None else f" and max_tokens ({asked})"
             raise ApiError(
                 400,
@@ -173,10 +181,14 @@ class Generations:
         for prompt in prompts:
             most = self._most_tokens(wanted, form, len(prompt), asked)
             for number in range(wanted.choices):
+                sampling = wanted.sampling(seed_of_choice(seed, number), of_prompt=echo)
+                known = prompt
+                if most == 0 and len(prompt) > 1:
+                    known, sampling = prompt[:-1], forced(prompt[-1], sampling)
                 inference = Inference(
-                    prompt,
-                    max(most, 1),  # none: the prompt alone is wanted, for its logprobs
-                    wanted.sampling(seed_of_choice(seed, number), of_prompt=echo),
+                    known,
+                    max(most, 1),
+                    sampling,
                     arrival_s,
                     end_ids=end_ids,
                     service_class=wanted.service_class,
@@ -185,7 +197,13 @@ class Generations:
                 inference.news = news
                 choices.append(
                     Choice(
-                        len(choices), inference, service, wanted.stops, echo=echo, most_tokens=most
+                        len(choices),
+                        inference,
+                        service,
+                        wanted.stops,
+                        prompt_tokens=len(prompt),
+                        echo=echo,
+                        most_tokens=most,
                     )
                 )
         return Generation(wanted, choices, form, prompt_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.openai.schemas import seed_of_choice
@@ -82,30 +82,29 @@ def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
     echo=st.booleans(),
     stop=st.none() | st.sampled_from("abcdefgh\ufffd"),
 )
-def test_logprobs_are_of_the_tokens_of_the_text_streamed_or_not(
+def test_every_token_that_is_counted_has_its_logprob_streamed_or_not(
     client: FlaskClient, n: int, seed: int, alternatives: int, echo: bool, stop: str | None
 ) -> None:
     prompt = "hé"
     fields: Json = {"prompt": prompt, "max_tokens": n, "seed": seed, "logprobs": alternatives}
     fields |= {"echo": echo, "stop": stop}
-    (choice,) = complete(client, **fields)["choices"]
+    answer = complete(client, **fields)
+    (choice,) = answer["choices"]
     told = choice["logprobs"]
     ids = list(prompt.encode()) + reference(list(prompt.encode()), n, seed)
     first = 0 if echo else len(prompt.encode())
+    usage = answer["usage"]
+    assert len(told["tokens"]) == usage["completion_tokens"] + len(prompt.encode()) * echo
     for number, logprob in enumerate(told["token_logprobs"]):
         place = first + number
         if place == 0:
             assert logprob is None
         else:
             assert logprob == pytest.approx(reference_logprob(ids[:place], ids[place]))
-    if stop is None and END_ID not in ids:
-        assert len(told["tokens"]) == len(ids) - first
     detokenizer, offsets = Detokenizer(byte_tokenizer()), [0]
     for token in ids[first:]:
         offsets.append(offsets[-1] + len(detokenizer.push([token])))
     assert told["text_offset"] == offsets[: len(told["tokens"])]
-    if choice["finish_reason"] == "stop" and END_ID not in ids:  # at the stop string
-        assert len(told["tokens"]) == sum(offset < len(choice["text"]) for offset in offsets)
     if alternatives == 0:
         assert told["top_logprobs"] is None
     else:
@@ -184,12 +183,38 @@ def test_several_prompts_are_answered_in_order_each_as_if_alone(client: FlaskCli
     assert answer["usage"]["prompt_tokens"] == 4
 
 
-def test_no_tokens_but_echo_and_logprobs_is_the_prompts_score(client: FlaskClient) -> None:
-    answer = complete(client, prompt="abc", max_tokens=0, echo=True, logprobs=1)
+@given(st.text(min_size=1, max_size=20))
+@example("x" * CONTEXT)
+def test_no_tokens_but_echo_and_logprobs_is_the_prompts_score(
+    client: FlaskClient, prompt: str
+) -> None:
+    answer = complete(client, prompt=prompt, max_tokens=0, echo=True, logprobs=1)
     (choice,) = answer["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
-    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
-    assert answer["usage"]["completion_tokens"] == 0
+    assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+    ids = list(prompt.encode())
+    first, *others = choice["logprobs"]["token_logprobs"]
+    assert first is None
+    assert others == [reference_logprob(ids[:i], ids[i]) for i in range(1, len(ids))]
+    assert answer["usage"] == {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 0,
+        "total_tokens": len(ids),
+    }
+
+
+def test_a_prompt_is_scored_as_the_evaluation_harness_asks_for_it(client: FlaskClient) -> None:
+    """It drops the last logprob, of the one token that it must let be generated, and reads those
+    before as the prompt's; an end token counts as any other."""
+    prompt = next(
+        [i, j] for i in range(97, 123) for j in range(256) if reference([i, j], 1, None) == [END_ID]
+    )
+    fields: Json = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1234}
+    (choice,) = complete(client, prompt=[prompt], **fields)["choices"]
+    _, *scores, generated = choice["logprobs"]["token_logprobs"]
+    assert scores == [reference_logprob(prompt[:1], prompt[1])]
+    assert generated == reference_logprob(prompt, END_ID)
+    assert choice["logprobs"]["tokens"][-1] == "<|endoftext|>"
+    assert choice["finish_reason"] == "stop"
 
 
 def test_a_completion_has_16_tokens_and_a_chat_the_rest_of_the_context(
