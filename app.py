@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ from api.openai import routes as openai
 from api.openai.answers import error_shape
 from api.openai.chat import load_chat_template
 from api.openai.generation import Generations
-from api.service import Service
+from api.service import Description, Service
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError
@@ -222,7 +222,7 @@ def create_app(
         growth_tokens=GROWTH_TOKENS if config.grows else None,
     )
 
-    def describe() -> Mapping[str, Any]:
+    def describe() -> Description:
         info = asdict(engine.model.info) if engine.model is not None else None
         return {
             "mode": config.mode,
@@ -249,12 +249,13 @@ def create_app(
         describe,
     )
     app.register_blueprint(native.make_door(service))
-    app.register_blueprint(tgi.make_door(service))
     generations = Generations(service, template)
+    calls = openai.Calls(service, generations)
+    app.register_blueprint(tgi.make_door(service, generations, calls))
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
         Endpoints(service, generations),
-        model=generations.model,
+        names=generations.names,
         window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
         retention_s=config.batch_retention_days * DAY_S,
@@ -263,7 +264,7 @@ def create_app(
     engine = Engine(config, manager, jobs, tokenizer, load)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
-    app.register_blueprint(openai.make_door(service, generations))
+    app.register_blueprint(openai.make_door(service, generations, calls))
     app.register_blueprint(files.make_door(service, jobs))
     app.register_blueprint(batches.make_door(service, jobs, generations.model))
     register_log(app, time.perf_counter)

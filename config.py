@@ -42,6 +42,9 @@ class Config(Options):
     """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
     random:gpt2-medium and the like (random weights of that shape, to measure speed), or a folder in
     the Hugging Face layout"""
+    served_model_name: str | None = MODEL.option(None, pattern=r"[^,\s]+(,[^,\s]+)*")
+    """names by which clients may call the model, comma separated; answers have the first; none:
+    what --model names"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["float32", "bfloat16"] = MODEL.option("float32")

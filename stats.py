@@ -21,6 +21,7 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 import psutil
+from typing_extensions import TypedDict
 
 from seams import End, IterationRecord, Recorder, RequestRecord, ServiceClass
 
@@ -28,6 +29,88 @@ REQUESTS_KEPT = 20_000
 ITERATIONS_KEPT = 20_000
 BUCKET_TOKENS = 10  # width of latency-by-num-tokens
 ITERATION_COLUMNS = ("start_s", "duration_s", "rows", "tokens", "padding")
+
+
+# --- the figures of /stats; docs/figures.md says what each means ---------------------------------
+
+
+class Percentiles(TypedDict):
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    n: int
+
+
+class BatchSize(TypedDict):
+    mean: float | None
+    max: int
+    histogram: dict[str, int]
+
+
+class DeferredTokens(TypedDict):
+    computed: int
+    generated: int
+
+
+class LatencyByTokens(TypedDict):
+    num_tokens: int
+    n: int
+    mean_s: float
+    p90_s: float
+
+
+class Ended(TypedDict):
+    completed: int
+    failed: int
+    cancelled: int
+
+
+Totals = TypedDict(
+    "Totals",
+    {
+        "latency-per-token": float | None,
+        "throughput": float | None,
+        "total-tokens-handled": int,
+        "total-elapsed-time": float,
+        "since": float,
+        "counts": dict[str, int],
+        "batch-size": BatchSize,
+        "padding-share": float | None,
+        "model-share": float | None,
+        "preemptions": int,
+        "deferred-tokens": DeferredTokens,
+    },
+)
+Latencies = TypedDict(
+    "Latencies",
+    {"queue-s": Percentiles, "ttft-s": Percentiles, "tpot-s": Percentiles, "e2e-s": Percentiles},
+)
+
+
+class ClassFigures(Ended, Latencies):
+    pass
+
+
+Groups = TypedDict(
+    "Groups",
+    {"latency-by-num-tokens": list[LatencyByTokens], "by-class": dict[str, ClassFigures]},
+)
+
+
+class Figures(Totals, Latencies, Groups):
+    pass
+
+
+class Iterations(TypedDict):
+    """The newest ones of the window, a list of `columns` each."""
+
+    columns: list[str]
+    kept: int
+    dropped: int
+    iterations: list[list[float]]
+
+
+# --- taking in, and reading -----------------------------------------------------------------------
 
 
 class Recorders:
@@ -148,8 +231,8 @@ class Stats:
 
     # --- reading ----------------------------------------------------------------------------
 
-    def summary(self, now_s: float, queue: Queue) -> dict[str, Any]:
-        """The figures of `/stats`; docs/figures.md says what each means."""
+    def summary(self, now_s: float, queue: Queue) -> Figures:
+        """The figures of the window."""
         busy_since_s = queue.busy_since_s
         with self._lock:
             window = self._window
@@ -160,7 +243,7 @@ class Stats:
                 busy_s += window.not_counted_s(busy_since_s, now_s)
             completed = window.ended["length"] + window.ended["stop"]
             by_class = window.ended_by_class.copy()
-            totals = {
+            totals: Totals = {
                 "latency-per-token": _ratio(window.latency_per_token_sum_s, completed),
                 "throughput": _ratio(window.generated, busy_s),
                 "total-tokens-handled": window.generated,
@@ -188,16 +271,21 @@ class Stats:
                 },
             }
         # sorting is for after the lock, which the loop needs too
-        return totals | _request_figures(requests) | {"by-class": _by_class(by_class, requests)}
+        return {
+            **totals,
+            **_latencies(requests),
+            "latency-by-num-tokens": _by_tokens(requests),
+            "by-class": _by_class(by_class, requests),
+        }
 
-    def iterations(self) -> dict[str, Any]:
+    def iterations(self) -> Iterations:
         """The newest iterations of the window; times in seconds since its start."""
         with self._lock:
             window = self._window
             newest = list(window.newest_iterations)
             start_s, total = window.start_s, window.iterations
         return {
-            "columns": ITERATION_COLUMNS,
+            "columns": list(ITERATION_COLUMNS),
             "kept": ITERATIONS_KEPT,
             "dropped": total - len(newest),
             "iterations": [
@@ -233,26 +321,23 @@ def _completed(record: RequestRecord) -> bool:
     return record.end in ("length", "stop")
 
 
-def _request_figures(requests: Sequence[RequestRecord]) -> dict[str, Any]:
+def _by_tokens(requests: Sequence[RequestRecord]) -> list[LatencyByTokens]:
     by_bucket: dict[int, list[float]] = {}
     for record in requests:
         bucket = -(-record.max_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
         by_bucket.setdefault(bucket, []).append(latency_s(record))
-    return {
-        **_latencies(requests),
-        "latency-by-num-tokens": [
-            {
-                "num_tokens": bucket,
-                "n": len(latencies),
-                "mean_s": float(np.mean(latencies)),
-                "p90_s": float(np.percentile(latencies, 90)),
-            }
-            for bucket, latencies in sorted(by_bucket.items())
-        ],
-    }
+    return [
+        {
+            "num_tokens": bucket,
+            "n": len(latencies),
+            "mean_s": float(np.mean(latencies)),
+            "p90_s": float(np.percentile(latencies, 90)),
+        }
+        for bucket, latencies in sorted(by_bucket.items())
+    ]
 
 
-def _latencies(requests: Sequence[RequestRecord]) -> dict[str, Any]:
+def _latencies(requests: Sequence[RequestRecord]) -> Latencies:
     return {
         "queue-s": _percentiles([queue_s(r) for r in requests]),
         "ttft-s": _percentiles([ttft_s(r) for r in requests]),
@@ -263,7 +348,7 @@ def _latencies(requests: Sequence[RequestRecord]) -> dict[str, Any]:
 
 def _by_class(
     ended: Mapping[tuple[str, str], int], requests: Sequence[RequestRecord]
-) -> dict[str, Any]:
+) -> dict[str, ClassFigures]:
     def counted(service_class: str, *ends: End) -> int:
         return sum(ended.get((service_class, end), 0) for end in ends)
 
@@ -278,7 +363,7 @@ def _by_class(
     }
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, float | int | None]:
+def _percentiles(values: Sequence[float]) -> Percentiles:
     if not values:
         return {"p50": None, "p90": None, "p99": None, "n": 0}
     p50, p90, p99 = (float(p) for p in np.percentile(values, (50, 90, 99)))

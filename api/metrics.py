@@ -42,7 +42,15 @@ FAILED = {"failed": "generation", "cancelled": "dropped"}
 METHODS = ("prefill", "decode")
 CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 GENERATING = frozenset(
-    ("/", "/generate", "/generate_stream", "/inference", "/v1/completions", "/v1/chat/completions")
+    (
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/inference",
+        "/invocations",
+        "/v1/chat/completions",
+        "/v1/completions",
+    )
 )
 
 # The exposition format lets a counter be called anything; the library insists on _total.

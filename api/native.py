@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
+from typing_extensions import TypedDict
 
 from api.http.body import COOLEST, FRESH_SEED_BITS, HOTTEST, read_body
-from api.service import Service
+from api.service import READY, Description, Service
 from api.stream import event, event_stream, pieces
 from inference import Inference
 from seams import RequestRecord, Sampling, ServiceClass
-from stats import latency_s, queue_s, tpot_s, ttft_s
+from stats import Figures, latency_s, queue_s, tpot_s, ttft_s
 from text import Detokenizer
 
 MOST_DEADLINE_S = 30 * 86_400
@@ -57,6 +58,39 @@ class InferenceRequest(BaseModel):
         if 0 < value < COOLEST:
             raise ValueError("too small")
         return value
+
+
+class Timing(TypedDict):
+    queue_s: float
+    ttft_s: float
+    tpot_s: float | None
+    latency_s: float
+
+
+class InferenceAnswer(TypedDict):
+    completion: str
+    generated: str
+    num_tokens: int
+    prompt_tokens: int
+    seed: int
+    timing: Timing
+
+
+class InferencePiece(TypedDict):
+    text: str
+    tokens: int
+
+
+class InferenceEnd(InferenceAnswer):
+    done: Literal[True]
+
+
+class StatsAnswer(Figures, Description):
+    pass
+
+
+class StatsReset(TypedDict):
+    reset: Literal[True]
 
 
 def make_door(service: Service) -> Blueprint:
@@ -99,23 +133,25 @@ def make_door(service: Service) -> Blueprint:
                 yield None
                 continue
             texts.append(piece.text)
-            yield event({"text": piece.text, "tokens": piece.tokens})
-        record = service.outcome(accepted)
-        yield event({"done": True, **_answer(accepted, record, prompt, "".join(texts))})
+            told: InferencePiece = {"text": piece.text, "tokens": piece.tokens}
+            yield event(told)
+        answer = _answer(accepted, service.outcome(accepted), prompt, "".join(texts))
+        end: InferenceEnd = {**answer, "done": True}
+        yield event(end)
 
     @door.get("/stats")
     def stats() -> Response:
-        return jsonify(
-            {
-                **service.stats.summary(service.clock(), service.manager),
-                **service.describe(),
-            }
-        )
+        told: StatsAnswer = {
+            **service.stats.summary(service.clock(), service.manager),
+            **service.describe(),
+        }
+        return jsonify(told)
 
     @door.post("/stats/reset")
     def reset() -> Response:
         service.stats.reset(service.clock())
-        return jsonify({"reset": True})
+        told: StatsReset = {"reset": True}
+        return jsonify(told)
 
     @door.get("/stats/iterations")
     def iterations() -> Response:
@@ -125,12 +161,12 @@ def make_door(service: Service) -> Blueprint:
     def health() -> Response:
         service.require_ready()
         service.require_watched()
-        return jsonify({"status": "ready"})
+        return jsonify(READY)
 
     return door
 
 
-def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str) -> dict[str, Any]:
+def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str) -> InferenceAnswer:
     return {
         "completion": prompt + generated,
         "generated": generated,
@@ -141,7 +177,7 @@ def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str)
     }
 
 
-def timing(record: RequestRecord) -> dict[str, float | None]:
+def timing(record: RequestRecord) -> Timing:
     """Seconds by the server's clock, from the arrival of the request's body on."""
     return {
         "queue_s": queue_s(record),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
@@ -22,6 +24,24 @@ from text import EncodingError, Tokenizer
 FAILED_STATUS: Mapping[Cut | None, int] = {None: 500, "shutdown": 503, "timeout": 504}
 
 
+class Description(TypedDict):
+    """What runs; `model` is null while it is loaded."""
+
+    mode: Literal["nobatch", "static", "dynamic"]
+    policy: str
+    model: dict[str, Any] | None
+    machine: dict[str, Any]
+    options: dict[str, Any]
+    jobs: dict[str, Any]
+
+
+class Health(TypedDict):
+    status: Literal["ready"]
+
+
+READY: Health = {"status": "ready"}
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     config: Config
@@ -32,7 +52,7 @@ class Service:
     departures: Departures
     writer: Writer
     clock: Callable[[], float]
-    describe: Callable[[], Mapping[str, Any]]  # what runs: mode, policy, model, machine, options
+    describe: Callable[[], Description]
 
     def encode(self, field: str, text: str) -> list[int]:
         """Raises ApiError for a text that cannot be encoded."""

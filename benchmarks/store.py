@@ -123,7 +123,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 def validate(store: JobStore) -> None:
     batch = store.batches.claim_validation(WORKER, MODEL, time.time())
     assert batch is not None
-    envelopes = lines.Envelopes(ENDPOINT, MODEL, 2**20)
+    envelopes = lines.Envelopes(ENDPOINT, [MODEL], 2**20)
 
     def items() -> Iterator[NewItem]:
         for number, line in lines.split(store.batches.input(batch), 2**20):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from deferred import lines
 from deferred.errors import LeaseLostError, NotFoundError, StoreError, StoreUnavailableError
@@ -38,17 +38,18 @@ class Clerk:
         store: JobStore,
         *,
         name: str,
-        model: str,
+        names: Sequence[str],
         most_line_bytes: int,
         retention_s: float,
         hurried: Callable[[], bool],
         started: Callable[[], None],
     ) -> None:
-        """`retention_s`: how long a batch that has ended is kept. `hurried`: whether immediate
-        requests wait for the interpreter. `started`: told when a batch has lines to be claimed."""
+        """`names`: as `Jobs`. `retention_s`: how long a batch that has ended is kept. `hurried`:
+        whether immediate requests wait for the interpreter. `started`: told when a batch has lines
+        to be claimed."""
         self._store = store
         self._name = name
-        self._model = model
+        self._names = names
         self._most_line_bytes = most_line_bytes
         self._retention_s = retention_s
         self._pace = Pace(hurried)
@@ -143,7 +144,7 @@ class Clerk:
         """Whether there was a batch to validate."""
         batches = self._store.batches
         batch = batches.claim_validation(
-            self._name, self._model, time.time(), self._aside_s, self._rest
+            self._name, self._names[0], time.time(), self._aside_s, self._rest
         )
         if batch is None:
             return False
@@ -181,7 +182,7 @@ class Clerk:
 
     def _validate(self, batch: Batch) -> None:
         """Raises LeaseLostError, and _StoppedError when the server stops."""
-        envelopes = lines.Envelopes(batch.spec.endpoint, self._model, self._most_line_bytes)
+        envelopes = lines.Envelopes(batch.spec.endpoint, self._names, self._most_line_bytes)
         faults: list[LineError] = []
         total = 0
 

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,17 @@ class Jobs:
         where: str | Path,
         runner: Runner,
         *,
-        model: str,
+        names: Sequence[str],
         window: int,
         most_line_bytes: int,
         retention_s: float,
         hurried: Callable[[], bool],
     ) -> None:
-        """`where`: as `open_store`; the others: as `Worker` and `Clerk`."""
+        """`where`: as `open_store`; `names`: what clients call the model, batches have the first;
+        the others: as `Worker` and `Clerk`."""
         self._where = where
         self._runner = runner
-        self._model = model
+        self._names = names
         self._window = window
         self._most_line_bytes = most_line_bytes
         self._retention_s = retention_s
@@ -166,7 +167,7 @@ class Jobs:
         self._clerk = Clerk(
             self._store,
             name=self._name,
-            model=self._model,
+            names=self._names,
             most_line_bytes=self._most_line_bytes,
             retention_s=self._retention_s,
             hurried=self._hurried,
@@ -176,7 +177,7 @@ class Jobs:
             self._store,
             self._runner,
             name=self._name,
-            model=self._model,
+            model=self._names[0],
             window=self._window,
             hurried=self._hurried,
             none_left=self._clerk.wake,

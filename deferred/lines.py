@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from deferred.records import LineError, NewItem, Unrun
@@ -44,10 +44,10 @@ class Envelopes:
     """Judges the lines of one file, in their order. That no two have the same custom_id is seen by
     the store."""
 
-    def __init__(self, endpoint: str, model: str, most_line_bytes: int) -> None:
-        """`model`: the one that is served; a line that names none means it."""
+    def __init__(self, endpoint: str, names: Sequence[str], most_line_bytes: int) -> None:
+        """`names`: of the model that is served; a line that names none means it."""
         self._endpoint = endpoint
-        self._served = model
+        self._names = names
         self._most_line_bytes = most_line_bytes
         self._named: str | None = None
 
@@ -142,10 +142,11 @@ class Envelopes:
                 number,
                 "body.model",
             )
-        if model != self._served:
+        if model not in self._names:
             return LineError(
                 "model_not_found",
-                f"the model {_show(model)} is not served here; allowed: {_show(self._served)}",
+                f"the model {_show(model)} is not served here; allowed: "
+                + ", ".join(map(_show, self._names)),
                 number,
                 "body.model",
             )

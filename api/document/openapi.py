@@ -1,23 +1,26 @@
 """`/openapi.json`: what every path takes and answers, from the schemas that requests are read with
-and those of `openapi_answers.py`. A route that `openapi_paths.py` does not know keeps the server
-from starting."""
+and the types that answers are made of. A route that `paths.py` does not know keeps the server from
+starting."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 from flask import Flask, Response, jsonify
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from api.document.paths import OPERATIONS, Json, Operation
 from api.http.keys import OPEN_PATHS
 
 PATH = "/openapi.json"
 COMPONENTS = "#/components/schemas/{model}"
+
+References = Callable[[Any], Json]  # a type -> the schema that stands for it
 
 
 def register_openapi(app: Flask, *, keys: bool) -> None:
@@ -48,34 +51,43 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
         return jsonify(document)
 
 
-def _schemas() -> tuple[Mapping[type[BaseModel], Json], Json]:
-    """Of each type the reference to it, and what they refer to."""
-    types = dict.fromkeys(
-        schema
+class _Closed(GenerateJsonSchema):
+    """Of an answer's type all keys are known."""
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> Json:
+        return {**super().typed_dict_schema(schema), "additionalProperties": False}
+
+
+def _schemas() -> tuple[References, Json]:
+    """Of each type the schema that refers to it, and what they refer to."""
+    forms = {
+        repr(form): form
         for operation in OPERATIONS.values()
-        for schema in (operation.body, operation.whole, operation.events, operation.error)
-        if schema is not None
+        for form in (operation.body, operation.whole, operation.events, operation.error)
+        if form is not None
+    }
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(name, "validation", TypeAdapter(form)) for name, form in forms.items()],
+        ref_template=COMPONENTS,
+        schema_generator=_Closed,
     )
-    names, definitions = models_json_schema(
-        [(schema, "validation") for schema in types], ref_template=COMPONENTS
-    )
-    return {schema: names[schema, "validation"] for schema in types}, definitions["$defs"]
+    return (lambda form: schemas[repr(form), "validation"]), definitions["$defs"]
 
 
 def _operation(
     operation: Operation,
     arguments: list[str],
-    references: Mapping[type[BaseModel], Json],
+    references: References,
     locked: bool,
 ) -> Json:
     answer: dict[str, Any] = {}
     if operation.whole is not None:
-        answer["application/json"] = {"schema": references[operation.whole]}
+        answer["application/json"] = {"schema": references(operation.whole)}
     if operation.events is not None:
         data: Json = {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": references[operation.events],
+            "contentSchema": references(operation.events),
         }
         if operation.last is not None:
             data = {"anyOf": [data, {"const": operation.last}]}
@@ -89,7 +101,7 @@ def _operation(
         }
     if operation.media is not None:
         answer[operation.media] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": references[operation.error]}}
+    error = {"application/json": {"schema": references(operation.error)}}
     statuses = (*operation.statuses, *([401] if locked else []))
     told: Json = {
         "parameters": [
@@ -111,7 +123,7 @@ def _operation(
         },
     }
     if operation.body is not None:
-        content = {"application/json": {"schema": references[operation.body]}}
+        content = {"application/json": {"schema": references(operation.body)}}
         told["requestBody"] = {"required": True, "content": content}
     if operation.form is not None:
         content = {"multipart/form-data": {"schema": operation.form}}

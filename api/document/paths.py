@@ -6,17 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
-from api.document import answers as answers
+from api.http.errors import Error
 from api.jobs.batches import MOST_LISTED as MOST_BATCHES
 from api.jobs.batches import BatchRequest
 from api.jobs.files import MOST_LISTED as MOST_FILES
 from api.jobs.files import PURPOSE
+from api.jobs.shapes import DeletedFile, ListPage, StoredBatch, StoredFile
 from api.jobs.store import ORDERS
-from api.native import InferenceRequest
+from api.native import (
+    InferenceAnswer,
+    InferenceEnd,
+    InferencePiece,
+    InferenceRequest,
+    StatsAnswer,
+    StatsReset,
+)
 from api.openai.schemas import ChatRequest, CompletionRequest
+from api.openai.shapes import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    ModelCard,
+    ModelList,
+    OpenAIError,
+)
+from api.service import Health
 from api.tgi.schemas import CompatRequest, GenerateRequest
+from api.tgi.shapes import Generated, Info, StreamToken, TgiError
+from api.tgi.tokens import (
+    ChatPieces,
+    DetokenizeRequest,
+    Piece,
+    Prompt,
+    TokenizeChat,
+    TokenizeText,
+    Tokens,
+)
+from stats import Iterations
 
 Json = dict[str, Any]
 
@@ -27,30 +54,30 @@ BUSY = (429, 503, 504)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`whole`: the answer, of a stream `events` tells each event's data; `media`: of an answer that
-    is no JSON. `statuses`: with which it may be refused, in the shape `error`."""
+    """`whole`: the answer's type, of a stream `events` that of each event's data; `media`: of an
+    answer that is no JSON. `statuses`: with which it may be refused, in the type `error`."""
 
-    error: type[BaseModel]
+    error: Any
     statuses: tuple[int, ...]
-    whole: type[BaseModel] | None = None
-    events: type[BaseModel] | None = None
+    whole: Any = None
+    events: Any = None
     last: str | None = None  # data of a stream's last event that is no JSON
     media: str | None = None
-    body: type[BaseModel] | None = None
+    body: Any = None
     form: Json | None = None  # a multipart body
     query: Mapping[str, Json] = field(default_factory=dict)
 
 
 def _plain(*statuses: int, **parts: Any) -> Operation:
-    return Operation(answers.Error, (*statuses, 500), **parts)
+    return Operation(Error, (*statuses, 500), **parts)
 
 
 def _openai(*statuses: int, **parts: Any) -> Operation:
-    return Operation(answers.OpenAIError, (*statuses, 500), **parts)
+    return Operation(OpenAIError, (*statuses, 500), **parts)
 
 
 def _tgi(*statuses: int, **parts: Any) -> Operation:
-    return Operation(answers.TgiError, (*statuses, 424), **parts)
+    return Operation(TgiError, (*statuses, 424), **parts)
 
 
 def _limit(most: int) -> Json:
@@ -75,37 +102,37 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/inference"): _plain(
         *_GENERATING,
         body=InferenceRequest,
-        whole=answers.InferenceAnswer,
-        events=answers.InferenceEvent,
+        whole=InferenceAnswer,
+        events=InferencePiece | InferenceEnd | Error,
     ),
-    ("GET", "/health"): _plain(503, whole=answers.Health),
-    ("GET", "/stats"): _plain(whole=answers.Stats),
-    ("POST", "/stats/reset"): _plain(whole=answers.StatsReset),
-    ("GET", "/stats/iterations"): _plain(whole=answers.Iterations),
+    ("GET", "/health"): _plain(503, whole=Health),
+    ("GET", "/stats"): _plain(whole=StatsAnswer),
+    ("POST", "/stats/reset"): _plain(whole=StatsReset),
+    ("GET", "/stats/iterations"): _plain(whole=Iterations),
     ("GET", "/metrics"): _plain(media="text/plain"),
-    ("GET", "/v1/models"): _openai(503, whole=answers.ModelList),
-    ("GET", "/v1/models/{name}"): _openai(404, 503, whole=answers.ModelCard),
+    ("GET", "/v1/models"): _openai(503, whole=ModelList),
+    ("GET", "/v1/models/{name}"): _openai(404, 503, whole=ModelCard),
     ("POST", "/v1/completions"): _openai(
         *_GENERATING,
         404,
         body=CompletionRequest,
-        whole=answers.Completion,
-        events=answers.CompletionEvent,
+        whole=Completion,
+        events=CompletionChunk | OpenAIError,
         last=DONE,
     ),
     ("POST", "/v1/chat/completions"): _openai(
         *_GENERATING,
         404,
         body=ChatRequest,
-        whole=answers.ChatCompletion,
-        events=answers.ChatEvent,
+        whole=ChatCompletion,
+        events=ChatChunk | OpenAIError,
         last=DONE,
     ),
-    ("POST", "/v1/files"): _openai(*_STORED, *BODY, form=_UPLOAD, whole=answers.StoredFile),
+    ("POST", "/v1/files"): _openai(*_STORED, *BODY, form=_UPLOAD, whole=StoredFile),
     ("GET", "/v1/files"): _openai(
         *_STORED,
         404,
-        whole=answers.FilePage,
+        whole=ListPage[StoredFile],
         query={
             **_AFTER,
             "limit": _limit(MOST_FILES),
@@ -113,32 +140,50 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "purpose": {"type": "string"},
         },
     ),
-    ("GET", "/v1/files/{file_id}"): _openai(*_STORED, 404, whole=answers.StoredFile),
-    ("DELETE", "/v1/files/{file_id}"): _openai(*_STORED, 404, whole=answers.DeletedFile),
+    ("GET", "/v1/files/{file_id}"): _openai(*_STORED, 404, whole=StoredFile),
+    ("DELETE", "/v1/files/{file_id}"): _openai(*_STORED, 404, whole=DeletedFile),
     ("GET", "/v1/files/{file_id}/content"): _openai(
         *_STORED, 404, media="application/octet-stream"
     ),
-    ("POST", "/v1/batches"): _openai(
-        *_STORED, 404, *BODY, body=BatchRequest, whole=answers.StoredBatch
-    ),
+    ("POST", "/v1/batches"): _openai(*_STORED, 404, *BODY, body=BatchRequest, whole=StoredBatch),
     ("GET", "/v1/batches"): _openai(
-        *_STORED, 404, whole=answers.BatchPage, query={**_AFTER, "limit": _limit(MOST_BATCHES)}
+        *_STORED, 404, whole=ListPage[StoredBatch], query={**_AFTER, "limit": _limit(MOST_BATCHES)}
     ),
-    ("GET", "/v1/batches/{batch_id}"): _openai(*_STORED, 404, whole=answers.StoredBatch),
-    ("POST", "/v1/batches/{batch_id}/cancel"): _openai(*_STORED, 404, whole=answers.StoredBatch),
-    ("GET", "/"): _tgi(503, whole=answers.Health),
+    ("GET", "/v1/batches/{batch_id}"): _openai(*_STORED, 404, whole=StoredBatch),
+    ("POST", "/v1/batches/{batch_id}/cancel"): _openai(*_STORED, 404, whole=StoredBatch),
+    ("GET", "/"): _tgi(503, whole=Health),
     ("POST", "/"): _tgi(
         422,
         *BODY,
         *BUSY,
         body=CompatRequest,
-        whole=answers.GeneratedList,
-        events=answers.StreamEvent,
+        whole=list[Generated],
+        events=StreamToken | TgiError,
     ),
-    ("POST", "/generate"): _tgi(422, *BODY, *BUSY, body=GenerateRequest, whole=answers.Generated),
+    ("POST", "/generate"): _tgi(422, *BODY, *BUSY, body=GenerateRequest, whole=Generated),
     ("POST", "/generate_stream"): _tgi(
-        422, *BODY, *BUSY, body=GenerateRequest, events=answers.StreamEvent
+        422, *BODY, *BUSY, body=GenerateRequest, events=StreamToken | TgiError
     ),
-    ("POST", "/tokenize"): _tgi(422, *BODY, body=GenerateRequest, whole=answers.Pieces),
-    ("GET", "/info"): _tgi(whole=answers.Info),
+    ("POST", "/invocations"): Operation(
+        TgiError | OpenAIError,
+        (*_GENERATING, 404, 422, 424, 500),
+        body=CompatRequest | ChatRequest | CompletionRequest,
+        whole=list[Generated] | ChatCompletion | Completion,
+        events=StreamToken | ChatChunk | CompletionChunk | TgiError | OpenAIError,
+        last=DONE,
+    ),
+    ("POST", "/tokenize"): Operation(
+        TgiError | OpenAIError,
+        (400, 404, 422, *BODY, 424, 500, 503),
+        body=GenerateRequest | TokenizeText | TokenizeChat,
+        whole=list[Piece] | Tokens,
+    ),
+    ("POST", "/detokenize"): Operation(
+        TgiError | OpenAIError,
+        (400, 404, *BODY, 424, 500),
+        body=DetokenizeRequest,
+        whole=Prompt,
+    ),
+    ("POST", "/chat_tokenize"): _tgi(404, 422, *BODY, body=ChatRequest, whole=ChatPieces),
+    ("GET", "/info"): _tgi(whole=Info),
 }

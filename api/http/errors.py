@@ -11,6 +11,7 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypedDict
 from werkzeug.exceptions import (
     ClientDisconnected,
     HTTPException,
@@ -52,7 +53,11 @@ class ApiError(Exception):
 Shape = Callable[[ApiError], Mapping[str, Any]]  # an error as the body of a dialect
 
 
-def plain_shape(error: ApiError) -> Mapping[str, Any]:
+class Error(TypedDict):
+    error: str
+
+
+def plain_shape(error: ApiError) -> Error:
     return {"error": error.message}
 
 
@@ -108,14 +113,14 @@ def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:
             (shape for prefix, shape in shapes.items() if request.path.startswith(prefix)),
             plain_shape,
         )
-        return _answer(error, shape)
+        return error_response(error, shape)
 
     app.register_error_handler(ApiError, answer)
     app.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
     app.register_error_handler(Exception, lambda error: answer(internal_error(error)))
 
 
-def _answer(error: ApiError, shape: Shape) -> Response:
+def error_response(error: ApiError, shape: Shape) -> Response:
     response = jsonify(shape(error))
     response.status_code = error.status
     response.headers.extend(error.headers)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
+from api.jobs.shapes import BatchFault, StoredBatch
 from api.jobs.store import (
     EXPIRY,
     LEAST_EXPIRY_S,
@@ -22,7 +23,6 @@ from api.jobs.store import (
     register_store_errors,
     whole,
 )
-from api.openai.answers import Json
 from api.service import Service
 from deferred.jobs import Jobs
 from deferred.lines import ENDPOINTS
@@ -145,9 +145,9 @@ def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
     return door
 
 
-def batch_shape(batch: Batch) -> Json:
+def batch_shape(batch: Batch) -> StoredBatch:
     spec, counts, usage = batch.spec, batch.counts, batch.usage
-    errors = [
+    errors: list[BatchFault] = [
         {"code": e.code, "line": e.line, "message": e.message, "param": e.param}
         for e in batch.errors
     ]
@@ -162,7 +162,7 @@ def batch_shape(batch: Batch) -> Json:
         "status": batch.status,
         "output_file_id": batch.output_file_id,
         "error_file_id": batch.error_file_id,
-        "created_at": whole(batch.created_at),
+        "created_at": int(batch.created_at),
         "in_progress_at": whole(batch.in_progress_at),
         "expires_at": whole(batch.expires_at),
         "finalizing_at": whole(batch.finalizing_at),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from flask import Blueprint, Response, jsonify, request
 
 from api.http.errors import RETRY_AFTER_S, ApiError, show
+from api.jobs.shapes import DeletedFile, StoredFile
 from api.jobs.store import (
     EXPIRY,
     LEAST_EXPIRY_S,
@@ -23,7 +24,6 @@ from api.jobs.store import (
     whole,
 )
 from api.jobs.uploads import Upload, read_upload
-from api.openai.answers import Json
 from api.service import Service
 from deferred.jobs import Jobs
 from deferred.lines import MOST_FILE_BYTES
@@ -104,7 +104,8 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
     @door.delete("/<file_id>")
     def delete(file_id: str) -> Response:
         jobs.store.files.delete(present_owner(), file_id, time.time())
-        return jsonify({"id": file_id, "object": "file", "deleted": True})
+        deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
+        return jsonify(deleted)
 
     @door.get("/<file_id>/content")
     def content(file_id: str) -> Response:
@@ -119,12 +120,12 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
     return door
 
 
-def file_shape(file: File) -> Json:
+def file_shape(file: File) -> StoredFile:
     return {
         "id": file.id,
         "object": "file",
         "bytes": file.size_bytes,
-        "created_at": whole(file.created_at),
+        "created_at": int(file.created_at),
         "expires_at": whole(file.expires_at),
         "filename": file.filename,
         "purpose": file.purpose,

@@ -10,7 +10,7 @@ from typing import Any
 
 from api.http.body import of_schema
 from api.http.errors import ApiError, internal_error
-from api.openai.answers import Json, error_shape
+from api.openai.answers import error_shape
 from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.service import Service
@@ -27,7 +27,7 @@ class Endpoints:
 
     def __init__(self, service: Service, generations: Generations) -> None:
         self._service = service
-        self._make: Mapping[str, Callable[[Json, float], Generation]] = {
+        self._make: Mapping[str, Callable[[dict[str, Any], float], Generation]] = {
             "/v1/completions": lambda body, arrival_s: generations.completion(
                 of_schema(body, CompletionRequest), arrival_s
             ),
@@ -89,7 +89,7 @@ class _Call:
         told = body["usage"]
         return Answer(
             200,
-            body,
+            dict(body),
             Usage(input_tokens=told["prompt_tokens"], output_tokens=told["completion_tokens"]),
         )
 

@@ -12,7 +12,8 @@ from flask import Blueprint, Request, Response, jsonify
 
 from api.http.errors import ApiError, show
 from api.http.keys import presented_key
-from api.openai.answers import Json, error_shape
+from api.jobs.shapes import Listed, ListPage
+from api.openai.answers import error_shape
 from deferred.errors import (
     FileTooLargeError,
     IdempotencyMismatchError,
@@ -21,14 +22,14 @@ from deferred.errors import (
     StatusConflictError,
     StoreError,
 )
-from deferred.records import Order, Page
+from deferred.records import Batch, File, Order, Page
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
 ORDERS: tuple[Order, ...] = ("asc", "desc")
 
-Shown = TypeVar("Shown")
+Record = TypeVar("Record", File, Batch)
 
 
 def present_owner() -> str:
@@ -70,13 +71,13 @@ def register_store_errors(door: Blueprint) -> None:
         return response
 
 
-def page_shape(page: Page[Shown], shape: Callable[[Shown], Json]) -> Json:
-    data = [shape(one) for one in page.data]
+def page_shape(page: Page[Record], shape: Callable[[Record], Listed]) -> ListPage[Listed]:
+    data, ids = [shape(one) for one in page.data], [one.id for one in page.data]
     return {
         "object": "list",
         "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
         "has_more": page.has_more,
     }
 

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
 
 from api.http.errors import ApiError
-from api.openai.choices import Choice, Segment, Token
+from api.openai.choices import Choice, Finish, Segment, Token
 from api.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from api.openai.shapes import (
+    Alternative,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatToken,
+    ChunkHead,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    Head,
+    OpenAIError,
+    Usage,
+)
 from text import Tokenizer
 
-Json = dict[str, Any]
+Chunk = CompletionChunk | ChatChunk
+Answer = Completion | ChatCompletion
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-def error_shape(error: ApiError) -> Mapping[str, Any]:
+def error_shape(error: ApiError) -> OpenAIError:
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     fallback = "server_error" if error.status >= 500 else "invalid_request_error"
     codes = {429: "rate_limit_exceeded", 503: "overloaded"}
@@ -31,7 +48,7 @@ def error_shape(error: ApiError) -> Mapping[str, Any]:
     }
 
 
-def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
+def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Usage:
     """A prompt counts once, however many choices it has. An end token counts, though it is no
     part of the text, and so does a stop string."""
     generated = sum(choice.generated for choice in choices)
@@ -48,46 +65,28 @@ class Form(Protocol):
     is_completion: bool
     prompt_field: str
 
-    def opening(self, choices: int) -> Iterator[Json]: ...
+    def opening(self, choices: int) -> Iterator[Chunk]: ...
 
-    def chunks(self, segment: Segment) -> Iterator[Json]: ...
+    def chunks(self, segment: Segment) -> Iterator[Chunk]: ...
 
-    def last(self, usage: Json) -> Json: ...
+    def last(self, usage: Usage) -> Chunk: ...
 
-    def whole(self, parts: Sequence[Segment], choices: int, usage: Json) -> Json: ...
+    def whole(self, parts: Sequence[Segment], choices: int, usage: Usage) -> Answer: ...
 
 
-class _Envelope:
-    """What surrounds the choices of every answer and every chunk of it."""
+def _head(prefix: str, model: str, wanted: GenerationRequest) -> Head:
+    head: Head = {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": model,
+    }
+    if wanted.service_tier is not None:
+        head["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
+    return head
 
-    def __init__(self, prefix: str, kind: str, chunk: str, model: str, wanted: GenerationRequest):
-        self._id = f"{prefix}-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._kind, self._chunk, self._model = kind, chunk, model
-        self._tier = wanted.service_tier
-        self._include_usage = wanted.include_usage
 
-    def _enclose(self, kind: str, choices: list[Json]) -> Json:
-        body = {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
-        if self._tier is not None:
-            body["service_tier"] = "flex" if self._tier == "flex" else "default"
-        return body
-
-    def answer(self, choices: list[Json], usage: Json) -> Json:
-        return {**self._enclose(self._kind, choices), "usage": usage}
-
-    def chunk(self, choice: Json) -> Json:
-        body = self._enclose(self._chunk, [choice])
-        return {**body, "usage": None} if self._include_usage else body
-
-    def last(self, usage: Json) -> Json:
-        return {**self._enclose(self._chunk, []), "usage": usage}
+def _chunk_head(head: Head, wanted: GenerationRequest) -> ChunkHead:
+    return {**head, "usage": None} if wanted.include_usage else cast(ChunkHead, head)
 
 
 def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:
@@ -112,23 +111,33 @@ class CompletionForm:
     prompt_field = "prompt"
 
     def __init__(self, model: str, wanted: CompletionRequest, tokenizer: Tokenizer) -> None:
-        self._envelope = _Envelope("cmpl", "text_completion", "text_completion", model, wanted)
+        self._head = _head("cmpl", model, wanted)
         self._alternatives = wanted.alternatives
+        self._chunk_head = _chunk_head(self._head, wanted)
         self._tokenizer = tokenizer
 
-    def opening(self, choices: int) -> Iterator[Json]:
+    def opening(self, choices: int) -> Iterator[CompletionChunk]:
         yield from ()
 
-    def chunks(self, segment: Segment) -> Iterator[Json]:
-        yield self._envelope.chunk(self._choice(segment))
+    def chunks(self, segment: Segment) -> Iterator[CompletionChunk]:
+        yield {
+            **self._chunk_head,
+            "object": "text_completion",
+            "choices": [self._choice(segment)],
+        }
 
-    def last(self, usage: Json) -> Json:
-        return self._envelope.last(usage)
+    def last(self, usage: Usage) -> CompletionChunk:
+        return {**self._chunk_head, "object": "text_completion", "choices": [], "usage": usage}
 
-    def whole(self, parts: Sequence[Segment], choices: int, usage: Json) -> Json:
-        return self._envelope.answer([self._choice(s) for s in joined(parts, choices)], usage)
+    def whole(self, parts: Sequence[Segment], choices: int, usage: Usage) -> Completion:
+        return {
+            **self._head,
+            "object": "text_completion",
+            "choices": [self._choice(segment) for segment in joined(parts, choices)],
+            "usage": usage,
+        }
 
-    def _choice(self, segment: Segment) -> Json:
+    def _choice(self, segment: Segment) -> CompletionChoice:
         tokens = [*segment.tokens, *segment.ending]
         return {
             "index": segment.index,
@@ -137,12 +146,13 @@ class CompletionForm:
             "finish_reason": segment.finish,
         }
 
-    def _logprobs(self, tokens: Sequence[Token]) -> Json:
+    def _logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs:
         top = [self._top(token) for token in tokens] if self._alternatives else None
         return {
             "tokens": [self._name(token.id) for token in tokens],
             "token_logprobs": [
-                token.logprobs and _finite(token.logprobs.logprob) for token in tokens
+                None if token.logprobs is None else _finite(token.logprobs.logprob)
+                for token in tokens
             ],
             "top_logprobs": top,
             "text_offset": [token.offset for token in tokens],
@@ -169,29 +179,35 @@ class ChatForm:
     prompt_field = "messages"
 
     def __init__(self, model: str, wanted: ChatRequest, tokenizer: Tokenizer) -> None:
-        self._envelope = _Envelope(
-            "chatcmpl", "chat.completion", "chat.completion.chunk", model, wanted
-        )
+        self._head = _head("chatcmpl", model, wanted)
         self._alternatives = wanted.alternatives
+        self._chunk_head = _chunk_head(self._head, wanted)
         self._tokenizer = tokenizer
 
-    def opening(self, choices: int) -> Iterator[Json]:
+    def opening(self, choices: int) -> Iterator[ChatChunk]:
         for index in range(choices):
             yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
-    def chunks(self, segment: Segment) -> Iterator[Json]:
+    def chunks(self, segment: Segment) -> Iterator[ChatChunk]:
         if segment.text or segment.tokens:
             logprobs = self._logprobs(segment.tokens)
             yield self._chunk(segment.index, {"content": segment.text}, logprobs, None)
         if segment.finish is not None:
             yield self._chunk(segment.index, {}, None, segment.finish)
 
-    def last(self, usage: Json) -> Json:
-        return self._envelope.last(usage)
+    def last(self, usage: Usage) -> ChatChunk:
+        return {
+            **self._chunk_head,
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": usage,
+        }
 
-    def whole(self, parts: Sequence[Segment], choices: int, usage: Json) -> Json:
-        return self._envelope.answer(
-            [
+    def whole(self, parts: Sequence[Segment], choices: int, usage: Usage) -> ChatCompletion:
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [
                 {
                     "index": segment.index,
                     "message": {"role": "assistant", "content": segment.text, "refusal": None},
@@ -200,27 +216,33 @@ class ChatForm:
                 }
                 for segment in joined(parts, choices)
             ],
-            usage,
-        )
+            "usage": usage,
+        }
 
-    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
-        return self._envelope.chunk(
-            {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        )
+    def _chunk(
+        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None, finish: Finish | None
+    ) -> ChatChunk:
+        return {
+            **self._chunk_head,
+            "object": "chat.completion.chunk",
+            "choices": [
+                {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            ],
+        }
 
-    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
+    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         if self._alternatives is None:
             return None
         return {"content": [self._token(token) for token in tokens], "refusal": None}
 
-    def _token(self, token: Token) -> Json:
+    def _token(self, token: Token) -> ChatToken:
         assert token.logprobs is not None  # it was generated
         return {
             **self._named(token.id, token.logprobs.logprob),
             "top_logprobs": [self._named(*other) for other in token.logprobs.top],
         }
 
-    def _named(self, token: int, logprob: float) -> Json:
+    def _named(self, token: int, logprob: float) -> Alternative:
         held = self._tokenizer.token_bytes(token)
         return {
             "token": held.decode(errors="replace"),

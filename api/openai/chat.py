@@ -50,15 +50,18 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._names = names
 
-    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Raises ConversationError, and EncodingError."""
+    def encode(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """`add_generation_prompt`: the beginning of the assistant's answer stands at the end.
+        Raises ConversationError, and EncodingError."""
         shielded = [
             {key: self._tokenizer.shield(text) for key, text in message.items()}
             for message in messages
         ]
         try:
             text = self._template.render(
-                messages=shielded, add_generation_prompt=True, **self._names
+                messages=shielded, add_generation_prompt=add_generation_prompt, **self._names
             )
         except Exception as error:  # a template may do anything with what it is given
             raise ConversationError(

@@ -11,7 +11,7 @@ from threading import Event
 
 from api.http.body import FRESH_SEED_BITS
 from api.http.errors import ApiError, show
-from api.openai.answers import ChatForm, CompletionForm, Form, Json, usage
+from api.openai.answers import Answer, ChatForm, CompletionForm, Form, usage
 from api.openai.chat import ChatTemplate, ConversationError
 from api.openai.choices import Choice, Segment, segments
 from api.openai.schemas import (
@@ -19,9 +19,12 @@ from api.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    Message,
     seed_of_choice,
 )
+from api.openai.shapes import Usage
 from api.service import Service
+from config import Config
 from inference import Inference
 from seams import Sampling
 from text import EncodingError, folder_of
@@ -29,6 +32,7 @@ from text import EncodingError, folder_of
 log = logging.getLogger(__name__)
 
 MOST_NOTED = 100  # names of unknown fields that are logged
+PLACEHOLDERS = ("tgi", "dummy")  # the models that TGI's clients name where it has only one
 FORCE = 1e9  # more than any logit
 
 
@@ -38,10 +42,13 @@ def forced(token: int, sampling: Sampling) -> Sampling:
     return replace(sampling, temperature=0.0, repetition_penalty=1.0, logit_bias=((token, FORCE),))
 
 
-def model_id(model: str) -> str:
-    """What clients call the model that `--model` names: its name, or its folder's."""
-    folder = folder_of(model)
-    return model if folder is None else folder.name
+def served_names(config: Config) -> list[str]:
+    """What clients may call the model: what `--served-model-name` says, else what `--model` names,
+    of a folder its name. Answers have the first."""
+    if config.served_model_name is not None:
+        return config.served_model_name.split(",")
+    folder = folder_of(config.model)
+    return [config.model if folder is None else folder.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,14 @@ class Generation:
     def inferences(self) -> list[Inference]:
         return [choice.inference for choice in self.choices]
 
-    def usage(self) -> Json:
+    def usage(self) -> Usage:
         return usage(self.prompt_tokens, self.choices)
 
     def segments(self) -> Iterator[Segment | None]:
         """Raises as `api.openai.choices.segments` does."""
         return segments(self.choices)
 
-    def whole(self, parts: Sequence[Segment]) -> Json:
+    def whole(self, parts: Sequence[Segment]) -> Answer:
         return self.form.whole(parts, len(self.choices), self.usage())
 
 
@@ -72,19 +79,26 @@ class Generations:
     """Makes them. Raises ApiError for a call that is not allowed."""
 
     def __init__(self, service: Service, template: ChatTemplate) -> None:
-        self.model = model_id(service.config.model)
+        self.names = served_names(service.config)
+        self.model = self.names[0]
         self._service = service
         self._template = template
         self._noted: set[str] = set()
 
     def require_model(self, name: str) -> None:
-        if name != self.model:
+        if name not in self.names:
             raise ApiError(
                 404,
-                f"the model {show(name)} is not served here; allowed: {show(self.model)}",
+                f"the model {show(name)} is not served here; allowed: "
+                + ", ".join(map(show, self.names)),
                 param="model",
                 code="model_not_found",
             )
+
+    def require_served(self, name: str | None) -> None:
+        """As `require_model`, of a request, which need not name one."""
+        if name is not None and name not in PLACEHOLDERS:
+            self.require_model(name)
 
     def completion(self, wanted: CompletionRequest, arrival_s: float) -> Generation:
         self._require_offered(wanted)
@@ -104,17 +118,35 @@ class Generations:
             raise ApiError(
                 400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
             )
-        try:
-            ids = self._template.encode([message.for_template() for message in wanted.messages])
-        except (ConversationError, EncodingError) as error:
-            raise ApiError(400, str(error), param="messages") from error
+        ids = self.conversation_ids(wanted.messages)
         form = ChatForm(self.model, wanted, self._service.tokenizer)
         most = wanted.max_completion_tokens or wanted.max_tokens
         return self._generation(wanted, [ids], most, form, arrival_s)
 
+    def conversation_ids(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """As the model's chat template writes it."""
+        try:
+            return self._template.encode(
+                [message.for_template() for message in messages],
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (ConversationError, EncodingError) as error:
+            raise ApiError(400, str(error), param="messages") from error
+
+    def require_tokens(self, tokens: Sequence[int], field: str) -> None:
+        """All of them are of the vocabulary."""
+        vocab_size = self._service.tokenizer.vocab_size
+        if tokens and (token := max(tokens)) >= vocab_size:
+            raise ApiError(
+                400,
+                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
+                param=field,
+            )
+
     def _require_offered(self, wanted: GenerationRequest) -> None:
-        if wanted.model is not None:
-            self.require_model(wanted.model)
+        self.require_served(wanted.model)
         for name in wanted.model_extra or {}:
             if name not in self._noted and len(self._noted) < MOST_NOTED:
                 self._noted.add(name)
@@ -123,23 +155,14 @@ class Generations:
             raise ApiError(
                 400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
             )
-        for key in wanted.logit_bias or {}:
-            self._require_token(int(key), "logit_bias")
+        self.require_tokens([int(key) for key in wanted.logit_bias or {}], "logit_bias")
+        self.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
         self._service.require_ready()
-
-    def _require_token(self, token: int, field: str) -> None:
-        vocab_size = self._service.tokenizer.vocab_size
-        if token >= vocab_size:
-            raise ApiError(
-                400,
-                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
-                param=field,
-            )
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return self._service.encode("prompt", prompt)
-        self._require_token(max(prompt), "prompt")
+        self.require_tokens(prompt, "prompt")
         return prompt
 
     def _most_tokens(
@@ -175,6 +198,7 @@ class Generations:
         service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
         end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
+        end_ids |= frozenset(wanted.stop_token_ids or ())
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
         news = Event()
         choices: list[Choice] = []

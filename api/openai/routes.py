@@ -5,55 +5,41 @@ What is offered of it, and what differs, is in docs/apis.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api.http.body import read_body
-from api.http.errors import ApiError
+from api.http.body import of_schema, read_object
+from api.http.errors import ApiError, error_response
 from api.openai.answers import error_shape
 from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, CompletionRequest
+from api.openai.shapes import ModelCard, ModelList
 from api.service import Service
 from api.stream import awaited, event, event_stream
 
 DONE = b"data: [DONE]\n\n"
 
 
-def make_door(service: Service, generations: Generations) -> Blueprint:
-    door = Blueprint("openai", __name__, url_prefix="/v1")
-    card = {
-        "id": generations.model,
-        "object": "model",
-        "created": 0,
-        "owned_by": "effective-batching",
-    }
+class Calls:
+    """The two endpoints that generate, of bodies that were read."""
 
-    @door.get("/models")
-    def models() -> Response:
-        service.require_ready()  # routers take 200 here for a server that takes requests
-        return jsonify({"object": "list", "data": [card]})
+    def __init__(self, service: Service, generations: Generations) -> None:
+        self._service = service
+        self._generations = generations
 
-    @door.get("/models/<path:name>")
-    def model(name: str) -> Response:
-        generations.require_model(name)
-        service.require_ready()
-        return jsonify(card)
+    def completion(self, data: dict[str, Any], arrival_s: float) -> Response:
+        wanted = of_schema(data, CompletionRequest)
+        return self._answer(self._generations.completion(wanted, arrival_s))
 
-    @door.post("/completions")
-    def completions() -> Response:
-        arrival_s = service.clock()
-        wanted = read_body(request, CompletionRequest, service.config.max_body_bytes)
-        return _answer(generations.completion(wanted, arrival_s))
+    def chat(self, data: dict[str, Any], arrival_s: float) -> Response:
+        wanted = of_schema(data, ChatRequest)
+        return self._answer(self._generations.chat(wanted, arrival_s))
 
-    @door.post("/chat/completions")
-    def chat() -> Response:
-        arrival_s = service.clock()
-        wanted = read_body(request, ChatRequest, service.config.max_body_bytes)
-        return _answer(generations.chat(wanted, arrival_s))
-
-    def _answer(generation: Generation) -> Response:
+    def _answer(self, generation: Generation) -> Response:
         wanted, form, inferences = generation.wanted, generation.form, generation.inferences
+        service = self._service
         service.submit(*inferences)
 
         def events() -> Iterator[bytes | None]:
@@ -81,4 +67,48 @@ def make_door(service: Service, generations: Generations) -> Blueprint:
             unwatch()
         return jsonify(generation.whole(parts))
 
+
+def make_door(service: Service, generations: Generations, calls: Calls) -> Blueprint:
+    door = Blueprint("openai", __name__, url_prefix="/v1")
+    most_bytes = service.config.max_body_bytes
+
+    def card(name: str) -> ModelCard:
+        service.require_ready()  # routers take a list for a server that takes requests
+        assert service.manager.model is not None
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "effective-batching",
+            "max_model_len": service.manager.model.context,
+        }
+
+    @door.get("/models")
+    def models() -> Response:
+        told: ModelList = {"object": "list", "data": [card(name) for name in generations.names]}
+        return jsonify(told)
+
+    @door.get("/models/<path:name>")
+    def model(name: str) -> Response:
+        generations.require_model(name)
+        return jsonify(card(name))
+
+    @door.post("/completions")
+    def completions() -> Response:
+        arrival_s = service.clock()
+        return calls.completion(read_object(request, most_bytes), arrival_s)
+
+    @door.post("/chat/completions")
+    def chat() -> Response:
+        arrival_s = service.clock()
+        return calls.chat(read_object(request, most_bytes), arrival_s)
+
     return door
+
+
+def with_openai_errors(call: Callable[[], Response]) -> Response:
+    """For paths outside of `/v1` that speak OpenAI's dialect."""
+    try:
+        return call()
+    except ApiError as error:
+        return error_response(error, error_shape)

@@ -17,6 +17,7 @@ from seams import Sampling, ServiceClass
 
 MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4
+MOST_STOP_TOKENS = 256
 MOST_TOP_LOGPROBS = 20
 MOST_BIASES = 1024
 DEFAULT_COMPLETION_TOKENS = 16
@@ -44,7 +45,8 @@ class TextFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What both have in common. `top_k`, `repetition_penalty` and `ignore_eos` are vLLM's."""
+    """What both have in common. `top_k`, `repetition_penalty`, `ignore_eos` and
+    `stop_token_ids` are vLLM's."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -92,6 +94,9 @@ class GenerationRequest(BaseModel):
         None, description="'auto', 'default' or 'flex'"
     )
     ignore_eos: bool | None = Field(None, description="true or false")
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_STOP_TOKENS)] | None
+    ) = Field(None, description=f"an array of up to {MOST_STOP_TOKENS} token ids")
 
     # vLLM's, which would change the answer
     guided_json: None = _left_out()
@@ -99,7 +104,6 @@ class GenerationRequest(BaseModel):
     guided_choice: None = _left_out()
     guided_grammar: None = _left_out()
     structured_outputs: None = _left_out()
-    stop_token_ids: Nothing | None = _left_out()
     min_tokens: Literal[0] | None = _left_out()
     min_p: Literal[0] | None = _left_out()
 

@@ -1,16 +1,18 @@
-"""What TGI's API answers: generated text with details, errors, times in headers, tokens of a text.
+"""What TGI's API answers: generated text with details, errors, times in headers.
 
-Shapes as in text-generation-inference's `router/src/lib.rs`. Nothing here waits or routes.
+Nothing here waits or routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from api.http.errors import ApiError
+from api.tgi import shapes
 from api.tgi.schemas import Parameters
+from api.tgi.shapes import Details, Generated, PromptToken, TgiError, TopToken
 from api.tgi.steps import Step
 from inference import Inference
 from text import Tokenizer
@@ -29,7 +31,7 @@ UNPREFIXED = {
 }
 
 
-def shape(error: ApiError) -> Mapping[str, Any]:
+def shape(error: ApiError) -> TgiError:
     """TGI's error object; its clients tell errors apart by `error_type`."""
     status = STATUS.get(error.status, error.status)
     if (kind := UNPREFIXED.get(status)) is not None:
@@ -57,20 +59,21 @@ class Answer:
 
 def generated(
     prompt: str, answers: Sequence[Answer], asked: Parameters, tokenizer: Tokenizer
-) -> dict[str, Any]:
+) -> Generated:
     """A GenerateResponse: the best of the answers, and with details the others too."""
-    told: dict[str, Any] = {"generated_text": _full(prompt, answers[0], asked)}
+    told: Generated = {"generated_text": _full(prompt, answers[0], asked)}
     if asked.details or asked.decoder_input_details:
         best, *others = answers
-        told["details"] = _details(best, asked, tokenizer)
+        details = cast(Details, _sequence(best, asked, tokenizer))
         if others:
-            told["details"]["best_of_sequences"] = [
+            details["best_of_sequences"] = [
                 {
                     "generated_text": _full(prompt, other, asked),
-                    **_details(other, asked, tokenizer),
+                    **_sequence(other, asked, tokenizer),
                 }
                 for other in others
             ]
+        told["details"] = details
     return told
 
 
@@ -78,10 +81,12 @@ def _full(prompt: str, answer: Answer, asked: Parameters) -> str:
     return prompt + answer.text if asked.return_full_text else answer.text
 
 
-def _details(answer: Answer, asked: Parameters, tokenizer: Tokenizer) -> dict[str, Any]:
+def _sequence(answer: Answer, asked: Parameters, tokenizer: Tokenizer) -> shapes.Sequence:
     inference, steps = answer.inference, answer.steps
-    told: dict[str, Any] = {
-        "finish_reason": steps[-1].finish,
+    finish = steps[-1].finish
+    assert finish is not None  # it has ended
+    told: shapes.Sequence = {
+        "finish_reason": finish,
         "generated_tokens": len(steps),
         "seed": seed_of(inference),
         "prefill": _prefill(inference, tokenizer) if asked.decoder_input_details else [],
@@ -96,7 +101,7 @@ def seed_of(inference: Inference) -> int | None:
     return inference.sampling.seed if inference.sampling.temperature > 0 else None
 
 
-def token_of(step: Step, inference: Inference, tokenizer: Tokenizer) -> dict[str, Any]:
+def token_of(step: Step, inference: Inference, tokenizer: Tokenizer) -> TopToken:
     return {
         "id": step.token,
         "text": step.text + (_text(step.token, tokenizer) if step.special else ""),
@@ -105,7 +110,7 @@ def token_of(step: Step, inference: Inference, tokenizer: Tokenizer) -> dict[str
     }
 
 
-def top_tokens(step: Step, inference: Inference, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def top_tokens(step: Step, inference: Inference, tokenizer: Tokenizer) -> list[TopToken]:
     return [
         {
             "id": token,
@@ -117,7 +122,7 @@ def top_tokens(step: Step, inference: Inference, tokenizer: Tokenizer) -> list[d
     ]
 
 
-def _prefill(inference: Inference, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _prefill(inference: Inference, tokenizer: Tokenizer) -> list[PromptToken]:
     """The prompt's tokens; nothing comes before the first, so it has no logprob."""
     ids = inference.ids[: inference.prompt_tokens]
     logprobs = [None, *(found.logprob for found in inference.prompt_logprobs)]
@@ -129,18 +134,6 @@ def _prefill(inference: Inference, tokenizer: Tokenizer) -> list[dict[str, Any]]
 
 def _text(token: int, tokenizer: Tokenizer) -> str:
     return tokenizer.token_bytes(token).decode(errors="replace")
-
-
-def cut(ids: Sequence[int], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Tokens with the characters they cover; one that holds a part of a character covers it."""
-    pieces = [tokenizer.token_bytes(token) for token in ids]
-    text = b"".join(pieces).decode(errors="replace")
-    of_byte = [i for i, character in enumerate(text) for _ in character.encode()]
-    begin = 0
-    for token, piece in zip(ids, pieces, strict=True):
-        start, stop = of_byte[begin], of_byte[begin + len(piece) - 1] + 1
-        yield {"id": token, "text": text[start:stop], "start": start, "stop": stop}
-        begin += len(piece)
 
 
 def timing(

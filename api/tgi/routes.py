@@ -1,9 +1,10 @@
-"""TGI's door: `/`, `/generate`, `/generate_stream`, `/tokenize`, `/info`.
+"""TGI's door: `/`, `/generate`, `/generate_stream`, `/invocations`, `/info`; beside it
+`tokens.py`.
 
 As text-generation-inference's router (`router/src/server.rs`) answers, so that its clients work
 here; better where its clients suffer: a stream that is refused or fails before its first token
-has a true status, and 429 says when to come back. `tgi_schemas.py` knows the fields,
-`tgi_answers.py` the answers; `/health` and `/metrics` are everyone's and live elsewhere.
+has a true status, and 429 says when to come back. `schemas.py` knows the fields,
+`answers.py` the answers; `/health` and `/metrics` are everyone's and live elsewhere.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from werkzeug.exceptions import HTTPException
 
 from api.http.body import read_object
 from api.http.errors import ApiError, http_error, internal_error
-from api.openai.generation import model_id
-from api.service import Service
+from api.openai.generation import Generations
+from api.openai.routes import Calls, with_openai_errors
+from api.service import READY, Service
 from api.stream import event, event_stream
 from api.tgi.answers import (
     STATUS,
     Answer,
-    cut,
     generated,
     seed_of,
     shape,
@@ -42,13 +43,15 @@ from api.tgi.schemas import (
     sampling_of,
     validate,
 )
+from api.tgi.shapes import Info, StreamToken
 from api.tgi.steps import follow, to_the_end
+from api.tgi.tokens import register_tokens
 from inference import Inference
 
 ROUTER = "effective-batching"
 
 
-def make_door(service: Service) -> Blueprint:
+def make_door(service: Service, generations: Generations, calls: Calls) -> Blueprint:
     door = Blueprint("tgi", __name__)
     config, tokenizer = service.config, service.tokenizer
     most_at_once = config.max_concurrent_requests or config.max_batch_size + config.max_waiting
@@ -69,7 +72,20 @@ def make_door(service: Service) -> Blueprint:
     @door.post("/")
     def compat() -> Response:
         arrival_s = service.clock()
-        wanted = parse(read_object(request, config.max_body_bytes), CompatRequest)
+        return compatible(read_object(request, config.max_body_bytes), arrival_s)
+
+    @door.post("/invocations")
+    def invocations() -> Response:
+        """SageMaker's one path: what is asked for is told by the fields."""
+        arrival_s = service.clock()
+        data = read_object(request, config.max_body_bytes)
+        if "inputs" in data:
+            return compatible(data, arrival_s)
+        call = calls.chat if "messages" in data else calls.completion
+        return with_openai_errors(lambda: call(data, arrival_s))
+
+    def compatible(data: dict[str, Any], arrival_s: float) -> Response:
+        wanted = parse(data, CompatRequest)
         asked = wanted.asked
         if asked.return_full_text is None:  # as TGI does here for models of text generation
             asked = asked.model_copy(update={"return_full_text": True})
@@ -178,7 +194,7 @@ def make_door(service: Service) -> Blueprint:
                 yield None
                 continue
             steps.append(step)
-            told: dict[str, Any] = {
+            told: StreamToken = {
                 "index": len(steps),
                 "token": token_of(step, inference, tokenizer),
                 "generated_text": None,
@@ -200,16 +216,12 @@ def make_door(service: Service) -> Blueprint:
 
     def head(texts: Sequence[str]) -> dict[str, str]:
         model = service.describe()["model"]
+        assert model is not None  # it has answered
         kind = "cpu" if model["device"] == "cpu" else "gpu"
         return {
             "x-compute-type": f"{kind}+optimized",
             "x-compute-characters": str(sum(map(len, texts))),
         }
-
-    @door.post("/tokenize")
-    def tokenize() -> Response:
-        wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
-        return jsonify(list(cut(service.encode("inputs", wanted.inputs), tokenizer)))
 
     @door.get("/info")
     def info() -> Response:
@@ -217,29 +229,28 @@ def make_door(service: Service) -> Blueprint:
         context = None if model is None else model.context
         known = [n for n in (config.max_total_tokens, context) if n is not None]
         total = min(known, default=None)
-        return jsonify(
-            {
-                "model_id": model_id(config.model),
-                "model_sha": None,
-                "model_pipeline_tag": "text-generation",
-                "max_concurrent_requests": most_at_once,
-                "max_best_of": config.max_best_of,
-                "max_stop_sequences": config.max_stop_sequences,
-                "max_input_tokens": config.max_input_tokens or (total and total - 1),
-                "max_total_tokens": total,
-                "validation_workers": config.threads,
-                "max_client_batch_size": config.max_client_batch_size,
-                "router": ROUTER,
-                "version": None,
-                "sha": None,
-                "docker_label": None,
-            }
-        )
+        told: Info = {
+            "model_id": generations.model,
+            "model_sha": None,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": most_at_once,
+            "max_best_of": config.max_best_of,
+            "max_stop_sequences": config.max_stop_sequences,
+            "max_input_tokens": config.max_input_tokens or (total and total - 1),
+            "max_total_tokens": total,
+            "validation_workers": config.threads,
+            "max_client_batch_size": config.max_client_batch_size,
+            "router": ROUTER,
+            "version": None,
+            "sha": None,
+            "docker_label": None,
+        }
+        return jsonify(told)
 
     @door.get("/")
     def health() -> Response:
         service.require_ready()
-        return jsonify({"status": "ready"})
+        return jsonify(READY)
 
     def answer(error: ApiError) -> Response:
         response = jsonify(shape(error))
@@ -247,6 +258,7 @@ def make_door(service: Service) -> Blueprint:
         response.headers.extend(error.headers)
         return response
 
+    register_tokens(door, service, generations)
     door.register_error_handler(ApiError, answer)
     door.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
     door.register_error_handler(Exception, lambda error: answer(internal_error(error)))

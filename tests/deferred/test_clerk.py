@@ -30,7 +30,7 @@ def clerk_of(store: JobStore, most_line_bytes: int = 1000) -> Clerk:
     return Clerk(
         store,
         name="clerk",
-        model=MODEL,
+        names=[MODEL],
         most_line_bytes=most_line_bytes,
         retention_s=3600,
         hurried=lambda: False,

@@ -18,7 +18,7 @@ def jobs_at(where: str | Path) -> Jobs:
     return Jobs(
         where,
         nobody,
-        model="m",
+        names=["m"],
         window=4,
         most_line_bytes=100,
         retention_s=3600,

@@ -43,7 +43,7 @@ def judged(**changes: object) -> NewItem | LineError:
         "body": {"model": "m", "prompt": "x"},
         **changes,
     }
-    return Envelopes(ENDPOINTS[0], "m", 10_000).judge(7, json.dumps(envelope).encode())
+    return Envelopes(ENDPOINTS[0], ["m"], 10_000).judge(7, json.dumps(envelope).encode())
 
 
 def test_a_good_line_keeps_its_body_as_it_is() -> None:
@@ -67,7 +67,7 @@ def test_a_line_that_names_no_model_means_the_one_that_is_served() -> None:
 
 def test_a_mark_before_the_first_character_is_no_part_of_it() -> None:
     text = json.dumps({"custom_id": "a", "method": "POST", "url": ENDPOINTS[0], "body": {}})
-    envelopes = Envelopes(ENDPOINTS[0], "m", 10_000)
+    envelopes = Envelopes(ENDPOINTS[0], ["m"], 10_000)
     assert isinstance(envelopes.judge(1, b"\xef\xbb\xbf" + text.encode()), NewItem)
 
 
@@ -78,7 +78,7 @@ def test_a_mark_before_the_first_character_is_no_part_of_it() -> None:
     max_leaves=8,
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_any_line_is_judged_and_never_an_exception(line: bytes) -> None:
-    verdict = Envelopes(ENDPOINTS[0], "m", 10_000).judge(1, line)
+    verdict = Envelopes(ENDPOINTS[0], ["m"], 10_000).judge(1, line)
     assert isinstance(verdict, NewItem | LineError)
     if isinstance(verdict, LineError):
         assert verdict.message
@@ -86,7 +86,7 @@ def test_any_line_is_judged_and_never_an_exception(line: bytes) -> None:
 
 
 def test_what_is_nested_without_end_is_no_json() -> None:
-    fault = Envelopes(ENDPOINTS[0], "m", 10**6).judge(1, b"[" * 10**5)
+    fault = Envelopes(ENDPOINTS[0], ["m"], 10**6).judge(1, b"[" * 10**5)
     assert isinstance(fault, LineError)
     assert fault.code == "invalid_json_line"
 

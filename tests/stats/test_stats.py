@@ -41,7 +41,7 @@ ITERATION = IterationRecord(
 
 
 def summary(stats: Stats, now_s: float = 100.0, queue: Queue = IDLE) -> dict[str, Any]:
-    return stats.summary(now_s, queue)
+    return dict(stats.summary(now_s, queue))
 
 
 def test_one_request_is_told_as_it_was() -> None:

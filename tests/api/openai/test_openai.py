@@ -242,6 +242,20 @@ def test_an_end_token_ends_the_answer_unless_ignored(client: FlaskClient) -> Non
     assert on["usage"]["completion_tokens"] == 20
 
 
+@given(seed=st.integers(0, 999), number=st.integers(0, 9), ignore_eos=st.booleans())
+def test_a_stop_token_ends_the_answer_as_the_end_token_does(
+    client: FlaskClient, seed: int, number: int, ignore_eos: bool
+) -> None:
+    tokens = reference([ord("x")], 10, seed)
+    stop = tokens[number]
+    first = next(i for i, t in enumerate(tokens) if t == stop or (t == END_ID and not ignore_eos))
+    fields: Json = {"seed": seed, "max_tokens": 20, "ignore_eos": ignore_eos}
+    answer = complete(client, stop_token_ids=[stop], **fields)
+    assert answer["choices"][0]["text"] == expected(b"x", first, seed, None)[0]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == first + 1
+
+
 def test_null_is_the_same_as_left_out(client: FlaskClient) -> None:
     left_out = complete(client, seed=1)
     names = [

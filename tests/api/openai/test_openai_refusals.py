@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from api.openai.schemas import MOST_STOPS
 from app import create_app
 from config import Config
+from options import OptionError
+from tests.api.conftest import serving
 from tests.api.openai.openai_calls import CONTEXT, PATHS, Json, ask, chat, complete, is_error
 from tests.server.hash_app import byte_tokenizer, load
 
@@ -26,7 +29,8 @@ WRONG: list[tuple[str, object]] = [
     ("logit_bias", {"257": 1}), ("logit_bias", [1]), ("stream", 1), ("stream", "yes"),
     ("stream_options", 1), ("stream_options", {"include_usage": True}),
     ("service_tier", "priority"), ("ignore_eos", 1), ("model", 5), ("max_tokens", -1),
-    ("max_tokens", 1.5), ("guided_json", {}), ("min_p", 0.5), ("stop_token_ids", [1]),
+    ("max_tokens", 1.5), ("guided_json", {}), ("min_p", 0.5), ("stop_token_ids", [-1]),
+    ("stop_token_ids", [257]), ("stop_token_ids", 1), ("stop_token_ids", [1] * 257),
 ]  # fmt: skip
 WRONG_COMPLETION: list[tuple[str, object]] = [
     ("prompt", ""), ("prompt", []), ("prompt", None), ("prompt", [""]), ("prompt", ["a", 1]),
@@ -111,7 +115,36 @@ def test_an_unknown_model_is_a_404(client: FlaskClient, path: str) -> None:
 def test_the_model_is_listed(client: FlaskClient) -> None:
     (card,) = client.get("/v1/models").get_json()["data"]
     assert client.get(f"/v1/models/{card['id']}").get_json() == card
-    assert card["id"] == "embedded"
+    assert (card["id"], card["max_model_len"]) == ("embedded", CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    folder = str(tmp_path_factory.mktemp("renamed"))
+    with serving(Config(mode="dynamic", data_dir=folder, served_model_name="a/b,c")) as client:
+        yield client
+
+
+def test_the_model_answers_to_each_of_its_names(renamed: FlaskClient) -> None:
+    cards = renamed.get("/v1/models").get_json()["data"]
+    assert [card["id"] for card in cards] == ["a/b", "c"]
+    for card in cards:
+        assert renamed.get(f"/v1/models/{card['id']}").get_json() == card
+        assert complete(renamed, model=card["id"])["model"] == "a/b"
+    assert renamed.get("/info").get_json()["model_id"] == "a/b"
+    assert '"a/b", "c"' in is_error(ask(renamed, model="embedded"), 404, "model")
+
+
+@pytest.mark.parametrize("placeholder", ["tgi", "dummy"])
+def test_what_tgis_clients_call_any_model_is_taken(client: FlaskClient, placeholder: str) -> None:
+    assert chat(client, model=placeholder, max_tokens=1)["model"] == "embedded"
+    is_error(client.get(f"/v1/models/{placeholder}"), 404, "model")
+
+
+@pytest.mark.parametrize("wrong", ["", ",", "a,", "a b", "a,,b"])
+def test_a_name_that_no_client_could_mean_is_refused_at_start(wrong: str) -> None:
+    with pytest.raises(OptionError, match="--served-model-name"):
+        Config(mode="dynamic", served_model_name=wrong)
 
 
 def test_models_are_listed_only_while_requests_are_taken(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""What OpenAI's API answers, as types.
+
+The code that makes an answer is checked against them, and `/openapi.json` is made from them. A key
+that is left out where it does not apply is `NotRequired`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from api.openai.choices import Finish
+
+
+class OpenAIErrorBody(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(TypedDict):
+    error: OpenAIErrorBody
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int  # vLLM's: tokens of a prompt and its answer
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Head(TypedDict):
+    """What every answer begins with."""
+
+    id: str
+    created: int
+    model: str
+    service_tier: NotRequired[Literal["default", "flex"]]
+
+
+class ChunkHead(Head):
+    usage: NotRequired[Usage | None]
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """`finish_reason` is null in all but the last chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+
+
+class Completion(Head):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(ChunkHead):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class Alternative(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Alternative):
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatToken]
+    refusal: None
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletion(Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatPart(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+class ChatChunk(ChunkHead):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatPart]

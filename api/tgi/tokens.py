@@ -1,0 +1,142 @@
+"""Texts as tokens, and back: TGI's `/tokenize` and `/chat_tokenize`, vLLM's `/tokenize` and
+`/detokenize`. The two kinds of `/tokenize` are told apart by their fields: TGI's has `inputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from flask import Blueprint, Response, jsonify, request
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from api.http.body import of_schema, read_object
+from api.openai.generation import Generations
+from api.openai.routes import with_openai_errors
+from api.openai.schemas import ChatRequest, Message, Text
+from api.service import Service
+from api.tgi.schemas import GenerateRequest, parse
+from text import Detokenizer, Tokenizer
+
+
+class Piece(TypedDict):
+    """A token with the characters that it covers, `start` to `stop` of the text."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatPieces(TypedDict):
+    tokenize_response: list[Piece]
+    templated_text: str
+
+
+class _TokenizeRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    model: Text | None = Field(None, description="a string, see /v1/models")
+    add_special_tokens: bool | None = Field(
+        None, description="true or false; no token is added either way"
+    )
+    return_token_strs: bool | None = Field(None, description="true or false")
+
+
+class TokenizeText(_TokenizeRequest):
+    prompt: Text = Field(description="a string")
+
+
+class TokenizeChat(_TokenizeRequest):
+    messages: list[Message] = Field(min_length=1, description="an array of at least one message")
+    add_generation_prompt: bool | None = Field(None, description="true or false")
+    continue_final_message: Literal[False] | None = Field(
+        None, description="left out: it is not offered"
+    )
+
+
+class Tokens(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    model: Text | None = Field(None, description="a string, see /v1/models")
+    tokens: list[Annotated[int, Field(ge=0)]] = Field(
+        fail_fast=True, description="an array of token ids"
+    )
+
+
+class Prompt(TypedDict):
+    prompt: str
+
+
+def register_tokens(door: Blueprint, service: Service, generations: Generations) -> None:
+    tokenizer, most_bytes = service.tokenizer, service.config.max_body_bytes
+
+    @door.post("/tokenize")
+    def tokenize() -> Response:
+        data = read_object(request, most_bytes)
+        if "inputs" not in data and ("prompt" in data or "messages" in data):
+            return with_openai_errors(lambda: jsonify(tokens(data)))
+        ids = service.encode("inputs", parse(data, GenerateRequest).inputs)
+        return jsonify(list(pieces_of(ids, tokenizer)))
+
+    def tokens(data: dict[str, object]) -> Tokens:
+        wanted: _TokenizeRequest
+        if "messages" in data:
+            wanted = chat = of_schema(data, TokenizeChat)
+            prompted = chat.add_generation_prompt is not False
+            ids = generations.conversation_ids(chat.messages, add_generation_prompt=prompted)
+        else:
+            wanted = text = of_schema(data, TokenizeText)
+            ids = service.encode("prompt", text.prompt)
+        generations.require_served(wanted.model)
+        service.require_ready()
+        assert service.manager.model is not None
+        strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+        return {
+            "count": len(ids),
+            "max_model_len": service.manager.model.context,
+            "tokens": ids,
+            "token_strs": strings if wanted.return_token_strs else None,
+        }
+
+    @door.post("/detokenize")
+    def detokenize() -> Response:
+        return with_openai_errors(lambda: jsonify(prompt(read_object(request, most_bytes))))
+
+    def prompt(data: dict[str, object]) -> Prompt:
+        wanted = of_schema(data, DetokenizeRequest)
+        generations.require_served(wanted.model)
+        generations.require_tokens(wanted.tokens, "tokens")
+        detokenizer = Detokenizer(tokenizer)
+        return {"prompt": detokenizer.push(wanted.tokens) + detokenizer.finish()}
+
+    @door.post("/chat_tokenize")
+    def chat_tokenize() -> Response:
+        wanted = of_schema(read_object(request, most_bytes), ChatRequest)
+        generations.require_served(wanted.model)
+        ids = generations.conversation_ids(wanted.messages)
+        text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+        told: ChatPieces = {
+            "tokenize_response": list(pieces_of(ids, tokenizer)),
+            "templated_text": text,
+        }
+        return jsonify(told)
+
+
+def pieces_of(ids: Sequence[int], tokenizer: Tokenizer) -> Iterator[Piece]:
+    """Tokens with the characters they cover; one that holds a part of a character covers it."""
+    pieces = [tokenizer.token_bytes(token) for token in ids]
+    text = b"".join(pieces).decode(errors="replace")
+    of_byte = [i for i, character in enumerate(text) for _ in character.encode()]
+    begin = 0
+    for token, piece in zip(ids, pieces, strict=True):
+        start, stop = of_byte[begin], of_byte[begin + len(piece) - 1] + 1
+        yield {"id": token, "text": text[start:stop], "start": start, "stop": stop}
+        begin += len(piece)
