@@ -95,7 +95,8 @@ def test_a_stream_arrives_while_it_is_generated(server: Server) -> None:
         stream=True,
         timeout=PATIENCE_S,
     ) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept, since its end would close the connection
+        next(lines)
         assert server.counts()["running"] == 1
     server.reaches(running=0)
 
