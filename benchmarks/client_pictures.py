@@ -14,8 +14,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from client.report.plots import STYLE, save
-from client.report.shape_plot import draw_shape
+from client.report.shape_plot import STYLE, draw_shape, save
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe, idc_curve
 

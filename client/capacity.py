@@ -31,7 +31,7 @@ from client.load.play import play
 from client.load.records import Run
 from client.load.servers import Server, ServerError, described, end_as_ctrl_c, settled_stats, stats
 from client.load.target import parse_target
-from client.report.html import Row, Table
+from client.report.page import Row, Table
 from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
 from client.workloads.spec import SpecError, refuse_given
 

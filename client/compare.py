@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from client.analysis.gates import FAILED
-from client.analysis.headline import headline
-from client.analysis.results import Calibration, Loss, Played, Result
-from client.analysis.summary import final, measured_together, points
+from client.analysis.results import Calibration, Loss, Played
+from client.analysis.summary import final
 from client.compare_options import BUDGET_S, Asked, parser, understood
 from client.contestant import Contestant
 from client.experiment import Fleet, calibrate, carry_out, knee
 from client.load.live import say
 from client.load.machine import commit, machine, versions
 from client.load.servers import ServerError, end_as_ctrl_c, note_of
-from client.report.comparison import write_report
+from client.report.comparison import judged, write_comparison
+from client.report.comparison_page import as_text, write_comparison_page
 from client.schedule import Experiment, schedule, telling_loads
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import WorkloadError
@@ -102,35 +102,34 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
     objectives = asked.objectives
     if objectives is None and calibration is not None:
         objectives = calibration.objectives(asked.args.slo_multiple or 5.0)
-    results = measured_together(played, objectives)
-    notes = list(dict.fromkeys(n for r in results if (n := note_of(r.server)) is not None))
+    notes = list(dict.fromkeys(n for r in played if (n := note_of(r.server)) is not None))
     manifest |= {
         "ended": _utc(),
         "loadavg_after": machine()["loadavg"],
         "notes": notes,
-        "order": [r.name for r in results],
-        "servers": _servers(results),
-        "workloads": {f"load{r.load:g}-seed{r.seed}": r.run.workload.sha256 for r in results},
+        "warnings": [*warnings, *notes],
+        "order": [r.job.name for r in played],
+        "servers": _servers(played),
+        "workloads": {
+            f"load{r.job.load:g}-seed{r.job.seed}": r.run.workload.sha256 for r in played
+        },
         "objectives": None if objectives is None else asdict(objectives),
         "share": asked.args.share,
     }
-    warnings += notes
-    found = None
-    if calibration is not None and objectives is not None:
-        found = headline(results, points(results, calibration), objectives, asked.args.share)
-    text, figures = write_report(
-        asked.folder, results, losses, calibration, found, manifest, warnings
-    )
+    comparison = judged(played, losses, calibration, manifest)
+    figures = write_comparison(asked.folder, comparison)
+    write_comparison_page(asked.folder / "report.html", comparison)
     if losses:
         kept = shutil.copytree(logs, asked.folder / "logs", dirs_exist_ok=True)
         for loss in losses:
             say(f"error: {loss.contestant} failed {loss.when}: {loss.reason}")
         say(f"the servers' logs are kept in {kept}")
-    for warning in warnings:
+    for warning in manifest["warnings"]:
         say(f"note: {warning}")
     with contextlib.suppress(OSError):  # nobody reads it
-        print(json.dumps(figures) if asked.args.json else f"{text}\n\n{asked.folder}/report.html")
-    failed = bool(losses) or any(r.verdict.word == FAILED for r in final(results))
+        report = f"{as_text(comparison)}\n\n{asked.folder}/report.html"
+        print(json.dumps(figures) if asked.args.json else report)
+    failed = bool(losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
     return status or int(failed)
 
 
@@ -244,12 +243,12 @@ def _plan_figures(plan: Experiment, calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _servers(results: Sequence[Result]) -> dict[str, Any]:
+def _servers(played: Sequence[Played]) -> dict[str, Any]:
     """What each server said it is, from its last answer."""
     keys = ("mode", "policy", "model", "machine", "options")
     told = {
-        r.contestant: {key: r.server[key] for key in keys if key in r.server}
-        for r in results
+        r.job.contestant: {key: r.server[key] for key in keys if key in r.server}
+        for r in played
         if r.server
     }
     for server in told.values():

@@ -42,6 +42,11 @@ class Job:
     seed: int
     repeat: bool
 
+    @property
+    def name(self) -> str:
+        ending = "-repeat" if self.repeat else ""
+        return f"{self.contestant}-load{self.load:g}-seed{self.seed}{ending}"
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
@@ -82,8 +87,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        ending = "-repeat" if self.repeat else ""
-        return f"{self.contestant}-load{self.load:g}-seed{self.seed}{ending}"
+        return self.job.name
 
 
 @dataclass(frozen=True, slots=True)

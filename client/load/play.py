@@ -219,6 +219,8 @@ class _Player:
         self.outcomes[index] = exchange.outcome(failure, unfinished)
         self.progress.done += 1
         self.progress.failed += failure is not None and not unfinished
+        if unfinished:  # a user of a closed loop would go on with the next request
+            raise asyncio.CancelledError
 
     async def _sample(self) -> None:
         while True:

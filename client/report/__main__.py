@@ -1,6 +1,6 @@
 """``python -m client.report FOLDER``: compute and render a report again from its raw data.
 
-Whatever was measured stays as it is; figures, gates and pages are those of this version.
+What was measured stays as it is; figures, verdicts and pages are those of this version.
 """
 
 from __future__ import annotations
@@ -11,20 +11,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from client.load.raw import RawError
-from client.report.run import read_run, write_run_report
+from client.report.comparison import read_comparison, write_comparison
+from client.report.comparison_page import as_text, write_comparison_page
+from client.report.run import read_run, run_text, write_run_report
 from client.workloads.workload_file import WorkloadError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m client.report", description=__doc__)
-    p.add_argument("folder", type=Path, help="what client.py --out wrote")
+    p.add_argument("folder", type=Path, help="what compare.sh or client.py --out wrote")
     folder = p.parse_args(argv).folder
     try:
-        write_run_report(folder, read_run(folder))
+        if (folder / "manifest.json").exists():
+            comparison = read_comparison(folder)
+            write_comparison(folder, comparison)
+            write_comparison_page(folder / "report.html", comparison)
+            text = as_text(comparison)
+        else:
+            run = read_run(folder)
+            write_run_report(folder, run)
+            text = run_text(run)
     except (RawError, WorkloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(folder / "report.html")
+    print(f"{text}\n\n{folder / 'report.html'}")
     return 0
 
 

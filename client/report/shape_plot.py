@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -10,9 +11,21 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
-from client.report.plots import STYLE, save
 from client.workloads.burstiness import Times, idc_curve
+
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 110, "savefig.dpi": 130, "font.size": 10, "axes.grid": True,
+    "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False,
+    "legend.frameon": False, "axes.axisbelow": True,
+}  # fmt: skip
+
+
+def save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+    return path
 
 
 def draw_shape(times: Times, duration_s: float, path: Path, title: str) -> Path:

@@ -1,6 +1,6 @@
 """The comparison's tables: figures, ratios with their intervals, fairness by size.
 
-Turns what summary holds into cells; computes nothing.
+Turns what analysis found into cells; computes nothing.
 """
 
 from __future__ import annotations
@@ -8,30 +8,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from client.analysis.gates import FAILED
-from client.analysis.results import Loss
+from client.analysis.results import Headline, Loss, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
-from client.report import plots
-from client.report.html import Row, Table, seconds
+from client.report.page import Row, Table, seconds
+from client.report.pictures import tail_of
+
+VOID = "*"  # behind a figure that is not to be used
 
 
-def comparison_table(table_points: Sequence[Point], losses: Sequence[Loss]) -> Table:
+def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
     """One row a contestant and load; those that a failed contestant did not reach say so."""
-    tail = plots.tail_of([p.latency_n["e2e"] for p in table_points])
-    with_goal = any(p.goodput is not None for p in table_points)
-    head = (
-        "load", "contestant", "tok/s", "vs first (95 % CI)", "TTFT p50", f"TTFT p{tail:g}",
-        "TPOT p50", "E2E p50", f"E2E p{tail:g}", "batch", "Jain",
-        *(["good/s"] if with_goal else []),
-        "unfinished", "verdict",
+    tail = tail_of([p.latency_n["e2e"] for p in points])
+    columns = (
+        ("tok/s", "throughput"), ("TTFT p50", "ttft_p50"), (f"TTFT p{tail:g}", f"ttft_p{tail:g}"),
+        ("TPOT p50", "tpot_p50"), ("E2E p50", "e2e_p50"), (f"E2E p{tail:g}", f"e2e_p{tail:g}"),
+        ("batch", "batch"), ("Jain", "jain"), ("good", "goodput"), ("unfinished", "unfinished"),
     )  # fmt: skip
+    return _by_load(points, losses, columns)
+
+
+def short_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
+    """The same for a terminal: what fits on a line."""
+    columns = (
+        ("tok/s", "throughput"), ("TTFT p50", "ttft_p50"), ("TPOT p50", "tpot_p50"),
+        ("E2E p50", "e2e_p50"), ("batch", "batch"), ("good", "goodput"), ("cut", "unfinished"),
+    )  # fmt: skip
+    return _by_load(points, losses, columns)
+
+
+def _by_load(
+    points: Sequence[Point], losses: Sequence[Loss], columns: Sequence[tuple[str, str]]
+) -> Table:
+    head = ("load", "contestant", *(title for title, _ in columns), "verdict")
     rows = []
-    for load in sorted({p.load for p in table_points}):
-        here = [p for p in table_points if p.load == load]
+    for load in sorted({p.load for p in points}):
+        here = [p for p in points if p.load == load]
         measured = {p.contestant for p in here}
-        cells = [_cells(p, tail, with_goal=with_goal) for p in here]
+        cells = [
+            (f"{load:g}", p.contestant, *(_cell(p, figure) for _, figure in columns), p.verdict)
+            for p in here
+        ]
         cells += [
-            (f"{load:g}", loss.contestant, *["-"] * (len(head) - 3), FAILED)
+            (f"{load:g}", loss.contestant, *["-"] * len(columns), FAILED)
             for loss in losses
             if loss.contestant not in measured
         ]
@@ -39,41 +58,55 @@ def comparison_table(table_points: Sequence[Point], losses: Sequence[Loss]) -> T
     return Table(head, rows, left=2)
 
 
-def _cells(p: Point, tail: float, *, with_goal: bool) -> tuple[str, ...]:
-    return (
-        f"{p.load:g}",
-        p.contestant,
-        f"{p.throughput.value:.0f}" if p.usable else "-",
-        ratio_text(p.throughput_ratio),
-        *(seconds(p.latency(k, q)) if p.usable else "-" for k, q in (
-            ("ttft", 50), ("ttft", tail), ("tpot", 50), ("e2e", 50), ("e2e", tail))),
-        f"{p.batch_mean:.1f}" if p.usable and p.batch_mean is not None else "-",
-        f"{p.fairness.jain:.2f}" if p.usable and p.fairness is not None else "-",
-        *([f"{p.goodput or 0:.2f}" if p.usable else "-"] if with_goal else []),
-        str(p.unfinished),
-        p.verdict,
-    )  # fmt: skip
+def _cell(p: Point, figure: str) -> str:
+    """A figure in words; marked where the client's lateness falsified it."""
+    if figure == "unfinished":
+        return str(p.unfinished)
+    if not p.usable:
+        return "-"
+    return _text(p, figure) + (VOID if p.void(figure) is not None else "")
 
 
-def ratio_table(table_points: Sequence[Point]) -> Table:
-    """Each contestant against the first, paired over seeds; empty where there is only one."""
+def _text(p: Point, figure: str) -> str:
+    if figure == "throughput":
+        return f"{p.throughput.value:,.0f}"
+    if figure == "batch":
+        return "-" if p.batch_mean is None else f"{p.batch_mean:.1f}"
+    if figure == "jain":
+        return "-" if p.fairness is None else f"{p.fairness.jain:.2f}"
+    if figure == "goodput":
+        return "-" if p.attained is None else f"{p.attained:.0%}"
+    name, _, rank = figure.partition("_p")
+    return seconds(p.latency(name, float(rank))) if p.latency_n[name] else "-"
+
+
+def pair_table(found: Headline) -> Table:
+    """Every two contestants where a ratio means something, and each control against itself."""
     rows = []
     before: float | None = None
-    for p in table_points:
-        ratios = (p.throughput_ratio, p.ttft_ratio, p.e2e_ratio)
-        if all(r is None for r in ratios):
-            continue
-        cells = (f"{p.load:g}", p.contestant, *(ratio_text(r) for r in ratios))
-        rows.append(Row(cells, first=p.load != before))
+    pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
+             *((p, f"control: {p.of} / itself") for p in found.controls)]  # fmt: skip
+    for p, name in sorted(pairs, key=lambda pair: pair[0].load):
+        ratios = (p.throughput, p.ttft, p.tpot, p.e2e)
+        rows.append(Row((f"{p.load:g}", name, *map(ratio_text, ratios)), first=p.load != before))
         before = p.load
-    return Table(("load", "contestant", "throughput", "TTFT p50", "E2E p50"), rows, left=2)
+    head = ("load", "ratio", "tok/s at the limit", "TTFT p50", "TPOT p50", "E2E p50")
+    return Table(head, rows, left=2)
 
 
-def fairness_table(table_points: Sequence[Point]) -> Table:
+def control_text(control: Pair) -> str:
+    """A contestant against itself, in words: how far the machine alone moves a figure."""
+    ratios = (("output tokens/s", control.throughput), ("TTFT", control.ttft),
+              ("E2E", control.e2e))  # fmt: skip
+    told = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)
+    return f"Control, {control.of} against itself at load {control.load:g}: {told}."
+
+
+def fairness_table(points: Sequence[Point]) -> Table:
     """Mean slowdown by output length, as far as there are enough answers of each size."""
     rows = []
     before: float | None = None
-    for p in table_points:
+    for p in points:
         if p.fairness is None or not p.usable:
             continue
         cells = [f"{b.mean:.2f} ({b.low}..{b.high} tokens)" for b in p.fairness.buckets]

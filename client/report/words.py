@@ -8,7 +8,7 @@ from client.analysis.metrics import Objectives
 from client.analysis.results import Bracket, Headline, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
-from client.report.html import seconds
+from client.report.page import seconds
 
 _SPOKEN = {
     "nobatch": "one request at a time",

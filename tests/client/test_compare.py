@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from client.analysis.headline import headline
 from client.analysis.metrics import Objectives
 from client.analysis.results import Loss, Played
 from client.analysis.summary import final, length_variance_gain, measured_together, points
@@ -22,7 +21,9 @@ from client.compare import main
 from client.contestant import Contestant, server_command
 from client.experiment import Fleet, calibrate, carry_out
 from client.load.servers import ROOT
-from client.report.comparison import write_report
+from client.report.__main__ import main as report
+from client.report.comparison import judged, write_comparison
+from client.report.comparison_page import as_text, write_comparison_page
 from client.schedule import Experiment
 from client.workloads.recipe import Recipe
 from client.workloads.workload_file import read_workload
@@ -70,16 +71,26 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
         "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "gpus": ["NVIDIA H200"]}, "recipe": {
             "arrivals": "poisson", "output_tokens": "uniform:1,30"}, "notes": ["random weights"],
         "servers": {"static": {"mode": "static", "machine": {"cpu": "c", "cores": 2, "gpu": "A1"}}},
-        "contestants": ["nobatch", "static", "dynamic"],
+        "contestants": ["nobatch", "static", "dynamic"], "warnings": ["random weights"],
+        "objectives": {"ttft_s": 1.0}, "share": 0.9,
     }  # fmt: skip
-    found = headline(results, points(results, calibration), Objectives(ttft_s=1.0), 0.9)
-    text, figures = write_report(
-        tmp_path, results, [], calibration, found, manifest, manifest["notes"]
-    )
-    assert "dynamic" in text
+    comparison = judged(played, [], calibration, manifest)
+    figures = write_comparison(tmp_path, comparison)
+    write_comparison_page(tmp_path / "report.html", comparison)
     json.dumps(figures, allow_nan=False)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
+    (tmp_path / "report.html").unlink()
+    assert report([str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").read_text() == page, "made again from the raw data"
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(figures))
+    text = as_text(comparison)
+    assert len(text.splitlines()) <= 24, "it fits on a screen"
+    assert max(map(len, text.split("\n\n")[0].splitlines())) <= 100
+    # at each of two loads: latency by size, a Gantt of three modes, two over time; and three
+    assert page.count("<svg") == 2 * (1 + 3 + 2) + 3
+    assert 'name="viewport"' in page
+    assert "data:image" not in page
+    assert "<script" not in page
     assert "1 x NVIDIA H200" in page, "the client's machine"
     assert "static: mode static, on A1, c, 2 cores" in page, "the server's machine"
     assert "dynamic: did not say what it is" in page

@@ -67,6 +67,13 @@ def test_what_still_runs_after_the_drain_is_unfinished_and_saturated(server: Sta
     assert counts["waiting"] == counts["running"] == 0
 
 
+def test_users_of_a_closed_loop_send_nothing_more_when_it_is_cut(server: StartServer) -> None:
+    endless = workload(arrivals="closed:users=3", requests=400, output_tokens="fixed:200")
+    run = play(endless, server(base_s=0.02), drain_s=0.3)
+    assert 0 < len(run.outcomes) <= 3, "each answer takes four seconds"
+    assert all(o.unfinished for o in run.outcomes)
+
+
 def test_a_closed_loop_never_has_more_in_flight_than_users(server: StartServer) -> None:
     run = play(workload(arrivals="closed:users=3,think=0.001", requests=30), server())
     assert all(o.ok and o.intended_s is None for o in run.outcomes)

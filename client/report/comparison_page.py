@@ -1,0 +1,235 @@
+"""The page of a comparison, and what stands last on the terminal.
+
+The result in words first, with the two things that the original showed: the servers' statistics
+and latency by requested tokens. Then the loads; what is needed to judge them is folded away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from client.analysis.gates import FAILED, INVALID_CLIENT
+from client.analysis.results import Calibration, Result
+from client.analysis.summary import Prediction, final
+from client.load.servers import described
+from client.report import pictures
+from client.report.chart import Chart
+from client.report.comparison import Comparison
+from client.report.gantt import gantt
+from client.report.page import Fold, Lead, Row, Section, Selector, Table, write_page
+from client.report.server import server_table
+from client.report.tables import (
+    VOID,
+    comparison_table,
+    control_text,
+    fairness_table,
+    pair_table,
+    ratio_text,
+    short_table,
+)
+from client.report.words import sentences
+
+
+def as_text(c: Comparison) -> str:
+    """Table, sentences, control: it fits on a screen, the result at its end."""
+    if not c.points:
+        return "\n".join(_sentences(c))
+    marked = (
+        [f"{VOID} not to be used: the client was late; the page says more"] if _voids(c) else []
+    )
+    return "\n\n".join(
+        ["\n".join([short_table(c.points, c.losses).as_text(), *marked]),
+         "\n".join([*_controls(c), *_sentences(c)])]
+    )  # fmt: skip
+
+
+def write_comparison_page(path: Path, c: Comparison) -> None:
+    manifest = c.manifest
+    write_page(
+        path,
+        f"Batching compared: {manifest['model']}",
+        Lead(_sentences(c), _server_table(c), _by_tokens(c), _configuration(manifest)),
+        [*(loss.headline for loss in c.losses), *manifest["warnings"], *_doubtful(c)],
+        [
+            *([Section("Servers that failed", folds=[Fold(x.headline, x.reason) for x in c.losses])]
+              if c.losses else []),
+            *(_loads(c) if c.points else []),
+            Section("How to read it", _READING, folded=True),
+            Section("Every run and its gates", folds=[_gates(r) for r in c.results], folded=True),
+            Section("Servers", _servers(manifest), folded=True),
+            Section("Manifest", folds=[Fold("all of it", json.dumps(manifest, indent=1))],
+                    folded=True),
+        ],
+    )  # fmt: skip
+
+
+def _sentences(c: Comparison) -> list[str]:
+    if not c.points:
+        return ["Nothing was measured that could be compared."]
+    return [] if c.found is None else sentences(c.found, c.points)
+
+
+def _controls(c: Comparison) -> list[str]:
+    return [] if c.found is None else [control_text(pair) for pair in c.found.controls]
+
+
+def _server_table(c: Comparison) -> Table | None:
+    if not c.points:
+        return None
+    load = pictures.telling_load(c.points)
+    runs = [r for r in final(c.results) if r.load == load and r.server]
+    columns = [
+        (name, [r.server for r in runs if r.contestant == name and r.server])
+        for name in pictures.names_of(c.points)
+    ]
+    return server_table(
+        [(name, stats) for name, stats in columns if stats], f"/stats at load {load:g}"
+    )
+
+
+def _by_tokens(c: Comparison) -> Selector | None:
+    return None if not c.points else _over_loads(
+        c, lambda load: [pictures.by_tokens(c.points, c.results, load)]
+    )  # fmt: skip
+
+
+def _over_loads(c: Comparison, charts: Any) -> Selector:
+    loads = sorted({p.load for p in c.points})
+    made: list[tuple[str, Sequence[Chart]]] = [(f"{load:g}", charts(load)) for load in loads]
+    return Selector("load", made, loads.index(pictures.telling_load(c.points)))
+
+
+def _loads(c: Comparison) -> list[Section]:
+    at, results = c.points, c.results
+    made = [
+        Section(
+            "The loads",
+            [*([] if c.calibration is None else [_capacity_line(c.calibration)]), *_controls(c)],
+            comparison_table(at, c.losses),
+            [
+                pictures.throughput(at),
+                pictures.latency(at, "ttft", "Time to first token"),
+                pictures.latency(at, "e2e", "End to end"),
+            ],
+        ),
+        Section(
+            "The same requests in each mode",
+            ["Grey: waiting. Orange: prefill. Blue: decode. Light blue: done, but held back until "
+             "the batch is. A red end: cut. Consecutive requests from the middle of one run."],
+            selector=_over_loads(c, lambda load: gantt(at, results, load)),
+        ),
+    ]  # fmt: skip
+    if c.found is not None and (pairs := pair_table(c.found)).rows:
+        line = "Paired over seeds, 95 % intervals. Throughput is compared at the limit of both, "
+        line += "latency where both keep up; below 1 is sooner."
+        lines = [line, *_predicted(c.predicted)]
+        made.append(Section("Ratios", lines, pairs, folded=True))
+    if (fair := fairness_table(at)).rows:
+        line = "Mean slowdown (E2E / E2E alone) by output length; fair is the same for all."
+        made.append(Section("Fairness by size", [line], fair, folded=True))
+    over_time = _over_loads(c, lambda load: pictures.over_time(at, results, load))
+    made.append(Section("One run over time", selector=over_time, folded=True))
+    if voids := _voids(c):
+        rows = [Row((f"{p.load:g}", p.contestant, v.figure, v.reason, v.advice)) for p, v in voids]
+        head = ("load", "contestant", "figure", "why it is not to be used", "what to do")
+        made.append(Section("Figures marked " + VOID, table=Table(head, rows, left=5), folded=True))
+    return made
+
+
+def _voids(c: Comparison) -> list[tuple[Any, Any]]:
+    return [(p, void) for p in c.points for void in p.voids]
+
+
+def _doubtful(c: Comparison) -> list[str]:
+    told = [
+        f"{p.contestant} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
+        for p in c.points
+        if p.verdict in (INVALID_CLIENT, FAILED)
+    ]
+    if voids := _voids(c):
+        told.append(
+            f"{len(voids)} figures, marked {VOID}, are not to be used: the client was late. "
+            f"What to do: {voids[0][1].advice}."
+        )
+    return told
+
+
+def _capacity_line(c: Calibration) -> str:
+    return (
+        f"Load 1 is {c.capacity:.3g} requests/s: what {c.baseline} does with one request at a time "
+        f"({c.requests} requests in a closed loop of one user). Alone, a request takes "
+        f"{c.isolated.base_s * 1e3:.3g} ms + {c.isolated.prompt_s * 1e3:.3g} ms a prompt token + "
+        f"{c.isolated.output_s * 1e3:.3g} ms an output token."
+    )
+
+
+def _predicted(predicted: Prediction | None) -> list[str]:
+    if predicted is None:
+        return []
+    found = ratio_text(predicted.measured) if predicted.measured else "nothing usable"
+    return [
+        f"From length variance alone (E[max of B]/E[out], B = {predicted.batch:.1f} as static "
+        f"batched at load {predicted.load:g}) dynamic should give {predicted.predicted:.2f} "
+        f"times static's throughput; measured {found}."
+    ]
+
+
+_READING = (
+    "Throughput is output tokens delivered within the measured window per second. The window is "
+    "the same for all runs of a workload: it begins where their warm-up has ended (MSER-5) and "
+    "ends with the last intended arrival, never with the drain. It is not /stats' busy throughput.",
+    "Latencies run from the intended time of the request. TTFT: to its first token. TPOT: (last "
+    "token - first token)/(tokens - 1). E2E: to the end of the answer. Failed requests are in no "
+    "latency; those that were cut before their end count as infinitely late.",
+    "SATURATED: the server could not keep up, so the run's length decides the latencies, and its "
+    "throughput is its limit.",
+    "Percentiles are of all seeds together; one that n does not support is not printed. Ratios are "
+    "paired: the same workload file on both sides, mean log-ratio over seeds, Student-t interval.",
+    "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets, 1 where every size "
+    "waits in proportion. good: the share of the requests that met the objectives.",
+    "Loads are open loop: a slow server is not asked less. What is compared runs back to back, in "
+    "the reverse order from seed to seed.",
+)
+
+
+def _gates(result: Result) -> Fold:
+    m = result.measured
+    width = max(len(g.name) for g in result.verdict.gates)
+    gates = "\n".join(
+        f"{g.name.ljust(width)}  {g.verdict:14}  {g.found}" for g in result.verdict.gates
+    )
+    head = f"{result.name}: {result.verdict.word}"
+    warm = f"warm-up cut {m.warm_up_s:.2f} s of {m.warm_up_s + m.window_s:.2f} s"
+    return Fold(head, f"{gates}\n{warm}; tokens: {result.run.counted}")
+
+
+def _configuration(manifest: dict[str, Any]) -> str:
+    recipe = manifest["recipe"]
+    runs = (
+        f"{len(manifest['seeds'])} seeds, {manifest['window_s']:.1f} s a run; "
+        if "window_s" in manifest
+        else ""
+    )
+    return (
+        f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
+        f"commit {manifest['commit']}; {runs}"
+        f"arrivals {recipe['arrivals']}, output tokens {recipe['output_tokens']}"
+    )
+
+
+def _hardware(machine: dict[str, Any]) -> str:
+    gpus = machine.get("gpus")
+    text = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    return text + (f", {len(gpus)} x {gpus[0]}" if gpus else "")
+
+
+def _servers(manifest: dict[str, Any]) -> list[str]:
+    """What each contestant said it is; a client's machine need not be its server's."""
+    said = manifest["servers"]
+    return [
+        f"{name}: {described(said.get(name)) or 'did not say what it is'}"
+        for name in manifest["contestants"]
+    ]
