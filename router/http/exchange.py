@@ -1,6 +1,6 @@
 """A client's request on its way through the data plane, and how an attempt at it may end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -19,7 +19,7 @@ class Exchange:
     started: float
     request_id: str
     model: str = ""
-    body: bytes = b""
+    body: bytearray = field(default_factory=bytearray)
     held_bytes: int = 0  # of the body, and of an answer that is held back
     ticket: Ticket | None = None
     sent: web.StreamResponse | None = None

@@ -21,6 +21,7 @@ from router.rules.upstream import Upstream
 
 _OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
 _EVENTS = "text/event-stream"
+PIECE_BYTES = 256 * 1024  # of a large body, given to the transport at a time
 
 
 class UpstreamFailedError(Exception):
@@ -91,7 +92,11 @@ class Forwarder:
 
     @asynccontextmanager
     async def send(
-        self, x: Exchange, upstream: Upstream, body: bytes | aiohttp.StreamReader, limit_s: float
+        self,
+        x: Exchange,
+        upstream: Upstream,
+        body: bytearray | aiohttp.StreamReader,
+        limit_s: float,
     ) -> AsyncIterator[Passage]:
         """The upstream's answer, which must begin within `limit_s`. A body that is still coming is
         passed on as it comes, and then each side may be silent for so long.
@@ -105,13 +110,16 @@ class Forwarder:
         )
         try:
             async with asyncio.timeout(limit_s) as clock:
-                data: bytes | AsyncIterator[bytes]
-                if isinstance(body, bytes):
-                    data = body
-                else:
+                data: bytearray | AsyncIterator[bytes | memoryview]
+                if not isinstance(body, bytearray):
                     data = _upload(body, clock, limit_s)
                     if x.request.content_length is not None:
                         sent["Content-Length"] = str(x.request.content_length)
+                elif len(body) > PIECE_BYTES:
+                    data = _in_pieces(body)
+                    sent["Content-Length"] = str(len(body))
+                else:
+                    data = body
                 async with self._session.request(
                     x.request.method,
                     URL(upstream.url + x.request.rel_url.raw_path_qs, encoded=True),
@@ -167,6 +175,13 @@ def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> Upstrea
         return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
     problem = errors.upstream_failed("The server failed before its answer was complete.")
     return UpstreamFailedError(reason, problem, Outcome.FAILURE)
+
+
+async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
+    """A whole body at once would be copied by the transport, while all other requests wait."""
+    with memoryview(body) as view:
+        for at in range(0, len(view), PIECE_BYTES):
+            yield view[at : at + PIECE_BYTES]
 
 
 async def _upload(

@@ -46,7 +46,7 @@ class JobRelay:
         upstream = self._choose(x.request)
         if isinstance(upstream, Problem):
             return upstream
-        body = x.request.content if x.request.can_read_body else b""
+        body = x.request.content if x.request.can_read_body else bytearray()
         try:
             async with self._forwarder.send(x, upstream, body, self._idle_s) as passage:
                 await passage.begin()

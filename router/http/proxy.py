@@ -196,17 +196,15 @@ class Proxy:
         """Takes the body as it comes, as far as it and all that is held already allow."""
         limit = self._config.max_body_bytes
         announced = x.request.content_length or 0
-        chunks: list[bytes] = []
         while announced <= limit and x.held_bytes <= limit:
             if not self._held.fits(announced - x.held_bytes):
                 return errors.too_much_held()
             chunk = await x.request.content.readany()
             if not chunk:
-                x.body = b"".join(chunks)
                 return None
             if not self._held.take(x, len(chunk)):
                 return errors.too_much_held()
-            chunks.append(chunk)
+            x.body += chunk
         return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
 
     async def _abandon(self, x: Exchange, problem: Problem) -> web.StreamResponse:

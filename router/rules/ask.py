@@ -40,7 +40,7 @@ class Ask:
     prompt: memoryview
 
 
-def read(body: bytes, named: str | None = None) -> Ask:
+def read(body: bytes | bytearray, named: str | None = None) -> Ask:
     """Reads a request body; `named` is the model by other means, for bodies that name none.
 
     Raises ValueError, saying what is wrong, when it is no JSON object or the model is no string."""
