@@ -38,6 +38,15 @@ def test_bodies_and_paths_pass_byte_for_byte(shared: Shared, farm: Farm, path: s
     assert seen["path"] == path
 
 
+def test_a_large_body_passes_byte_for_byte_and_with_its_length(shared: Shared, farm: Farm) -> None:
+    router, upstream = shared
+    body = json.dumps({"model": "m", "prompt": [*range(300_000)]}).encode()
+    assert router.post(data=body).ok
+    seen = farm.state(upstream)["seen"][-1]
+    assert base64.b64decode(seen["body"]) == body
+    assert seen["headers"]["content-length"] == str(len(body))
+
+
 def test_compressed_answers_pass_byte_for_byte_though_none_are_asked_for(
     shared: Shared, farm: Farm
 ) -> None:
