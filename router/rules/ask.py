@@ -1,7 +1,7 @@
 """What the router must know of a request's body: model, service class, prompt prefix. No I/O.
 
 The body itself is passed on byte for byte. Its prompt is skipped, not decoded: this runs on the
-event loop, where all other requests wait meanwhile (per MiB about 2.5 ms, decoding takes 15).
+event loop, where all other requests wait meanwhile (per MiB of token ids 2.5 ms, decoding 26).
 """
 
 from collections.abc import Sequence
