@@ -21,96 +21,22 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 import psutil
-from typing_extensions import TypedDict
 
+from figures import (
+    ClassFigures,
+    Figures,
+    Iterations,
+    Latencies,
+    LatencyByTokens,
+    Percentiles,
+    Totals,
+)
 from seams import End, IterationRecord, Recorder, RequestRecord, ServiceClass
 
 REQUESTS_KEPT = 20_000
 ITERATIONS_KEPT = 20_000
 BUCKET_TOKENS = 10  # width of latency-by-num-tokens
 ITERATION_COLUMNS = ("start_s", "duration_s", "rows", "tokens", "padding")
-
-
-# --- the figures of /stats; docs/figures.md says what each means ---------------------------------
-
-
-class Percentiles(TypedDict):
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    n: int
-
-
-class BatchSize(TypedDict):
-    mean: float | None
-    max: int
-    histogram: dict[str, int]
-
-
-class DeferredTokens(TypedDict):
-    computed: int
-    generated: int
-
-
-class LatencyByTokens(TypedDict):
-    num_tokens: int
-    n: int
-    mean_s: float
-    p90_s: float
-
-
-class Ended(TypedDict):
-    completed: int
-    failed: int
-    cancelled: int
-
-
-Totals = TypedDict(
-    "Totals",
-    {
-        "latency-per-token": float | None,
-        "throughput": float | None,
-        "total-tokens-handled": int,
-        "total-elapsed-time": float,
-        "since": float,
-        "counts": dict[str, int],
-        "batch-size": BatchSize,
-        "padding-share": float | None,
-        "model-share": float | None,
-        "preemptions": int,
-        "deferred-tokens": DeferredTokens,
-    },
-)
-Latencies = TypedDict(
-    "Latencies",
-    {"queue-s": Percentiles, "ttft-s": Percentiles, "tpot-s": Percentiles, "e2e-s": Percentiles},
-)
-
-
-class ClassFigures(Ended, Latencies):
-    pass
-
-
-Groups = TypedDict(
-    "Groups",
-    {"latency-by-num-tokens": list[LatencyByTokens], "by-class": dict[str, ClassFigures]},
-)
-
-
-class Figures(Totals, Latencies, Groups):
-    pass
-
-
-class Iterations(TypedDict):
-    """The newest ones of the window, a list of `columns` each."""
-
-    columns: list[str]
-    kept: int
-    dropped: int
-    iterations: list[list[float]]
-
-
-# --- taking in, and reading -----------------------------------------------------------------------
 
 
 class Recorders:

@@ -17,9 +17,10 @@ from typing_extensions import TypedDict
 from api.http.body import COOLEST, FRESH_SEED_BITS, HOTTEST, read_body
 from api.service import READY, Description, Service
 from api.stream import event, event_stream, pieces
+from figures import Figures
 from inference import Inference
 from seams import RequestRecord, Sampling, ServiceClass
-from stats import Figures, latency_s, queue_s, tpot_s, ttft_s
+from stats import latency_s, queue_s, tpot_s, ttft_s
 from text import Detokenizer
 
 MOST_DEADLINE_S = 30 * 86_400

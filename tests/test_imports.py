@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
     "scheduling": {"seams"},
     "generate": {"seams"},
-    "stats": {"seams"},
+    "figures": set(),
+    "stats": {"seams", "figures"},
     "inference": {"seams"},
     "queueing": {"seams", "inference"},
     "records": {"seams", "inference"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"seams", "gpt", "kernels"},
     "embedded": {"gpt"},
     "deferred": {"batching", "inference", "text"},
-    "api": {"batching", "inference", "text", "stats", "deferred", "config", "seams"},
+    "api": {"batching", "inference", "text", "stats", "figures", "deferred", "config", "seams"},
     "client": set(),
     "router": {"options"},
 }

@@ -43,7 +43,7 @@ from api.tgi.tokens import (
     TokenizeText,
     Tokens,
 )
-from stats import Iterations
+from figures import Iterations
 
 Json = dict[str, Any]
 

@@ -65,6 +65,13 @@ def test_ten_greedy_tokens_with_details_in_the_official_client(embedded: Server)
     assert "".join(prompt) == "Once upon a time"
 
 
+def test_a_chat_in_the_official_client_needs_no_model(embedded: Server) -> None:
+    """The client names a model of its own making."""
+    answer = official(embedded).chat_completion([{"role": "user", "content": "x"}], max_tokens=3)
+    assert answer.model == "embedded"
+    assert answer.usage.completion_tokens == 3
+
+
 def test_all_parameters_in_the_official_client(embedded: Server) -> None:
     told = official(embedded).text_generation(
         "Once upon a time",
