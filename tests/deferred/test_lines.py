@@ -43,7 +43,7 @@ def judged(**changes: object) -> NewItem | LineError:
         "body": {"model": "m", "prompt": "x"},
         **changes,
     }
-    return Envelopes(ENDPOINTS[0], ["m"], 10_000).judge(7, json.dumps(envelope).encode())
+    return Envelopes(ENDPOINTS[0], ["m", "alias"], 10_000).judge(7, json.dumps(envelope).encode())
 
 
 def test_a_good_line_keeps_its_body_as_it_is() -> None:
@@ -63,6 +63,14 @@ def test_a_custom_id_is_a_text_that_every_store_can_hold(id: object) -> None:
 
 def test_a_line_that_names_no_model_means_the_one_that_is_served() -> None:
     assert isinstance(judged(body={"prompt": "x"}), NewItem)
+
+
+def test_a_line_may_name_the_model_by_any_of_its_names() -> None:
+    assert isinstance(judged(body={"model": "alias", "prompt": "x"}), NewItem)
+    fault = judged(body={"model": "other", "prompt": "x"})
+    assert isinstance(fault, LineError)
+    assert fault.code == "model_not_found"
+    assert fault.message.endswith('allowed: "m", "alias"')
 
 
 def test_a_mark_before_the_first_character_is_no_part_of_it() -> None:
