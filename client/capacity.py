@@ -2,7 +2,7 @@
 
 Per seed one sample path, scaled in time: doubling until too few requests are good, then bisection
 (as Vidur's and DistServe's goodput search). The answer is a bracket per seed and an interval over
-seeds; failed and unfinished requests are not good.
+seeds; failed and unfinished requests are not good, and a rate that saturates the server fails.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from client.analysis.gates import FAILED, INVALID_CLIENT, LAG, VALID, judge
-from client.analysis.metrics import Objectives, measure, parse_objectives
+from client.analysis.backlog import Backlog
+from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
+from client.analysis.metrics import Measured, Objectives, measure, parse_objectives
 from client.analysis.results import MODES, Calibration
-from client.analysis.statistics import Interval, mean_interval
+from client.analysis.search import SearchError, SeedBracket, bracket, evidence, over_seeds
 from client.contestant import Contestant, server_command
-from client.experiment import Fleet, calibrate
+from client.experiment import Fleet, calibrate, knee
 from client.load.live import live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import play
-from client.load.records import Run
 from client.load.servers import Server, ServerError, described, end_as_ctrl_c, settled_stats, stats
 from client.load.target import parse_target
 from client.report.page import Row, Table
@@ -36,6 +36,8 @@ from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, r
 from client.workloads.spec import SpecError, refuse_given
 
 _DEFAULTS = Recipe(exact_duration=True)
+PLAYS = 5  # of a rate near the threshold; then what all of them say counts
+_START = 0.7  # of the limit, where a search begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,61 +53,7 @@ class Probe:
     good_sent: float
     passed: bool
     verdict: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """The highest rate that passed and the lowest that failed, of one seed."""
-
-    seed: int
-    passed: float
-    failed: float
-
-
-class SearchError(RuntimeError):
-    """Why a search ended without an answer; ``verdict`` in the words of the gates."""
-
-    def __init__(self, verdict: str, reason: str) -> None:
-        super().__init__(reason)
-        self.verdict = verdict
-
-
-def bracket(seed: int, start: float, precision: float, probe: Callable[[float], bool]) -> Bracket:
-    """Doubling (or halving) from ``start``, then bisection until failed/passed <= 1 + precision.
-
-    Where the client is too late to tell, the bracket stays as wide as it is by then.
-    """
-    rate = start
-    if probe(rate):
-        while probe(2 * rate):
-            rate *= 2
-        passed, failed = rate, 2 * rate
-    else:
-        while not probe(rate / 2):
-            rate /= 2
-            if rate < start / 2**12:
-                raise SearchError(
-                    VALID,
-                    f"the objectives are not met at {rate:.3g} requests/s either; loosen them",
-                )
-        passed, failed = rate / 2, rate
-    while failed / passed > 1 + precision:
-        middle = math.sqrt(passed * failed)
-        try:
-            passed, failed = (middle, failed) if probe(middle) else (passed, middle)
-        except SearchError:
-            break
-    return Bracket(seed, passed, failed)
-
-
-def over_seeds(brackets: Sequence[Bracket]) -> Interval:
-    """Geometric mean of the brackets' middles and its t interval over seeds."""
-    logs = mean_interval([math.log(b.passed * b.failed) / 2 for b in brackets])
-    return Interval(
-        math.exp(logs.value),
-        None if logs.low is None else math.exp(logs.low),
-        None if logs.high is None else math.exp(logs.high),
-    )
+    plays: int
 
 
 @dataclass(slots=True)
@@ -120,7 +68,7 @@ class Findings:
     alone: Calibration | None = None
     server: dict[str, Any] | None = None
     probes: list[Probe] = field(default_factory=list)
-    brackets: list[Bracket] = field(default_factory=list)
+    brackets: list[SeedBracket] = field(default_factory=list)
     verdict: str = VALID
     reason: str | None = None
 
@@ -131,10 +79,10 @@ class Findings:
             wanted = objectives_text(self.objectives)
             lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")
         if self.probes:
-            head = ("seed", "requests/s", "good", "from the send", "", "verdict")
+            head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
             rows = [
                 Row((str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
-                     "passed" if p.passed else "failed", p.verdict))
+                     "passed" if p.passed else "failed", p.verdict, str(p.plays)))
                 for p in self.probes
             ]  # fmt: skip
             lines += ["", Table(head, rows, left=0).as_text(), ""]
@@ -156,7 +104,7 @@ class Findings:
             lines.append(f"{self.verdict}, ended early: {self.reason}")
         return "\n".join(lines)
 
-    def _wide(self, b: Bracket) -> bool:
+    def _wide(self, b: SeedBracket) -> bool:
         return b.failed / b.passed > (1 + self.precision) * (1 + 1e-9)
 
     def figures(self) -> dict[str, Any]:
@@ -180,51 +128,52 @@ class Findings:
 
 @dataclass(slots=True)
 class Search:
-    """Plays probes and remembers them."""
+    """Plays probes and remembers them. All of a seed are one path, scaled in time."""
 
     server: Server
     recipe: Recipe
     objectives: Objectives
     share: float
     drain_s: float | None
-    least_s: float
+    requests: int
     probes: list[Probe]
 
     def probe(self, seed: int, rate: float) -> bool:
-        # A queue that still fits the objectives must have had the time to outgrow them.
-        count = max(self.recipe.requests or 1, math.ceil(rate * self.least_s))
-        workload = make(replace(self.recipe, requests=count, rate=rate, seed=seed))
-        for _ in range(3):
+        """Whether the rate passes: played again until the binomial interval leaves the share out.
+
+        Judged from the intended times and from the sends, which must agree: a client that was late
+        says too much with the one and too little with the other.
+        """
+        workload = make(replace(self.recipe, requests=self.requests, rate=rate, seed=seed))
+        title = f"seed {seed}, {rate:.3g} requests/s"
+        played: list[tuple[Measured, Backlog]] = []
+        for _ in range(PLAYS):
             settled_stats(self.server.target)  # what was cut before must not run beside this
-            title = f"seed {seed}, {rate:.3g} requests/s"
             with live_view(title, len(workload.requests), leave=False) as watch:
                 run = play(workload, self.server.target, drain_s=self.drain_s, watch=watch)
             if run.interrupted:
                 raise KeyboardInterrupt
             measured = measure(run, self.objectives)
             verdict = judge(run, measured)
-            good = measured.attained or 0.0
-            good_sent = measure(_as_sent(run), self.objectives).attained or 0.0
-            passed = good >= self.share
-            # A client that was late says too much of latencies from the intended time and too
-            # little of those from the send; where both agree its word counts.
-            wrong = {g.name for g in verdict.gates if g.verdict == INVALID_CLIENT}
-            known = not wrong or (wrong == {LAG} and passed == (good_sent >= self.share))
-            if known or verdict.word == FAILED:
+            if verdict.word == INVALID_CLIENT:
+                continue
+            played.append((measured, verdict.backlog))
+            if verdict.word == FAILED or evidence(played).decided(self.share):
                 break
-        self.probes.append(Probe(seed, rate, good, good_sent, passed, verdict.word))
-        say(f"{title}: {good:.1%} good, {'passed' if passed else 'failed'} ({verdict.word})")
-        # A server that refuses what is too much for it is alive, and its rate too high.
-        if verdict.word == FAILED and (why := self.server.why_dead()) is not None:
-            raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
-        if not known and verdict.word == INVALID_CLIENT:
+        if not played:
             raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
+        e = evidence(played)
+        word = FAILED if verdict.word == FAILED else VALID if e.keeps_up else SATURATED
+        passed = word == VALID and e.passes(self.share)
+        shares = e.good / e.asked, e.good_sent / e.asked
+        self.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
+        say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
+        # A server that refuses what is too much for it is alive, and its rate too high.
+        if word == FAILED and (why := self.server.why_dead()) is not None:
+            raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
+        if word == VALID and not e.agrees(self.share):
+            raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
         return passed
-
-
-def _as_sent(run: Run) -> Run:
-    """The same run as if every request had been meant for the instant at which it left."""
-    return replace(run, outcomes=tuple(replace(o, intended_s=o.sent_s) for o in run.outcomes))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -324,16 +273,20 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         longest = float(np.max([r.output_tokens for r in make(recipe).requests]))
         server = fleet.server(contestant)
         found.server = stats(server.target)
+        limit = knee(contestant, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
+        say(f"{contestant.name} can do {limit:.3g} requests/s at most")
+        # A queue that still fits the objectives must have had the time to outgrow them.
+        least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
+        latest = _latest_good_end(objectives, longest)
         search = Search(
             server, recipe, objectives, args.share,
-            _latest_good_end(objectives, longest),
-            10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0),
-            found.probes,
+            None if latest is None else max(latest, 5 * alone.longest_s),
+            max(args.requests, math.ceil(limit * least_s)), found.probes,
         )  # fmt: skip
         for seed in range(args.seed, args.seed + args.seeds):
             found.brackets.append(
                 bracket(
-                    seed, alone.capacity, args.precision,
+                    seed, _START * limit, args.precision,
                     lambda rate, seed=seed: search.probe(seed, rate),  # type: ignore[misc]
                 )
             )  # fmt: skip

@@ -123,6 +123,8 @@ def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -
     if run.interrupted:
         raise KeyboardInterrupt
     servers.settled_stats(server.target)
+    if (why := server.why_dead()) is not None:
+        raise servers.ServerError(why)
     mean = float(np.mean([r.output_tokens for r in workload.requests]))
     found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
     if not found:

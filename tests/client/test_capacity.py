@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.capacity import Bracket, SearchError, bracket, main, over_seeds
+from client.analysis.search import Evidence, SearchError, SeedBracket, bracket, over_seeds
+from client.capacity import main
 from tests.client.conftest import StartServer
 
 
@@ -46,12 +47,31 @@ def test_a_bracket_stays_as_wide_as_a_late_client_leaves_it() -> None:
         bracket(0, 10.5, 0.001, probe)
 
 
+def test_a_rate_near_the_threshold_is_played_again_and_a_saturated_one_is_not() -> None:
+    near = Evidence(asked=100, good=91, good_sent=92, keeps_up=True)
+    assert near.passes(0.9)
+    assert not near.decided(0.9)
+    assert Evidence(asked=2000, good=1850, good_sent=1860, keeps_up=True).decided(0.9)
+    assert Evidence(asked=100, good=60, good_sent=61, keeps_up=True).decided(0.9)
+    full = Evidence(asked=100, good=100, good_sent=100, keeps_up=False)
+    assert full.decided(0.9)
+    assert not full.passes(0.9), "a queue that grows will outgrow the objectives"
+
+
+def test_a_late_client_decides_nothing() -> None:
+    late = Evidence(asked=1000, good=700, good_sent=990, keeps_up=True)
+    assert not late.agrees(0.9)
+    assert not late.decided(0.9)
+
+
 def test_the_interval_over_seeds_is_around_the_brackets() -> None:
-    found = over_seeds([Bracket(0, 9.0, 10.0), Bracket(1, 10.0, 11.0), Bracket(2, 9.5, 10.5)])
+    found = over_seeds(
+        [SeedBracket(0, 9.0, 10.0), SeedBracket(1, 10.0, 11.0), SeedBracket(2, 9.5, 10.5)]
+    )
     assert found.low is not None
     assert found.high is not None
     assert found.low < 10.0 < found.high
-    assert over_seeds([Bracket(0, 9.0, 10.0)]).low is None
+    assert over_seeds([SeedBracket(0, 9.0, 10.0)]).low is None
 
 
 @pytest.mark.parametrize(
@@ -94,3 +114,4 @@ def test_the_command_finds_a_servers_capacity(
     assert found["failed"] == min(p["rate"] for p in figures["probes"] if not p["passed"])
     assert found["failed"] / found["passed"] <= 2 + 1e-9
     assert {p["passed"] for p in figures["probes"]} == {True, False}
+    assert not any(p["passed"] for p in figures["probes"] if p["verdict"] == "SATURATED")

@@ -274,14 +274,13 @@ def test_a_search_on_a_server_that_never_answers_says_so(
 def test_a_search_whose_server_dies_keeps_what_was_tried(
     server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # 17 requests to calibrate, 5 to begin again and 12 of the first probe are answered, 3 more.
+    # 17 requests to calibrate, and some of those that find its limit.
     target = server("dynamic", base_s=0.02, fault="die", fault_after=37)
     status, figures = searched(capsys, target.url)
     assert status == 1
     assert figures["verdict"] == "FAILED"
     assert "does not answer" in figures["reason"]
     assert figures["alone"]["requests"] == 8
-    assert figures["probes"][-1]["verdict"] == "FAILED"
     assert figures["recipe"]["output_tokens"] == "fixed:3"
 
 
@@ -289,7 +288,7 @@ def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Fau
     probes: list[capacity.Probe] = []
     search = capacity.Search(
         Server(parse_target(faulty("busy", after=0))), RECIPE, Objectives(ttft_s=60.0), 0.9, None,
-        0.0, probes,
+        12, probes,
     )  # fmt: skip
     assert not search.probe(0, 50.0)
     assert [(p.good, p.passed, p.verdict) for p in probes] == [(0.0, False, "FAILED")]

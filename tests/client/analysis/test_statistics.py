@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.analysis.statistics import (
+    excludes,
     expected_max,
     jain,
     least_n,
@@ -18,6 +19,7 @@ from client.analysis.statistics import (
     paired_ratio,
     percentile,
     percentile_interval,
+    share_interval,
     slope,
     student_t,
 )
@@ -60,6 +62,15 @@ def test_mean_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
         assert found.high is not None
         hits += found.low <= 3.0 <= found.high
     assert 0.92 <= hits / 600 <= 0.98
+
+
+def test_a_share_is_excluded_when_it_would_be_a_surprise_and_not_before() -> None:
+    rng = np.random.default_rng(6)
+    wrong = sum(excludes(share_interval(k, 200), 0.9) for k in rng.binomial(200, 0.9, 2000))
+    assert 0.02 <= wrong / 2000 <= 0.08
+    assert excludes(share_interval(200, 200), 0.9)
+    assert not excludes(share_interval(176, 200), 0.9), "88 % of 200 may be 90 %"
+    assert excludes(share_interval(880, 1000), 0.9), "of 1,000 it is not"
 
 
 def test_pairing_takes_out_what_both_sides_share() -> None:
