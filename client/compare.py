@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _REPORT_S = 12.0
+_ORIGINAL_S = 100.0  # as many requests
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,9 +78,11 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         calibration = _calibrated(asked, fleet, losses)
         if calibration is not None:
             try:
-                limits = _limits(asked, fleet, calibration, losses)
+                limits = {}
+                if not asked.args.original:  # which has one load, whatever they can do
+                    limits = _limits(asked, fleet, calibration, losses)
                 plan = _with_window(
-                    _planned(asked, calibration, limits), calibration, asked,
+                    _planned(asked, calibration, limits, losses), calibration, asked,
                     time.monotonic() - started,
                 )  # fmt: skip
                 manifest |= _plan_figures(plan, calibration)
@@ -169,12 +172,18 @@ def _limits(
     return found
 
 
-def _planned(asked: Asked, calibration: Calibration, limits: dict[str, float]) -> Experiment:
-    args = asked.args
-    there = tuple(c for c in asked.contestants if c.name in limits)
+def _planned(
+    asked: Asked, calibration: Calibration, limits: dict[str, float], losses: Sequence[Loss]
+) -> Experiment:
+    args, lost = asked.args, {loss.contestant for loss in losses}
+    there = tuple(c for c in asked.contestants if c.name not in lost)
+    if args.original:
+        loads: tuple[float, ...] = (1 / calibration.capacity,)
+    else:
+        loads = asked.loads or telling_loads(list(limits.values()))
     return Experiment(
         contestants=there,
-        loads=asked.loads or telling_loads(list(limits.values())),
+        loads=loads,
         seeds=tuple(range(args.seed, args.seed + args.seeds)),
         control=None if args.no_control or not there else _control(there),
         recipe=asked.recipe,
@@ -197,6 +206,8 @@ def _with_window(
     plan: Experiment, calibration: Calibration, asked: Asked, spent_s: float
 ) -> Experiment:
     """The plan with each run's length: as asked, or what fits the budget at worst."""
+    if asked.args.original:
+        return replace(plan, window_s=_ORIGINAL_S)
     if asked.args.numsamples is not None:
         return replace(plan, window_s=asked.args.numsamples / calibration.capacity)
     jobs = schedule(plan)

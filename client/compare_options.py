@@ -48,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
         "like 0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and "
         "beyond the largest (default %(default)s)",
     )  # fmt: skip
+    p.add_argument(
+        "--original", action="store_true",
+        help="the experiment of the project that this one follows: each mode is sent 100 requests, "
+        "about one a second, output lengths normal between 1 and 200; takes some six minutes",
+    )  # fmt: skip
     p.add_argument("--seeds", type=int, default=6, help="workloads per load (default %(default)s)")
     p.add_argument(
         "--numsamples", type=int, default=None,
@@ -133,6 +138,8 @@ class Asked:
 
 
 def understood(args: argparse.Namespace) -> Asked:
+    if args.original:
+        _as_original(args)
     loads = _loads(args.loads)
     contestants = _contestants(args)
     recipe = recipe_from(args, _DEFAULTS, requests=1, rate=1.0)
@@ -168,6 +175,15 @@ def understood(args: argparse.Namespace) -> Asked:
     objectives = parse_objectives(args.slo) if args.slo else None
     folder = args.out or ROOT / "results" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     return Asked(args, contestants, loads, recipe, objectives, folder)
+
+
+def _as_original(args: argparse.Namespace) -> None:
+    """Set what the original asked; SpecError for an option that it decides."""
+    if args.loads != "auto":
+        raise SpecError("--loads has no effect with --original: about one request a second")
+    decided = ("--numsamples", "--budget-s", "--output-tokens", "--arrivals")
+    refuse_given(args, decided, "with --original, which says what is sent")
+    args.output_tokens, args.seeds, args.no_control = "normal:100,50,1,200", 1, True
 
 
 def _loads(text: str) -> tuple[float, ...] | None:

@@ -37,13 +37,9 @@ def as_text(c: Comparison) -> str:
     """Table, sentences, control: it fits on a screen, the result at its end."""
     if not c.points:
         return "\n".join(_sentences(c))
-    marked = (
-        [f"{VOID} not to be used: the client was late; the page says more"] if _voids(c) else []
-    )
-    return "\n\n".join(
-        ["\n".join([short_table(c.points, c.losses).as_text(), *marked]),
-         "\n".join([*_controls(c), *_sentences(c)])]
-    )  # fmt: skip
+    table = short_table(c.points, c.losses).as_text()
+    marked = [f"{VOID} not to be used: the client was late; the page says more"] * (VOID in table)
+    return "\n\n".join(["\n".join([table, *marked]), "\n".join([*_controls(c), *_sentences(c)])])
 
 
 def write_comparison_page(path: Path, c: Comparison) -> None:

@@ -36,11 +36,13 @@ def names_of(points: Sequence[Point]) -> list[str]:
 
 
 def telling_load(points: Sequence[Point]) -> float:
-    """Where the most is to be seen: the highest load that two contestants sustain, else that one
-    does, else the lowest."""
-    loads = sorted({p.load for p in points})
-    calm = {x: sum(p.load == x and p.verdict == VALID for p in points) for x in loads}
-    return next((x for n in (2, 1) for x in reversed(loads) if calm[x] >= n), loads[0])
+    """Where the most is to be seen: the highest load that all contestants were asked and some
+    sustain, else the highest that one does, else the lowest."""
+    loads = sorted({p.load for p in points}, reverse=True)
+    calm = [x for x in loads if any(p.load == x and p.verdict == VALID for p in points)]
+    everyone = len(names_of(points))
+    whole = [x for x in calm if sum(p.load == x for p in points) == everyone]
+    return (whole or calm or loads[-1:])[0]
 
 
 def by_tokens(points: Sequence[Point], results: Sequence[Result], load: float) -> Chart:

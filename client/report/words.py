@@ -81,11 +81,15 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
     assert mine is not None
     assert theirs is not None
     assert ratio is not None  # they make the pair
+    sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
+    told = f"{ratio.value:.2g} times{_within(ratio)} the wait, paired over seeds"
+    sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
+    told = f"{ratio.value:.2g} times{_within(ratio)} the wait, paired over seeds"
     return (
         f"At {mine.offered:.3g} requests a second (load {pair.load:g}), which both sustain, half "
         f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
         f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
-        f"{spoken(pair.over)}: {ratio.value:.2g} times{_within(ratio)} the wait."
+        f"{spoken(pair.over)}: {told}{'' if sure else ', so no difference is certain'}."
     )
 
 
