@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import pytest
 import requests
 
+from tests.forked import Forked
+
 TIMEOUT_S = 60
 T = TypeVar("T")
 
@@ -76,12 +78,7 @@ class RouterProcess:
         if upstreams:
             env["UPSTREAMS"] = ",".join(upstreams)
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
-        # The router writes through a file description of its own: were it shared, reading here
-        # would move the place at which the router writes, and lines would overwrite each other.
-        with open(self._log.name, "ab") as written:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "router", "--port=0", *args], env=env, stderr=written
-            )
+        self.process = Forked("router", ["--port=0", *args], env, Path(self._log.name))
         try:
             self.port = until(lambda: self.logged("listening"), "a listening router")[0]["port"]
         except BaseException:

@@ -19,6 +19,7 @@ import psutil
 import requests
 
 from config import Config
+from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HASH_APP = "tests.server.hash_app:make_app()"
@@ -51,7 +52,7 @@ def close_all() -> None:
 @dataclass(slots=True)
 class Server:
     config: Config
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log_path: Path
 
     @property
@@ -132,13 +133,19 @@ def spawned(
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
         )
-    server = Server(config, process, log_path)
+    with _killed_in_the_end(Server(config, process, log_path)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _killed_in_the_end(server: Server) -> Iterator[Server]:
+    """Without its good manners, which take a second; the tests of its end are others."""
     try:
         yield server
-    finally:  # without its good manners, which take a second; the tests of its end are others
+    finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
 
 
 @contextlib.contextmanager
@@ -150,15 +157,22 @@ def starting(
     **options: Any,
 ) -> Iterator[Server]:
     """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`;
-    `prefix`: a command that runs the server, such as nohup."""
+    `prefix`: a command that runs the server, such as nohup. Without one it is forked."""
     options = {"port": free_port(), "data_dir": str(folder / "data"), **options}
     config = Config(mode=mode, **options)  # type: ignore[arg-type]
     env = environment(
         **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
     )
-    command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py"), HASH_APP]
-    with spawned(folder, config, [*prefix, *command], env) as server:
-        yield server
+    arguments = ["-c", str(ROOT / "gunicorn_conf.py"), HASH_APP]
+    if prefix:
+        command = [*prefix, sys.executable, "-m", "gunicorn", *arguments]
+        with spawned(folder, config, command, env) as server:
+            yield server
+    else:
+        log_path = folder / f"server-{config.port}.log"
+        process = Forked("gunicorn", arguments, env, log_path)
+        with _killed_in_the_end(Server(config, process, log_path)) as server:
+            yield server
 
 
 def wait_ready(server: Server) -> None:
