@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from client import distributions
 from client.analysis.gates import FAILED
 from client.analysis.results import Calibration, Loss, Played
 from client.analysis.summary import final
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         asked = understood(args)
-        asked.folder.mkdir(parents=True, exist_ok=True)
+        if not args.distributions:  # which prints a table and writes nothing
+            asked.folder.mkdir(parents=True, exist_ok=True)
     except (SpecError, WorkloadError) as error:
         p.error(str(error))
     except OSError as error:
@@ -59,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.unraisablehook = _interrupt_again
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:
         try:
-            status = _compare(asked, Path(logs), started)
+            if args.distributions:
+                status = _distributions(asked, Path(logs))
+            else:
+                status = _compare(asked, Path(logs), started)
         except KeyboardInterrupt:
             say("interrupted before anything was measured")
             status = 130
@@ -134,6 +139,18 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         print(json.dumps(figures) if asked.args.json else report)
     failed = bool(losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
     return status or int(failed)
+
+
+def _distributions(asked: Asked, logs: Path) -> int:
+    """Arrivals compared, not modes."""
+    try:
+        with Fleet(asked.recipe, logs, asked.start_s, together=True) as fleet:
+            found = distributions.distributions(asked, fleet)
+    except ServerError as error:
+        say(f"error: {error}")
+        return 1
+    print(distributions.figures(found) if asked.args.json else distributions.as_text(found))
+    return 0
 
 
 def _calibrated(asked: Asked, fleet: Fleet, losses: list[Loss]) -> Calibration | None:

@@ -53,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
         help="the experiment of the project that this one follows: each mode is sent 100 requests, "
         "about one a second, output lengths normal between 1 and 200; takes some six minutes",
     )  # fmt: skip
+    p.add_argument(
+        "--distributions", action="store_true",
+        help="instead of modes, compare FlexiRequest's five distributions of arrivals on one "
+        "server (the last contestant: dynamic), below and beyond its limit; prints a table",
+    )  # fmt: skip
     p.add_argument("--seeds", type=int, default=6, help="workloads per load (default %(default)s)")
     p.add_argument(
         "--numsamples", type=int, default=None,
@@ -140,6 +145,8 @@ class Asked:
 def understood(args: argparse.Namespace) -> Asked:
     if args.original:
         _as_original(args)
+    if args.distributions:
+        _as_distributions(args)
     loads = _loads(args.loads)
     contestants = _contestants(args)
     recipe = recipe_from(args, _DEFAULTS, requests=1, rate=1.0)
@@ -184,6 +191,14 @@ def _as_original(args: argparse.Namespace) -> None:
     decided = ("--numsamples", "--budget-s", "--output-tokens", "--arrivals")
     refuse_given(args, decided, "with --original, which says what is sent")
     args.output_tokens, args.seeds, args.no_control = "normal:100,50,1,200", 1, True
+
+
+def _as_distributions(args: argparse.Namespace) -> None:
+    """SpecError for an option that has no effect on them."""
+    if args.loads != "auto":
+        raise SpecError("--loads has no effect with --distributions: half and 1.5 times the limit")
+    without = ("--original", "--numsamples", "--arrivals", "--slo", "--slo-multiple", "--out")
+    refuse_given(args, without, "with --distributions, which prints a table")
 
 
 def _loads(text: str) -> tuple[float, ...] | None:

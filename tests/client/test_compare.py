@@ -164,6 +164,7 @@ def test_the_command_compares_servers_that_already_run(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--distributions", "--out", "x"), "--out has no effect with --distributions"),
         (("--original", "--loads", "2"), "--loads has no effect with --original"),
         (("--original", "--numsamples", "2"), "--numsamples has no effect with --original"),
         (("--loads", "0.5,x"), "expected auto or numbers > 0"),

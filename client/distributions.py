@@ -1,0 +1,139 @@
+"""FlexiRequest's claim, tested: which distribution of arrivals hurts most, and does the difference
+fade at high rates?
+
+Its README says that the uniform one has the largest influence and that rates of thousands hide it.
+Here one server (dynamic, or the last contestant) is sent the same number of requests in the same
+time under each of its five distributions, at a rate that it sustains and at one that it does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from client.analysis.metrics import WarmUp, measure
+from client.analysis.statistics import Interval, paired_ratio
+from client.compare_options import Asked
+from client.experiment import Fleet, calibrate, knee
+from client.load import servers
+from client.load.live import live_view, say
+from client.load.machine import commit, machine
+from client.load.play import play
+from client.report.page import Row, Table, seconds
+from client.report.tables import ratio_text
+from client.workloads.recipe import make
+
+SHAPES = {
+    "uniform": "plan:outer=uniform,bins=20",
+    "gaussian": "plan:outer=gaussian,a1=0.2,bins=20",
+    "inverse gaussian": "plan:outer=inv_gaussian,a1=0.2,bins=20",
+    "poisson": "plan:outer=poisson,a1=3,bins=20",
+    "zipfian": "plan:outer=zipf,a1=1.1,bins=20",
+}
+RATES = (0.5, 1.5)  # times what the server can do
+_LEAST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One distribution at one rate. Medians over seeds of each run's mean and p90 TTFT, in seconds.
+
+    ``ratio`` is of the mean TTFT to that under uniform arrivals, paired over seeds.
+    """
+
+    rate: float
+    name: str
+    mean_s: float
+    p90_s: float
+    tokens_per_s: float
+    ratio: Interval | None
+
+
+def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
+    """Play all of them. Raises servers.ServerError where the server does not answer."""
+    contestant = asked.contestants[-1]
+    alone = calibrate(contestant, fleet, asked.recipe, asked.args.calibrate_s)
+    limit = knee(contestant, fleet, asked.recipe, max(asked.args.calibrate_s, 6 * alone.longest_s))
+    seeds = range(asked.args.seed, asked.args.seed + asked.args.seeds)
+    runs = len(RATES) * len(SHAPES) * len(seeds)
+    # Beyond its limit the server needs 1.5 times as long as it is sent to.
+    window_s = max(_LEAST_S, ((asked.args.budget_s or 250.0) - 30) / runs / 1.25)
+    say(f"{contestant.name} can do {limit:.3g} requests/s; {runs} runs of {window_s:.1f} s each")
+    found = []
+    for rate in RATES:
+        count = max(3, round(rate * limit * window_s))
+        means: dict[str, list[float]] = {name: [] for name in SHAPES}
+        tails: dict[str, list[float]] = {name: [] for name in SHAPES}
+        speeds: dict[str, list[float]] = {name: [] for name in SHAPES}
+        for number, seed in enumerate(seeds):
+            # back to back, in the reverse order from seed to seed, since machines drift
+            for name in list(SHAPES)[:: -1 if number % 2 else 1]:
+                recipe = replace(asked.recipe, arrivals=SHAPES[name], seed=seed, requests=count,
+                                 rate=rate * limit, exact_duration=False)  # fmt: skip
+                target = fleet.server(contestant).target
+                servers.settled_stats(target)
+                title = f"{name} at {rate:g} of the limit, seed {seed}"
+                with live_view(title, count, leave=False) as watch:
+                    run = play(make(recipe), target, watch=watch)
+                if run.interrupted:
+                    raise KeyboardInterrupt
+                m = measure(run, None, WarmUp(0.0, settled=True))
+                if not m.latencies["ttft"].size:
+                    raise servers.ServerError(f"{title}: no answer held a token")
+                means[name].append(float(m.latencies["ttft"].mean()))
+                tails[name].append(float(np.quantile(m.latencies["ttft"], 0.9)))
+                speeds[name].append(m.output_tokens / run.wall_s)
+        for name in SHAPES:
+            ratio = None if name == "uniform" else paired_ratio(means[name], means["uniform"])
+            found.append(
+                Shape(
+                    rate, name, float(np.median(means[name])), float(np.median(tails[name])),
+                    float(np.median(speeds[name])), ratio,
+                )
+            )  # fmt: skip
+    return found
+
+
+def as_text(found: Sequence[Shape]) -> str:
+    """The table, and what it says of the claim."""
+    rows = [
+        Row(
+            (f"{s.rate:g}", s.name, seconds(s.mean_s), seconds(s.p90_s), f"{s.tokens_per_s:.0f}",
+             ratio_text(s.ratio)),
+            first=s.name == "uniform",
+        )
+        for s in found
+    ]  # fmt: skip
+    head = ("rate / limit", "arrivals", "TTFT mean", "TTFT p90", "tok/s", "mean TTFT / uniform")
+    return "\n\n".join([Table(head, rows, left=2).as_text(), "\n".join(findings(found))])
+
+
+def findings(found: Sequence[Shape]) -> list[str]:
+    """Which distribution hurts most at each rate, and whether the difference fades."""
+    lines, spreads = [], []
+    for rate in RATES:
+        here = sorted((s for s in found if s.rate == rate), key=lambda s: s.mean_s)
+        least, worst = here[0], here[-1]
+        place = [s.name for s in reversed(here)].index("uniform") + 1
+        spreads.append(worst.mean_s / least.mean_s)
+        lines.append(
+            f"At {rate:g} times the limit {worst.name} arrivals hurt most (mean TTFT "
+            f"{seconds(worst.mean_s)}, {least.name} {seconds(least.mean_s)}); uniform ones are "
+            f"number {place} of {len(here)}."
+        )
+    fades = "fades" if spreads[1] < spreads[0] else "does not fade"
+    lines.append(
+        f"The largest mean TTFT is {spreads[0]:.2g} times the smallest at the low rate and "
+        f"{spreads[1]:.2g} times at the high one: the difference {fades}."
+    )
+    return lines
+
+
+def figures(found: Sequence[Shape]) -> str:
+    """The same for machines, with what it was measured on."""
+    return json.dumps(
+        {"distributions": [asdict(s) for s in found], "machine": machine(), "commit": commit()}
+    )
