@@ -133,13 +133,14 @@ def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -
 
 
 def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target:
-    """The target with streaming where the server can. Raises servers.ServerError when silent."""
+    """The target with streaming, and with answers as long as was asked and counted token by token,
+    where the server can. Raises servers.ServerError when silent."""
     if target.native:
         return replace(target, stream=servers.streams(target, timeout_s))
     silence = servers.unreachable(target)
     if silence is not None:
         raise servers.ServerError(silence)
-    return target
+    return servers.with_extras(target, timeout_s)
 
 
 def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Played | Loss]:

@@ -130,7 +130,9 @@ def as_text(found: Burstiness) -> str:
         f"peak/mean {d.peak_to_mean:.2f}, CV of the rate {d.cv_rate:.3f}"
         for d in found.dispersion
     ]
-    level = f"{found.level} burstiness" if math.isfinite(found.cv_rate) else "all at once"
+    level = "too few requests to name it"
+    if found.level is not None:
+        level = f"{found.level} burstiness" if math.isfinite(found.cv_rate) else "all at once"
     lines.append(f"CV of the rate in windows of D/100: {found.cv_rate:.3f}: {level}")
     return "\n".join(lines)
 

@@ -172,11 +172,9 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
     if run.streamed and streamed:
         delivered = sum(tokens for o in streamed for _, tokens in o.deliveries)
         stated = sum(o.output_tokens or 0 for o in streamed)
-        exact = "usage" not in run.counted
-        found = f"{delivered} {'tokens' if exact else 'events'} delivered, {stated} stated"
+        found = f"{delivered} tokens delivered, {stated} stated"
         if delivered != stated:
-            found += "" if exact else " (an event is not a token here: ITL is between events)"
-            return Gate("token conservation", found, INVALID_CLIENT if exact else VALID)
+            return Gate("token conservation", found, INVALID_CLIENT)
     else:
         found = f"{total} tokens stated"
     if server_tokens is not None and len(done) == len(run.outcomes):

@@ -9,11 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 from client.workloads.workload_file import Request
 
 Json = Mapping[str, Any]
+
+
+IGNORE_EOS = "ignore_eos"  # no end before the asked length
+EACH_USAGE = "continuous_usage_stats"  # a count of tokens with every event, which may hold several
+EXTRAS = (IGNORE_EOS, EACH_USAGE)
 
 
 class AnswerError(ValueError):
@@ -108,10 +114,14 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class OpenAI:
-    """``/v1/completions``, or with ``chat`` ``/v1/chat/completions``; streams ask for usage."""
+    """``/v1/completions``, or with ``chat`` ``/v1/chat/completions``; streams ask for usage.
+
+    ``extras`` are what the server was found to know of `EXTRAS`, which vLLM and its kin have.
+    """
 
     options: Json
     chat: bool = False
+    extras: tuple[str, ...] = ()
     name: str = "openai"
     counted: str = "the server's usage.completion_tokens"
 
@@ -124,8 +134,13 @@ class OpenAI:
             body["messages"] = [{"role": "user", "content": request.prompt}]
         else:
             body["prompt"] = request.prompt
+        if IGNORE_EOS in self.extras:
+            body[IGNORE_EOS] = True
         if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            usage = {"include_usage": True}
+            if EACH_USAGE in self.extras:
+                usage[EACH_USAGE] = True
+            body |= {"stream": True, "stream_options": usage}
         if request.service == "deferred":
             body["service_tier"] = "flex"
         return body | dict(self.options)
@@ -195,6 +210,22 @@ class Tgi:
             text=str(data["generated_text"]),
             last=True,
         )
+
+
+def counted(
+    events: list[tuple[float, int]], stated: list[tuple[float, int]], total: int
+) -> list[tuple[float, int]]:
+    """When the tokens of a stream came, (time, tokens) each, from its events and stated counts.
+
+    A server that counts with every event is believed; one that counts at the end has its tokens
+    spread evenly over the events, since one event may hold several.
+    """
+    if len(stated) > 1:
+        steps = pairwise([(0.0, 0), *stated])
+        return [(at, now - before) for (_, before), (at, now) in steps if now > before]
+    n = len(events)
+    shares = (-(-(k + 1) * total // n) + (-k * total // n) for k in range(n))
+    return [(at, tokens) for (at, _), tokens in zip(events, shares, strict=True) if tokens > 0]
 
 
 def _count(data: Json, key: str) -> int:

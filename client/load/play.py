@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from client.load.dialects import AnswerError, Event
+from client.load.dialects import AnswerError, Event, counted
 from client.load.records import Outcome, Run
 from client.load.target import Target, authorization
 from client.workloads.workload_file import Request, Workload
@@ -247,12 +247,13 @@ class _Exchange:
 
     __slots__ = (
         "deliveries", "end_s", "first_s", "index", "player", "prompt_tokens", "queue_s",
-        "request", "sent_s", "server_first_s", "total",
+        "request", "sent_s", "server_first_s", "stated", "total",
     )  # fmt: skip
 
     def __init__(self, player: _Player, index: int, request: Request, sent_s: float) -> None:
         self.player, self.index, self.request, self.sent_s = player, index, request, sent_s
         self.deliveries: list[tuple[float, int]] = []
+        self.stated: list[tuple[float, int]] = []
         self.first_s: float | None = None
         self.end_s: float | None = None
         self.total: int | None = None
@@ -276,6 +277,9 @@ class _Exchange:
                 self._take(answer, player.now())
         if self.total is None:
             raise AnswerError("the stream ended without a count of its tokens")
+        if player.target.stream and not player.target.native and self.deliveries:
+            self.deliveries = counted(self.deliveries, self.stated, self.total)
+            self.first_s = self.deliveries[0][0]
 
     async def _read_stream(self, response: aiohttp.ClientResponse) -> None:
         dialect, now = self.player.target.dialect, self.player.now
@@ -319,6 +323,7 @@ class _Exchange:
             if not self.deliveries:
                 progress.tokens += event.total
             self.total = event.total
+            self.stated.append((at, event.total))
         self.prompt_tokens = event.prompt_tokens or self.prompt_tokens
         self.queue_s = event.queue_s if event.queue_s is not None else self.queue_s
         self.server_first_s = event.first_s if event.first_s is not None else self.server_first_s

@@ -9,14 +9,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 
+from client.load.dialects import EXTRAS, OpenAI
 from client.load.target import Target, authorization, parse_target
+from client.workloads.workload_file import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 20.0
@@ -250,6 +252,25 @@ def streams(target: Target, timeout_s: float) -> bool:
         f"{target.url}/inference answered a first request with HTTP {answer.status_code} and "
         f"{kind}, where a stream of events or JSON was expected: {' '.join(text.split())}"
     )
+
+
+def with_extras(target: Target, timeout_s: float) -> Target:
+    """An OpenAI target with those extras that it does not refuse, asked for one at a time."""
+    if not isinstance(target.dialect, OpenAI):
+        return target
+    one = Request(0.0, "a", 1, 1, "immediate", None, 0)
+    known = []
+    for extra in EXTRAS:
+        dialect = replace(target.dialect, extras=(extra,))
+        try:
+            answer = requests.post(
+                target.url + dialect.path(stream=True), json=dialect.body(one, stream=True),
+                headers=authorization(), timeout=timeout_s,
+            )  # fmt: skip
+        except (requests.RequestException, OSError) as error:
+            raise ServerError(f"{target.url} does not answer: {_cause(error)}") from None
+        known += [extra] if answer.status_code == 200 and "error" not in answer.text else []
+    return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
 
 
 def _get(target: Target, path: str) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ class Burstiness:
     ``cv`` of the gaps; ``b`` = (cv-1)/(cv+1) (Goh and Barabasi, EPL 81, 2008); ``memory`` =
     correlation of successive gaps (same paper); ``ties`` = share of gaps that are zero. ``level``
     is judged on cv_rate in windows of a hundredth of the duration: low <= 0.15 < medium <= 0.8 <
-    high, which is meaningful only when the windows hold many requests each.
+    high; None where n does not support one word.
     """
 
     n: int
@@ -41,7 +41,7 @@ class Burstiness:
     ties: float
     dispersion: tuple[Dispersion, ...]
     cv_rate: float
-    level: str
+    level: str | None
 
 
 def dispersion(times: Times, duration_s: float, window_s: float) -> Dispersion:
@@ -58,7 +58,7 @@ def dispersion(times: Times, duration_s: float, window_s: float) -> Dispersion:
     mean = float(counts.mean())
     if mean == 0:
         return Dispersion(window_s, windows, 0.0, 0.0, 0.0)
-    idc = float(counts.var()) / mean
+    idc = float(counts.var(ddof=1)) / mean
     cv_rate = math.sqrt(max(idc - 1, 0.0) / mean)
     return Dispersion(window_s, windows, idc, float(counts.max()) / mean, cv_rate)
 
@@ -84,10 +84,9 @@ def describe(times: Times, duration_s: float) -> Burstiness:
             "high",
         )
     rate = times.size / duration_s
-    cv = float(gaps.std()) / mean_gap
+    cv = float(gaps.std(ddof=1)) / mean_gap
     widths = [w / rate for w in (1, 10, 100, 1000) if w / rate * 5 <= duration_s]
     hundredth = dispersion(times, duration_s, duration_s / 100)
-    level = "low" if hundredth.cv_rate <= 0.15 else "medium" if hundredth.cv_rate <= 0.8 else "high"
     return Burstiness(
         n=times.size,
         duration_s=duration_s,
@@ -98,8 +97,24 @@ def describe(times: Times, duration_s: float) -> Burstiness:
         ties=float(np.mean(gaps == 0)),
         dispersion=tuple(dispersion(times, duration_s, w) for w in widths),
         cv_rate=hundredth.cv_rate,
-        level=level,
+        level=_level(hundredth, times.size),
     )
+
+
+def _level(found: Dispersion, n: int) -> str | None:
+    """A word, where five requests fall into a window and both ends of the interval have the same.
+
+    The sample variance of m counts of an index I scatters by some I sqrt(2 / (m - 1)).
+    """
+    if n < 5 * found.windows:
+        return None
+    half = 1.96 * found.idc * math.sqrt(2 / (found.windows - 1))
+    mean = n / found.windows
+    low, high = (
+        math.sqrt(max(idc - 1, 0.0) / mean) for idc in (found.idc - half, found.idc + half)
+    )
+    words = {"low" if cv <= 0.15 else "medium" if cv <= 0.8 else "high" for cv in (low, high)}
+    return words.pop() if len(words) == 1 else None
 
 
 def idc_curve(times: Times, duration_s: float, points: int = 24) -> tuple[Times, Times]:

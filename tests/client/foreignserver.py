@@ -32,6 +32,8 @@ def _refuse(text: str) -> web.Response:
 
 async def completions(request: web.Request) -> web.StreamResponse:
     body = await request.json()
+    if "ignore_eos" in body and request.path.startswith("/pairs"):
+        return _refuse("ignore_eos is not known")
     chat = request.path.endswith("chat/completions")
     if body.get("model") != "m":
         return _refuse("the model does not exist")
@@ -48,7 +50,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
         said = " a" * tokens
         whole |= {"message": {"role": "assistant", "content": said}} if chat else {"text": said}
         return web.json_response({"choices": [whole], "usage": usage})
-    events: list[dict[str, Any]] = [{"choices": [choice(" a", None)]} for _ in range(tokens)]
+    each = 2 if request.path.startswith("/pairs") else 1  # tokens an event
+    events: list[dict[str, Any]] = []
+    for done in range(each, tokens + each, each):
+        events.append({"choices": [choice(" a" * min(each, tokens - done + each), None)]})
+        if body["stream_options"].get("continuous_usage_stats"):
+            events[-1][USAGE] = {**usage, "completion_tokens": min(done, tokens)}
     if chat:
         events.insert(0, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
     events.append({"choices": [choice("", "length")]})
@@ -101,6 +108,7 @@ def main() -> None:
     app.router.add_get("/health", health)
     app.router.add_get("/v1/models", models)
     app.router.add_post("/v1/completions", completions)
+    app.router.add_post("/pairs/v1/completions", completions)
     app.router.add_post("/v1/chat/completions", completions)
     app.router.add_post("/generate", generate)
     app.router.add_post("/generate_stream", generate)

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
 
 from client.analysis.gates import FAILED, VALID, judge
 from client.analysis.metrics import measure
-from client.load.dialects import Native, OpenAI, Tgi
+from client.experiment import adapted
+from client.load.dialects import Native, OpenAI, Tgi, counted
 from client.load.play import play
 from client.load.servers import started
 from client.load.target import parse_target
@@ -47,6 +50,38 @@ def test_foreign_servers_are_played_and_their_own_counts_believed(
     # On a busy machine the client may be late; everything else must hold.
     gates = [g for g in judge(run, measure(run)).gates if g.name != "dispatch lag"]
     assert {g.verdict for g in gates} == {VALID}
+
+
+def test_what_a_server_knows_is_asked_of_it_and_no_more(foreign: str) -> None:
+    """So that answers are as long as was asked, and counted by the server with every event."""
+    all_of_it = adapted(parse_target(f"openai+http://{foreign}?model=m"))
+    body = all_of_it.dialect.body(Request(0.0, "p", 1, 7, "immediate", None, 9), stream=True)
+    assert body["ignore_eos"] is True
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    some = adapted(parse_target(f"openai+http://{foreign}/pairs?model=m"))
+    assert isinstance(some.dialect, OpenAI)
+    assert some.dialect.extras == ("continuous_usage_stats",)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_tokens_are_counted_where_an_event_holds_several(foreign: str, *, known: bool) -> None:
+    target = parse_target(f"openai+http://{foreign}/pairs?model=m")
+    run = play(workload(output_tokens="fixed:7"), adapted(target) if known else target)
+    assert [o.failure for o in run.outcomes] == [None] * 20
+    for o in run.outcomes:
+        assert len(o.deliveries) == 4
+        assert sum(tokens for _, tokens in o.deliveries) == 7
+        assert o.first_s == o.deliveries[0][0]
+
+
+@given(total=st.integers(1, 300), n=st.integers(1, 80))
+def test_tokens_spread_over_events_are_all_there_and_the_first_is_in_the_first(
+    total: int, n: int
+) -> None:
+    made = counted([(float(k), 1) for k in range(n)], [(9e9, total)], total)
+    assert sum(tokens for _, tokens in made) == total
+    assert made[0][0] == 0.0
+    assert max(t for _, t in made) - min(t for _, t in made) <= 1
 
 
 def test_a_refusal_is_reported_in_the_servers_words(foreign: str) -> None:

@@ -142,3 +142,15 @@ def test_describe_orders_shapes_as_they_are_and_counts_ties() -> None:
 def test_an_impossible_shape_is_refused_with_what_is_allowed(spec: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         parse_arrivals(spec)
+
+
+@pytest.mark.parametrize("shape", ["poisson", "plan:low", "plan:medium", "plan:high"])
+def test_burstiness_has_a_word_only_where_there_are_requests_enough(shape: str) -> None:
+    """A hundred requests of a medium plan are one in each window, and would look like none."""
+    process = parse_arrivals(shape)
+    for n in (100, 300):
+        times = process.unit_times(n, np.random.SeedSequence(0))
+        assert describe(times, horizon(process, times)).level is None
+    times = process.unit_times(10_000, np.random.SeedSequence(0))
+    word = "low" if shape == "poisson" else shape.removeprefix("plan:")
+    assert describe(times, horizon(process, times)).level == word

@@ -163,14 +163,14 @@ def test_the_command_makes_shows_and_describes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, picture = str(tmp_path / "w.jsonl"), tmp_path / "w.png"
-    make_it = ["make", path, "--requests", "300", "--arrivals", "plan:high", "--prompts", "request"]
+    make_it = ["make", path, "--requests", "600", "--arrivals", "plan:high", "--prompts", "request"]
     assert main(make_it) == 0
     assert main(["show", path, "--first", "2"]) == 0
     assert main(["describe", path, "--json", "--plot", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "'Request 1'" in out
     found = json.loads(out.splitlines()[-1])["found"]
-    assert found["n"] == 300
+    assert found["n"] == 600
     assert found["level"] == "high"
     assert picture.stat().st_size > 10_000
     assert main(["describe", str(tmp_path / "none")]) == 2
