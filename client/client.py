@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # run as a script: this folder is not the package
 
 from client.aliases import translate
 from client.analysis.gates import FAILED, judge
-from client.analysis.metrics import Objectives, measure, parse_objectives
+from client.analysis.metrics import Objectives, WarmUp, measure, parse_objectives
 from client.client_options import check, parser, workload_of
 from client.experiment import adapted
 from client.load import servers
@@ -105,10 +105,11 @@ def _run(
     handled = None
     if before is not None and after is not None:
         handled = after - before - (0 if job is None else job.output_tokens)
-    measured = measure(run, objectives)
+    cut = None if args.warmup is None else WarmUp(args.warmup, settled=True)
+    measured = measure(run, objectives, cut)
     verdict = judge(run, measured, handled)
     environment = {"machine": machine(), "versions": versions(), "commit": commit()}
-    one = OneRun(run, measured, verdict, objectives, stats, handled, job, environment)
+    one = OneRun(run, measured, verdict, objectives, args.warmup, stats, handled, job, environment)
     if args.out is not None:
         write_run_report(args.out, one)
     if args.json:

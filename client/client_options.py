@@ -29,7 +29,7 @@ _SAMPLES = (
     "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
     *SHAPE_OPTIONS,
 )  # fmt: skip
-_RUN = ("--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
+_RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,6 +75,10 @@ def parser() -> argparse.ArgumentParser:
         help="server, instead of IP and PORT: http://host:port, openai+http://...?model=m, "
         "openai-chat+http://..., tgi+http://...",
     )
+    load.add_argument(
+        "--warmup", type=float, metavar="S",
+        help="leave the first S seconds out of all figures (found by MSER-5 for steady loads)",
+    )  # fmt: skip
     load.add_argument("--no-stream", action="store_true", help="ask for whole answers")
     load.add_argument(
         "--drain-s", type=float, help="cut what still runs so long after the last send (never)"
@@ -116,9 +120,9 @@ def check(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.workload is not None:
         refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which says what is sent when")
-    for name in ("wait", "duration", "drain_s", "timeout_s"):
+    for name in ("wait", "duration", "warmup", "drain_s", "timeout_s"):
         value = getattr(args, name)
-        if value is not None and not (value > 0 or (name == "drain_s" and value == 0)):
+        if value is not None and not (value > 0 or (name in ("drain_s", "warmup") and value == 0)):
             raise SpecError(f"--{name.replace('_', '-')} must be seconds > 0, not {value}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from client.analysis.gates import VALID, Verdict, judge
-from client.analysis.metrics import LATENCIES, Measured, Objectives, measure
+from client.analysis.metrics import LATENCIES, Measured, Objectives, WarmUp, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
@@ -35,14 +35,16 @@ _FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 class OneRun:
     """A run with its figures, and what else is known of it.
 
-    ``server`` is the server's last /stats, ``handled`` the tokens that its books gained, None where
-    it keeps none. ``environment`` names the client's machine, versions and commit.
+    ``warm_up_s`` is None where the warm-up was to be found. ``server`` is the server's last
+    /stats, ``handled`` the tokens that its books gained, None where it keeps none.
+    ``environment`` names the client's machine, versions and commit.
     """
 
     run: Run
     measured: Measured
     verdict: Verdict
     objectives: Objectives | None
+    warm_up_s: float | None
     server: dict[str, Any] | None
     handled: int | None
     job: Job | None
@@ -110,6 +112,7 @@ def write_run_report(folder: Path, one: OneRun) -> None:
     write_workload(run.workload, folder / "workload.jsonl")
     about = {
         "objectives": None if one.objectives is None else asdict(one.objectives),
+        "warm_up_s": one.warm_up_s,
         "server": one.server,
         "handled": one.handled,
         "job": None if one.job is None else asdict(one.job),
@@ -130,10 +133,13 @@ def read_run(folder: Path) -> OneRun:
     for about, run in read_raw(path, {workload.sha256: workload}.__getitem__):
         goal, job = about["objectives"], about["job"]
         objectives = None if goal is None else Objectives(**goal)
-        measured = measure(run, objectives)
+        warm_up_s = about["warm_up_s"]
+        cut = None if warm_up_s is None else WarmUp(warm_up_s, settled=True)
+        measured = measure(run, objectives, cut)
         return OneRun(
-            run, measured, judge(run, measured, about["handled"]), objectives, about["server"],
-            about["handled"], None if job is None else Job(**job), about["environment"],
+            run, measured, judge(run, measured, about["handled"]), objectives, warm_up_s,
+            about["server"], about["handled"], None if job is None else Job(**job),
+            about["environment"],
         )  # fmt: skip
     raise RawError(f"{path}: holds no run")
 

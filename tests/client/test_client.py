@@ -105,6 +105,17 @@ def test_a_workload_file_is_played_and_reported(server: StartServer, tmp_path: P
     assert sum(int(line.split(",")[3]) for line in lines) == tokens
 
 
+def test_a_warm_up_that_is_asked_for_is_cut_here_and_when_the_report_is_made_again(
+    server: StartServer, tmp_path: Path
+) -> None:
+    quick = ["--numsamples", "20", "--rate", "40", "--target", server().url]
+    assert main([*quick, "--warmup", "0.25", "--out", str(tmp_path)]) == 0
+    for _ in range(2):
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert summary["warm_up_s"] == 0.25
+        assert report([str(tmp_path)]) == 0
+
+
 def test_a_server_that_dies_midway_ends_in_a_report(server: StartServer, tmp_path: Path) -> None:
     url = server(fault="die", fault_after=5).url
     done = client("--numsamples", "20", "--wait", "0.02", "--target", url, "--out", str(tmp_path))
