@@ -1,7 +1,8 @@
 """Compares no, static and dynamic batching (and any other server) on the same workloads.
 
 Starts each mode as a real server, plays the same workload files against each over several loads,
-repeats with several seeds in shuffled order and writes results/<time>/. Speaks HTTP only.
+repeats with several seeds, back to back and in reverse order in turn, and writes results/<time>/.
+Speaks HTTP only.
 """
 
 from __future__ import annotations

@@ -157,3 +157,24 @@ def test_ctrl_c_keeps_what_was_measured(server: StartServer) -> None:
     run = play(work, target, watch=interrupt)
     assert run.interrupted
     assert 10 < len(run.outcomes) < 400
+
+
+def test_the_client_comes_before_the_servers_that_it_measures_where_it_may(
+    server: StartServer,
+) -> None:
+    """Those run at the priority that this process has, and so do servers started afterwards."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int] = []
+
+    def look(progress: object) -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    play(workload(requests=3), server(), watch=look)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, before - 10)
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+        expected = before - 10
+    except PermissionError:
+        expected = before
+    assert set(seen) == {expected}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
