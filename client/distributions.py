@@ -122,7 +122,7 @@ def findings(found: Sequence[Shape]) -> list[str]:
         lines.append(
             f"At {rate:g} times the limit {worst.name} arrivals hurt most (mean TTFT "
             f"{seconds(worst.mean_s)}, {least.name} {seconds(least.mean_s)}); uniform ones are "
-            f"number {place} of {len(here)}."
+            f"number {place} of {len(here)}; {_certainty(here)}."
         )
     fades = "fades" if spreads[1] < spreads[0] else "does not fade"
     lines.append(
@@ -130,6 +130,19 @@ def findings(found: Sequence[Shape]) -> list[str]:
         f"{spreads[1]:.2g} times at the high one: the difference {fades}."
     )
     return lines
+
+
+def _certainty(here: Sequence[Shape]) -> str:
+    """Which intervals of the ratio to uniform arrivals exclude 1."""
+    sure = [
+        s.name
+        for s in here
+        if s.ratio is not None
+        and s.ratio.low is not None
+        and s.ratio.high is not None
+        and not s.ratio.low <= 1 <= s.ratio.high
+    ]
+    return f"surely other than uniform: {', '.join(sure)}" if sure else "no difference is certain"
 
 
 def figures(found: Sequence[Shape]) -> str:

@@ -147,8 +147,8 @@ def _doubtful(c: Comparison) -> list[str]:
     ]
     if voids := _voids(c):
         told.append(
-            f"{len(voids)} figures, marked {VOID}, are not to be used: the client was late. "
-            f"What to do: {voids[0][1].advice}."
+            f"{len(voids)} figures are not to be used, since the client was late: they are listed "
+            f"below and carry a {VOID} in tables. What to do: {voids[0][1].advice}."
         )
     return told
 
