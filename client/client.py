@@ -28,7 +28,7 @@ from client.client_options import check, parser, workload_of
 from client.experiment import adapted
 from client.load import servers
 from client.load.deferred import JobRun, split
-from client.load.live import live_view, say
+from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S, play
 from client.load.records import Run
@@ -94,7 +94,10 @@ def _run(
         before = servers.handled(servers.settled_stats(target))
         if jobs is not None:
             jobs.start()
-        with live_view(target.name, len(workload.requests)) as watch:
+        title = target.name
+        if workload.users is None:
+            title += f", sending until {clock_in(workload.duration_s)}"
+        with live_view(title, len(workload.requests)) as watch:
             run = play(workload, target, drain_s=args.drain_s, silence_s=silence_s, watch=watch)
         if jobs is not None:
             job = jobs.end(cancel=bool(run.interrupted))

@@ -30,7 +30,7 @@ from client.analysis.summary import final
 from client.compare_options import BUDGET_S, Asked, parser, understood
 from client.contestant import Contestant
 from client.experiment import Fleet, calibrate, carry_out, knee
-from client.load.live import say
+from client.load.live import clock_in, say
 from client.load.machine import commit, machine, versions
 from client.load.servers import ServerError, end_as_ctrl_c, note_of
 from client.report.comparison import judged, write_comparison
@@ -94,7 +94,8 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
                 manifest |= _plan_figures(plan, calibration)
                 say(
                     f"{len(schedule(plan))} runs of {plan.window_s:.1f} s each at loads "
-                    f"{', '.join(f'{x:g}' for x in plan.loads)} -> {asked.folder}"
+                    f"{', '.join(f'{x:g}' for x in plan.loads)}, until {_end(plan)} at the "
+                    f"earliest -> {asked.folder}"
                 )
                 for one in carry_out(plan, fleet, calibration.capacity):
                     # one by one, so that an interruption keeps them
@@ -242,6 +243,11 @@ def _with_window(
         say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
         window = least
     return replace(plan, window_s=window)
+
+
+def _end(plan: Experiment) -> str:
+    """When the last run would end if every answer came with the last send."""
+    return clock_in(len(schedule(plan)) * plan.window_s)
 
 
 def _manifest(asked: Asked) -> dict[str, Any]:

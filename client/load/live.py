@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 import numpy as np
 from tqdm import tqdm
@@ -39,6 +40,11 @@ def live_view(title: str, planned: int, *, leave: bool = True) -> Iterator[Watch
             bar.set_postfix_str(", ".join(parts))
 
         yield watch
+
+
+def clock_in(seconds: float) -> str:
+    """The time of day then, to tell until when something lasts."""
+    return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")
 
 
 def say(text: str) -> None:
