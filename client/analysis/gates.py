@@ -157,9 +157,12 @@ def _little(run: Run) -> Gate:
     summed = float(stays.sum())
     if summed <= 0:
         return Gate("Little's law", "run too short to tell")
-    # A sample sees each request's ends to within a step, at random.
-    step = float(np.sqrt(np.mean(np.diff(times) ** 2)))
-    limit = max(0.02, 5 * step * math.sqrt(len(stays) / 6) / summed)
+    # A sample sees each request's ends to within a step; those of one step, as after a moment in
+    # which the client had no core, all to the same side.
+    edges = np.array([t for o in run.outcomes for t in (o.sent_s, o.left_s) if t < span])
+    steps = np.diff(times)
+    within = np.bincount(np.searchsorted(times[1:], edges), minlength=steps.size)[: steps.size]
+    limit = max(0.02, 5 * math.sqrt(float(np.sum((steps * within) ** 2)) / 12) / summed)
     off = abs(sampled - summed) / summed
     found = f"L {sampled / span:.2f} sampled, lambda W {summed / span:.2f}, off {off:.1%}"
     return Gate("Little's law", found, VALID if off <= limit else INVALID_CLIENT)

@@ -102,6 +102,17 @@ def test_books_that_do_not_close_are_invalid() -> None:
     assert judge(short, measure(short)).word == INVALID_CLIENT
 
 
+def test_a_client_that_had_no_core_for_a_moment_is_not_told_that_its_records_are_wrong() -> None:
+    """Nothing was sampled for 0.4 s, and three requests left at the end of it."""
+    sent = [i * 0.1 if not 1.0 <= i * 0.1 < 1.35 else 1.39 for i in range(30)]
+    run = run_of([outcome(i, at=i * 0.1, sent=at, gap=0.01) for i, at in enumerate(sent)], 3.0)
+    stalled = replace(run, in_flight=tuple(x for x in run.in_flight if not 1.0 < x[0] < 1.4))
+    gates = {g.name: g.verdict for g in judge(stalled, measure(stalled)).gates}
+    assert gates["Little's law"] == VALID
+    blind = replace(stalled, in_flight=tuple((t, 2 * n) for t, n in stalled.in_flight))
+    assert "Little's law" in judge(blind, measure(blind)).reason
+
+
 def test_failed_runs_say_so() -> None:
     outcomes = [
         outcome(i, failure="HTTP 503", first_s=None, end_s=None, deliveries=()) for i in range(5)
