@@ -12,6 +12,7 @@ from itertools import combinations
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Objectives
 from client.analysis.results import AtSaturation, Bracket, Headline, Pair, Result
+from client.analysis.statistics import Interval
 from client.analysis.summary import Point, final, paired, verdict_of
 
 
@@ -21,20 +22,21 @@ def headline(
     """``points`` in the order of the table: each contestant is compared with those before it."""
     names = list(dict.fromkeys(p.contestant for p in points))
     loads = sorted({p.load for p in points})
-    words = {(p.contestant, p.load): p.verdict for p in points}
+    table = {(p.contestant, p.load): p for p in points}
     kept = final(results)
     pairs = [
-        _pair(of, over, load, _runs(kept, of, load), _runs(kept, over, load), words[of, load])
+        _pair(mine, base, _runs(kept, of, load), _runs(kept, over, load))
         for load in loads
         for over, of in combinations(names, 2)
-        if words.get((of, load)) == words.get((over, load))
+        if (mine := table.get((of, load))) and (base := table.get((over, load)))
+        if mine.verdict == base.verdict
     ]
     again = [r for r in results if r.repeat and not r.run.interrupted]
     controls = [
-        _pair(name, name, load, second, _runs(kept, name, load), verdict_of([*second.values()])[0])
-        for name in names
-        for load in loads
-        if (second := _runs(again, name, load)) and (name, load) in words
+        _pair(point, point, second, _runs(kept, point.contestant, point.load))
+        for point in points
+        if (second := _runs(again, point.contestant, point.load))
+        if verdict_of([*second.values()])[0] == point.verdict
     ]
     return Headline(
         objectives,
@@ -54,14 +56,16 @@ def _runs(results: Sequence[Result], name: str, load: float) -> dict[int, Result
     return {r.seed: r for r in results if r.contestant == name and r.load == load}
 
 
-def _pair(
-    of: str, over: str, load: float, mine: dict[int, Result], base: dict[int, Result], word: str
-) -> Pair:
-    at_limit = paired(mine, base, "throughput") if word == SATURATED else None
-    ttft, tpot, e2e = (
-        paired(mine, base, name) if word == VALID else None for name in ("ttft", "tpot", "e2e")
-    )
-    return Pair(of, over, load, at_limit, ttft, tpot, e2e)
+def _pair(of: Point, over: Point, mine: dict[int, Result], base: dict[int, Result]) -> Pair:
+    """``of`` over ``over``, which have one verdict; no ratio of what is void on either side."""
+
+    def ratio(name: str, figure: str, word: str) -> Interval | None:
+        void = of.void(figure) or over.void(figure)
+        return None if void or of.verdict != word else paired(mine, base, name)
+
+    at_limit = ratio("throughput", "throughput", SATURATED)
+    ttft, tpot, e2e = (ratio(name, f"{name}_p50", VALID) for name in ("ttft", "tpot", "e2e"))
+    return Pair(of.contestant, over.contestant, of.load, at_limit, ttft, tpot, e2e)
 
 
 def _says_something(pair: Pair) -> bool:

@@ -58,6 +58,18 @@ def test_a_late_client_never_takes_the_throughput_along() -> None:
     assert point.throughput.value > 0
 
 
+def test_the_headline_states_no_ratio_of_a_figure_that_the_client_falsified() -> None:
+    late = [
+        result(late_client(first=0.05, every=1), seed, contestant=name)
+        for seed in (0, 1)
+        for name in ("nobatch", "dynamic")
+    ]
+    found = headline(late, points(late, CALIBRATION), Objectives(ttft_s=1.0), 0.9)
+    (pair,) = found.pairs
+    assert pair.ttft is None
+    assert pair.e2e is not None, "half a second is no matter of 20 ms"
+
+
 def test_answers_of_another_length_than_asked_are_other_work() -> None:
     outcomes = [outcome(i, at=i * 0.1) for i in range(20)]
     short = run_of([*outcomes[:-1], replace(outcomes[-1], requested_tokens=9)])
