@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,18 +34,11 @@ class Farm:
     """A handle on a process of test upstreams."""
 
     def __init__(self, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.router.farm", *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        port = self.process.stdout.readline()
-        if not port:
-            self.process.communicate()
-            raise RuntimeError(f"the farm ended with status {self.process.returncode}")
-        self.control = f"http://127.0.0.1:{int(port)}"
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by close)
+        log = Path(self._log.name)
+        self.process = Forked("tests.router.farm", args, os.environ, log)
+        until(lambda: log.read_text().endswith("\n"), "the farm's port")
+        self.control = f"http://127.0.0.1:{int(log.read_text())}"
         self._session = requests.Session()
 
     def __call__(self, verb: str, **body: Any) -> dict[str, Any]:
@@ -66,7 +57,8 @@ class Farm:
     def close(self) -> None:
         self._session.close()
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self._log.close()
 
 
 class RouterProcess:

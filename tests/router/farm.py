@@ -1,7 +1,7 @@
 """Test upstreams: real HTTP servers with behaviour set from outside, many in one process.
 
-`python -m tests.router.farm [--upstream PORT]` prints the port of its control door, where upstreams
-are made, told how to behave, held, released, stopped and asked what they saw.
+The process prints the port of its control server, where upstreams are made, told how to behave,
+held, released, stopped and asked what they saw; with `--upstream PORT` one is there at once.
 """
 
 import argparse
@@ -10,8 +10,8 @@ import base64
 import contextlib
 import json
 import logging
+import multiprocessing
 import socket
-import sys
 from typing import Any
 
 from aiohttp import web
@@ -202,8 +202,10 @@ async def main() -> None:
     sock = listening_socket()
     await web.SockSite(runner, sock).start()
     print(sock.getsockname()[1], flush=True)
-    # The parent's end of the pipe closes with the parent: no orphan survives a killed test run.
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "run by tests.forked"
+    # no orphan survives a killed test run
+    await asyncio.get_running_loop().run_in_executor(None, parent.join)
 
 
 if __name__ == "__main__":

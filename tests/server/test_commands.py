@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from config import MODES, Config
+from tests.forked import Forked
 from tests.server.process import (
     PATIENCE_S,
     ROOT,
@@ -50,17 +51,26 @@ def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--port", "no"], "--port (EB_PORT) is 'no'; allowed: a whole number"),
         (["--model", "no-such-model"], "model 'no-such-model' is neither a folder nor a known"),
         (["--model", "random:gpt5"], "random:NAME allows gpt2, gpt2-medium"),
         (["--model", "/tmp"], "/tmp holds no vocabulary; allowed: vocab.tiktoken"),
         (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(args: list[str], message: str) -> None:
-    done = run(SERVER, "dynamic", *args)
+def test_what_cannot_work_is_said_before_anything_starts(
+    args: list[str], message: str, tmp_path: Path
+) -> None:
+    """By what `./server.sh` runs; the next test types the command itself."""
+    log = tmp_path / "log"
+    assert Forked("app", ["dynamic", *args], environment(), log).wait(PATIENCE_S) != 0
+    assert message in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_the_command_says_what_cannot_work_before_anything_starts() -> None:
+    done = run(SERVER, "dynamic", "--port", "no")
     assert done.returncode != 0
-    assert message in done.stderr
+    assert "--port (EB_PORT) is 'no'; allowed: a whole number" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -161,7 +171,13 @@ def test_a_path_is_the_users_wherever_the_command_is_typed(
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "dynamic",
+        *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES if mode != "dynamic"),
+    ],
+)
 def embedded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
