@@ -197,7 +197,7 @@ def _planned(
     args, lost = asked.args, {loss.contestant for loss in losses}
     there = tuple(c for c in asked.contestants if c.name not in lost)
     if args.original:
-        loads: tuple[float, ...] = (1 / calibration.capacity,)
+        loads: tuple[float, ...] = (float(f"{1 / calibration.capacity:.3g}"),)
     else:
         loads = asked.loads or telling_loads(list(limits.values()))
     return Experiment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from client.analysis.gates import VALID
 from client.analysis.metrics import Objectives
 from client.analysis.results import Bracket, Headline, Pair
 from client.analysis.statistics import Interval
@@ -71,7 +72,7 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
     """At the highest load that it and another sustain."""
     pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
     if not pairs:
-        return f"No load was sustained by {spoken(hero)} and another, so latencies do not compare."
+        return _alone(hero, points)
     pair = max(pairs, key=lambda p: (p.load, -names.index(p.over)))
     mine, theirs = (
         next((q for q in points if (q.contestant, q.load) == (name, pair.load)), None)
@@ -90,6 +91,19 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
         f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
         f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
         f"{spoken(pair.over)}: {told}{'' if sure else ', so no difference is certain'}."
+    )
+
+
+def _alone(hero: str, points: Sequence[Point]) -> str:
+    """Where no other keeps up: its own latency at the highest load that it sustains."""
+    calm = [p for p in points if p.contestant == hero and p.verdict == VALID]
+    if not calm:
+        return f"No load was sustained by {spoken(hero)}, so its latencies tell nothing."
+    p = max(calm, key=lambda p: p.load)
+    return (
+        f"At {p.offered:.3g} requests a second (load {p.load:g}), which {spoken(hero)} sustains, "
+        f"the median time to the first token was {seconds(p.latency('ttft', 50))} and that to the "
+        f"whole answer {seconds(p.latency('e2e', 50))}."
     )
 
 
