@@ -91,6 +91,8 @@ def telling_loads(limits: Sequence[float]) -> tuple[float, ...]:
     Below the first knee, where all keep up; between knees that are well apart; and twice the last,
     where a queue forms at once and shows what each can do at most.
     """
+    if not limits:
+        return (1.0,)  # nobody is left to play it
     knees = sorted(limits)
     between = [math.sqrt(a * b) for a, b in pairwise(knees) if b > _APART * a]
     return tuple(float(f"{x:.2g}") for x in (_BELOW * knees[0], *between, _TWICE * knees[-1]))

@@ -253,6 +253,17 @@ def test_a_comparison_of_which_nobody_answers_still_ends_in_a_report(
     assert "down failed while its capacity was measured" in page
 
 
+def test_a_comparison_whose_only_server_dies_before_its_first_run_ends_in_a_report(
+    server: StartServer, tmp_path: Path
+) -> None:
+    # 17 requests to calibrate, and some of those that find its limit.
+    dying = server("dynamic", base_s=0.02, fault="die", fault_after=37).url
+    status, figures, page = compared(tmp_path, "--target", f"one={dying}", "--loads", "auto")
+    assert status == 1
+    assert [loss["contestant"] for loss in figures["lost"]] == ["one"]
+    assert "one failed before the first run" in page
+
+
 def searched(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[str, Any]]:
     status = capacity.main(
         [
