@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,12 +77,21 @@ def test_names_without_the_transformer_prefix_are_read_as_the_hub_has_them(folde
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in expected.items())
 
 
-def test_a_random_model_is_seeded_and_has_the_shape_of_its_name() -> None:
-    first, second, other = (random_network("gpt2", seed) for seed in (0, 0, 1))
-    assert first.config == SHAPES["gpt2"]
+def test_a_random_model_is_seeded_and_has_the_shape_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = replace(SHAPES["gpt2"], n_layer=1, n_head=1, n_embd=32)
+    monkeypatch.setitem(SHAPES, "small", small)
+    first, second, other = (random_network("small", seed) for seed in (0, 0, 1))
+    assert first.config == small
     assert torch.equal(first.wte.weight, second.wte.weight)
     assert not torch.equal(first.wte.weight, other.wte.weight)
-    assert sum(p.numel() for p in first.parameters()) == 124_439_808  # as published
+
+
+def test_the_shape_named_gpt2_has_as_many_parameters_as_published() -> None:
+    with torch.device("meta"):
+        network = GPT(SHAPES["gpt2"])
+    assert sum(p.numel() for p in network.parameters()) == 124_439_808
 
 
 def change(folder: Path, **fields: object) -> None:

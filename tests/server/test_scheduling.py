@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scheduling.registry import POLICIES
+from tests.forked import Forked
 from tests.server.hash_app import STEP_S
-from tests.server.process import PATIENCE_S, clients, eventually, serving
-
-ROOT = Path(__file__).parents[2]
+from tests.server.process import PATIENCE_S, clients, environment, eventually, serving
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -49,14 +46,9 @@ def test_a_request_that_takes_too_long_is_answered_with_504(tmp_path: Path) -> N
     ],
 )
 def test_a_server_with_a_wrong_choice_does_not_start_and_says_why(
-    options: list[str], told: str
+    options: list[str], told: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "app.py", "dynamic", *options],
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-    )
-    assert done.returncode != 0
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    log = tmp_path / "log"
+    assert Forked("app", ["dynamic", *options], environment(), log).wait(PATIENCE_S) != 0
+    assert told in log.read_text()
+    assert "Traceback" not in log.read_text()
