@@ -1,0 +1,24 @@
+"""The links of docs/one-token.md lead to the functions that they name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\[`([^`]+)`, `([^`]+)`\]\(\.\./([^#]+)#L(\d+)\)")
+STOPS = LINK.findall((ROOT / "docs" / "one-token.md").read_text())
+
+
+def test_the_walk_has_at_most_eight_stops() -> None:
+    assert 1 < len(STOPS) <= 8
+
+
+@pytest.mark.parametrize(("shown", "name", "path", "line"), STOPS)
+def test_a_link_leads_to_the_function_that_it_names(
+    shown: str, name: str, path: str, line: str
+) -> None:
+    assert shown == path
+    assert f"def {name}(" in (ROOT / path).read_text().splitlines()[int(line) - 1]
