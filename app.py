@@ -40,7 +40,7 @@ from api.openai.generation import Generations
 from api.service import Description, Service
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
-from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError
+from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError, make_ledger
 from config import Config
 from deferred.jobs import Jobs
 from options import flag
@@ -168,7 +168,12 @@ class Engine:
             log.critical("the model cannot be loaded", exc_info=True)
             os._exit(FAILED)
         self.model = model
-        self.manager.model = model
+        growth_tokens = GROWTH_TOKENS if self.config.grows else None
+        if self.config.lookahead and str(model.info.device) == "cpu":
+            log.warning(
+                "--lookahead on a CPU only delays tokens: the model computes when it starts"
+            )
+        self.manager.serve(model, make_ledger(self.config.mode, model, growth_tokens))
         log.info("ready: %s on %s", self.config.mode, self.config.url)
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
@@ -219,7 +224,7 @@ def create_app(
         max_waiting=config.max_waiting,
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         request_timeout_s=config.request_timeout,
-        growth_tokens=GROWTH_TOKENS if config.grows else None,
+        lookahead=config.lookahead,
     )
 
     def describe() -> Description:

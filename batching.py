@@ -1,11 +1,11 @@
 """The heart: requests wait in one queue, and one background thread decides, iteration by
 iteration, which of them the model advances.
 
-Read it with the Orca paper (Yu et al., OSDI '22) beside it. A request is an `Inference`,
-`BatchingManager.step` is one iteration (plan, execute, deliver), and the three loops at the end
-are the three modes: the same step, each with its policy (`scheduling/`) and its layout
-(`generate/`). This module knows nothing of HTTP, text or torch, and reads no clock: time comes in
-from the loop that drives it.
+Read it with the Orca paper (Yu et al., OSDI '22) beside it. A request is an `Inference`. An
+iteration begins with a plan that is started on the model (`BatchingManager.begin`), and finishes
+when its tokens are delivered (`finish`). The three loops at the end are the three modes: the same
+iteration, each with its policy (`scheduling/`) and its layout (`generate/`). This module knows
+nothing of HTTP, text or torch. `drive` alone waits, on a clock that it is given.
 """
 
 from __future__ import annotations
@@ -13,60 +13,89 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from failures import Failures
 from generate import dynamic, nobatch, static
 from inference import DrainingError, Inference, TooLongError
+from lifecycle import Lifecycle
+from memory import Ledger, RectangleLedger
 from queueing import RequestQueue
-from records import iteration_record, request_record
-from scheduling.contract import check_plan, check_retired
-from scheduling.growth import Growth, with_growth
+from records import PlannedWork, iteration_record, planned_work
+from scheduling.contract import check_plan
+from scheduling.growth import with_growth
 from seams import (
-    KV,
-    Advance,
-    Draw,
+    DeviceMemoryError,
     End,
     Model,
+    Opening,
     Outcome,
-    OutOfMemoryError,
+    Pending,
     Plan,
     Policy,
-    RaggedModel,
     Recorder,
-    Row,
+    Step,
     View,
 )
 
 log = logging.getLogger(__name__)
 
 Mode = Literal["nobatch", "static", "dynamic"]
-Generate = Callable[[Any, Sequence[Row]], Outcome]  # the layout of a mode and the model it needs
+LayOut = Callable[[Sequence[Step]], Sequence[Step]]  # the layout of a mode
 
 GROWTH_TOKENS = 64  # of optimistic admission; each growth copies what the sequence holds
-ITERATIONS_TO_REGROW = 100  # after running out of memory, one more row is tried this often
+REGROW_S = 1.0  # after the device ran out of memory, the batch limit rises this often,
+REGROW_SHARE = 8  # by an eighth
 
 
 class EngineFailedError(Exception):
     """The loop has ended since nothing can be advanced any more; all requests were failed."""
 
 
-@dataclass(slots=True)
-class _Resident:
-    """A request's place. It owns the KV memory, so giving up the place frees it."""
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing was started, and nothing can be before `until_s`, or before someone arrives."""
 
-    inference: Inference
-    kv: KV
+    until_s: float
+
+
+@dataclass(slots=True)
+class Flight:
+    """An iteration that was started and is not finished. `batch`: the requests of its rows."""
+
+    start_s: float
+    work: PlannedWork
+    batch: Sequence[Inference]
+    steps: Sequence[Step]
+    pending: Pending
+    discarded: bool = False  # the iteration before it failed
+
+    def land(self) -> Outcome | Exception:
+        """Waits for it."""
+        try:
+            return self.pending.result()
+        except Exception as error:  # whatever the model raises harms this iteration alone
+            return error
+
+
+@dataclass(frozen=True, slots=True)
+class _NeverStarted:
+    """The model refused to start it; told in its turn, after the iteration before it."""
+
+    error: Exception
+
+    def result(self) -> Outcome:
+        raise self.error
 
 
 class BatchingManager:
     """The queue, and the life of a request in it: submitted, admitted, advanced, ended.
 
     `submit`, `submit_stored`, `cancel`, `drain` and `abort` may be called from any thread; all else
-    belongs to the thread that calls `step`.
+    belongs to the thread that calls `begin` and `finish`.
     """
 
     def __init__(
@@ -78,26 +107,33 @@ class BatchingManager:
         max_waiting: int,
         max_waiting_prompt_tokens: float = math.inf,
         request_timeout_s: float = math.inf,
-        growth_tokens: int | None = None,
+        lookahead: int = 0,
     ) -> None:
-        """`growth_tokens`: None reserves at admission all that a request may need; a number admits
-        it with room for so many further tokens, and as many again whenever they are used up."""
+        """`lookahead`: iterations that may be in flight while the next one is planned."""
         self.policy = policy
         self.recorder = recorder
         self.max_batch_size = max_batch_size
         self.max_waiting = max_waiting
-        self.request_timeout_s = request_timeout_s
-        self.growth_tokens = growth_tokens
+        self.lookahead = lookahead
         self.model: Model | None = None  # until it is loaded
         self.failed_iterations: Counter[str] = Counter()  # prefill (also in part), decode
         self._failures = Failures()
         self._queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
-        self._resident: dict[int, _Resident] = {}
+        self._life = Lifecycle(self._queue, policy, recorder, request_timeout_s)
+        self._flights: deque[Flight] = deque()
         self._batch_limit = max_batch_size
-        self._iterations_since_shrunk = 0
-        self._idle_since_s = -math.inf
-        self._next_due_s = math.inf  # nobody is overdue before
-        self._deferred = 0  # requests of that class without an answer
+        self._regrow_s = math.inf  # when the batch limit rises again
+        self._last_end_s = -math.inf
+
+    @property
+    def flights(self) -> Sequence[Flight]:
+        """Iterations in flight, the oldest first."""
+        return self._flights
+
+    def serve(self, model: Model, ledger: Ledger | RectangleLedger) -> None:
+        """Requests are taken in from now on."""
+        self._life.ledger = ledger
+        self.model = model
 
     # --- from any thread --------------------------------------------------------------------
 
@@ -115,13 +151,19 @@ class BatchingManager:
         return self.unavailable is None
 
     @property
+    def memory(self) -> Ledger | RectangleLedger:
+        """The ledger; there is one as soon as there is a model."""
+        assert self._life.ledger is not None
+        return self._life.ledger
+
+    @property
     def counts(self) -> dict[str, int]:
-        return {"waiting": self._queue.size, "running": len(self._resident)}
+        return {"waiting": self._queue.size, "running": len(self._life.resident)}
 
     @property
     def serves_immediate(self) -> bool:
         """Whether somebody waits on a connection for what is queued or runs; as good as now."""
-        return self._queue.size + len(self._resident) > self._deferred
+        return self._queue.size + len(self._life.resident) > self._life.deferred
 
     @property
     def busy_since_s(self) -> float | None:
@@ -152,12 +194,11 @@ class BatchingManager:
                 f"prompt ({inference.prompt_tokens} tokens) and num_tokens "
                 f"({inference.max_tokens}) exceed the model's context of {self.model.context}"
             )
-        if (cost := self.model.memory.cost([inference.need])) > self.model.memory.budget:
+        if total > self.memory.budget * self.memory.block_tokens:
             raise TooLongError(
-                f"the request takes {cost} tokens of KV memory, the server has "
-                f"{self.model.memory.budget}"
+                f"the request takes {total} tokens of KV memory, the server has "
+                f"{self.memory.budget * self.memory.block_tokens}"
             )
-        inference.growth_tokens = self.growth_tokens
         self._queue.put(inference)
 
     def submit_stored(self, inference: Inference) -> None:
@@ -181,287 +222,275 @@ class BatchingManager:
 
     # --- the thread of the loop -------------------------------------------------------------
 
-    def drive(self, generate: Generate, clock: Callable[[], float]) -> None:
-        """Steps back to back while there is work, sleeps on the mailbox while there is none.
+    def drive(self, lay_out: LayOut, clock: Callable[[], float]) -> None:
+        """Iteration after iteration while there is work; sleeps on the mailbox while there is none.
         Raises EngineFailedError."""
         while True:
             try:
-                wake_s = self.step(clock(), generate)
+                begun = self.begin(clock(), lay_out)
+                while self._flights and (
+                    isinstance(begun, Wait) or len(self._flights) > self.lookahead
+                ):
+                    outcome = self._flights[0].land()
+                    self.finish(clock(), outcome)
+                    if isinstance(begun, Wait):
+                        begun = Wait(-math.inf)  # what was just delivered may be planned
             except Exception as error:  # a fault of ours or of a policy: the loop must survive it
                 log.exception("the loop failed; its requests are failed, it goes on")
-                self._failures.failed(self._present(), error)
-                self._fail_all(f"internal error: {error}", clock())
-                wake_s = None
+                self._failures.failed(self._life.present(), error)
+                self._give_up_flights()
+                self._life.fail_all(f"internal error: {error}", clock())
+                begun = Wait(math.inf)
             if (verdict := self._failures.verdict) is not None:
                 self._queue.abort(f"the server has failed: {verdict}")
-                self._take_in(clock())  # fails whoever waits, and those who came meanwhile
+                self._life.take_in(clock())  # fails those that wait, and those that just came
                 raise EngineFailedError(verdict)
-            if not self._resident and self._queue.is_over():
-                return
-            self._queue.sleep(math.inf if wake_s is None else wake_s - clock())
+            if isinstance(begun, Wait):
+                if not self._life.resident and self._queue.is_over():
+                    return
+                self._queue.sleep(begun.until_s - clock())
 
-    def step(self, now_s: float, generate: Generate) -> float | None:
-        """One iteration: plan, execute, deliver. Returns when to be called again; None means
-        that nothing is to be done until someone arrives."""
-        self._take_in(now_s)
-        if not (self._queue.waiting or self._resident):
-            return None
-        assert self.model is not None
+    def step(self, lay_out: LayOut, clock: Callable[[], float]) -> Wait | None:
+        """One iteration from its plan to its answers; None where one was executed."""
+        begun = self.begin(clock(), lay_out)
+        if isinstance(begun, Wait):
+            return begun
+        landed = begun.land()
+        self.finish(clock(), landed)
+        return None
+
+    def begin(self, now_s: float, lay_out: LayOut) -> Flight | Wait:
+        """Plans an iteration and starts it. One that waits may wait for what is in flight."""
+        life = self._life
+        life.take_in(now_s)
+        if not (self._queue.waiting or life.resident):
+            return Wait(math.inf)
+        if self._flights and not self._may_look_ahead():
+            return Wait(math.inf)
         view = View(
             now_s,
             self._queue.waiting,
-            [resident.inference for resident in self._resident.values()],
+            list(life.resident.values()),
             self._batch_limit,
-            self.model.memory,
-            self._deferred,
+            self.memory,
+            life.deferred,
         )
         plan = self.policy.plan(view)
         check_plan(plan, view)
-        growth = self._growth(plan, view)
-        for request in growth.preempt:
-            self._preempt(self._resident[request.id].inference, now_s)
+        if self.memory.growth_tokens is not None:
+            plan = with_growth(plan, view)
+        if self._flights:
+            if any(life.resident[request.id].flights for request in plan.preempt):
+                return Wait(math.inf)  # their blocks are being written: deliver first
+            advance = [step for step in plan.advance if not step.request.done]
+            plan = replace(plan, advance=advance)
+        for request in plan.preempt:
+            life.preempt(life.resident[request.id], now_s)
         if not plan.advance:
-            return self._wake_s(plan)
-        if not growth.advance:  # all who were to advance gave up their places
-            return now_s
-        batch: list[Inference] = [step.request for step in growth.advance]  # type: ignore[misc]
-        try:
-            self._grow(growth)
-            self._admit(batch, now_s)
-            outcome = generate(
-                self.model,
-                [self._row(step.tokens, i) for step, i in zip(growth.advance, batch, strict=True)],
-            )
-        except OutOfMemoryError as error:
-            give_up, why = self._shrink, str(error)
-        except Exception as error:  # whatever the model raises harms this iteration alone
-            # the traceback as text: a log record that is kept must not keep KV memory alive
-            log.error("an iteration failed\n%s", traceback.format_exc())
-            decodes = all(step.tokens == 1 and step.request.generated for step in growth.advance)
-            self.failed_iterations["decode" if decodes else "prefill"] += 1
-            self._failures.failed(batch, error)
-            give_up, why = self._fail, f"the model failed: {error}"
-        else:
-            return self._deliver(growth.advance, batch, outcome, now_s)
-        give_up(batch, why, now_s)  # the exception, and with it the handles it saw, is gone by now
-        return now_s
+            if plan.wake_s is None:  # all that were to advance are done, or gave up their places
+                return Wait(now_s)
+            return Wait(min(plan.wake_s, life.next_due_s))
+        return self._start(plan, now_s, lay_out)
 
-    def _take_in(self, now_s: float) -> None:
-        """Arrivals join the queue; those who left, and those who cannot be finished, end."""
-        mail = self._queue.read()
-        for inference in mail.arrivals:
-            self._deferred += inference.service_class == "deferred"
-            self._next_due_s = min(self._next_due_s, self._due_s(inference))
-        if mail.arrivals and self.busy_since_s is None:
-            # those who came during the last iteration of a stretch do not lengthen it twice
-            first_s = min(inference.arrival_s for inference in mail.arrivals)
-            self._queue.busy_since_s = max(first_s, self._idle_since_s)
-        if overdue := self._next_due_s <= now_s:
-            self._end_overdue(now_s)
-        for inference, end in mail.departures:
-            if not inference.done:
-                inference.end = end
-                # a stop that the door found leaves when an end token would: with its place, if so
-                if end != "stop" or self.policy.answers == "own":
-                    self._answer(inference, now_s)
-        if mail.aborting is not None:
-            for inference in self._present():
-                inference.cut_by = "shutdown"
-            self._fail_all(mail.aborting, now_s)
-        elif mail.departures or overdue:
-            self._drop_done(now_s)
+    def _may_look_ahead(self) -> bool:
+        """Not past an iteration of which nothing will come, nor where nobody is left to advance."""
+        if any(f.discarded or isinstance(f.pending, _NeverStarted) for f in self._flights):
+            return False
+        return not all(inference.done for inference in self._life.resident.values())
 
-    def _end_overdue(self, now_s: float) -> None:
-        running = [inference for inference in self._present() if not inference.done]
-        for inference in running:
-            if self._due_s(inference) <= now_s:
-                inference.end, inference.cut_by = "failed", "timeout"
-                inference.error = (
-                    f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
-                )
-                self._answer(inference, now_s)
-        self._next_due_s = min((self._due_s(i) for i in running if not i.done), default=math.inf)
-
-    def _present(self) -> list[Inference]:
-        return [*self._queue.waiting, *(resident.inference for resident in self._resident.values())]
-
-    def _due_s(self, inference: Inference) -> float:
-        return math.inf if inference.stored else inference.arrival_s + self.request_timeout_s
-
-    def _wake_s(self, plan: Plan) -> float:
-        """Of a plan that waits: no later than the next request is due."""
-        assert plan.wake_s is not None
-        return min(plan.wake_s, self._next_due_s)
-
-    def _growth(self, plan: Plan, view: View) -> Growth:
-        if self.growth_tokens is None:
-            return Growth(plan.advance, plan.preempt, {})
-        return with_growth(plan, view, self.growth_tokens)
-
-    def _grow(self, growth: Growth) -> None:
-        for id, room in growth.room.items():
-            resident = self._resident[id]
-            cast(RaggedModel, self.model).grow(resident.kv, room)
-            resident.inference.room = room
-
-    def _admit(self, batch: Sequence[Inference], now_s: float) -> None:
-        new = [inference for inference in batch if inference.id not in self._resident]
-        if not new:
-            return
+    def _start(self, plan: Plan, now_s: float, lay_out: LayOut) -> Flight:
         assert self.model is not None
-        needs = [inference.need for inference in new]
-        kvs = self.model.allocate(needs)
-        for inference, kv, need in zip(new, kvs, needs, strict=True):
-            self._resident[inference.id] = _Resident(inference, kv)
-            inference.room = need.known + need.further
+        new = [cast(Inference, s.request) for s in plan.advance if not s.request.resident]
+        openings = self._admit(new, now_s)
+        advance = plan.advance
+        if any(inference.computed for inference in new):  # prefix hits leave less to compute
+            advance = [
+                step._replace(tokens=min(step.tokens, step.request.known - step.request.computed))
+                for step in advance
+            ]
+        if self.memory.growth_tokens is not None:
+            self.memory.grow(advance)
+        work = planned_work(advance, len(plan.hold))
+        news = self.memory.news()
+        batch: list[Inference] = []
+        steps: list[Step] = []
+        for request, tokens in advance:
+            inference = cast(Inference, request)
+            start = inference.computed
+            draw = start + tokens == inference.known and inference.end is None
+            steps.append(Step(inference.id, start, tokens, draw, news.get(inference.id, ())))
+            batch.append(inference)
+            inference.computed = start + tokens
+            inference.expected += draw
+            inference.flights += 1
+        for request in plan.hold:
+            inference = cast(Inference, request)
+            steps.append(Step(inference.id, inference.computed, 0, False, ()))
+            batch.append(inference)
+            inference.flights += 1
+        steps = list(lay_out(steps))
+        # one that was preempted and admitted again is opened anew, which replaces what there was
+        released = [id for id in self._life.released if id not in self._life.resident]
+        self._life.released = []
+        pending: Pending
+        try:
+            if openings:
+                self.model.open(openings)
+            pending = self.model.start(steps, released)
+        except Exception as error:
+            pending = _NeverStarted(error)
+        flight = Flight(now_s, work, batch, steps, pending)
+        self._flights.append(flight)
+        return flight
+
+    def _admit(self, new: Sequence[Inference], now_s: float) -> list[Opening]:
+        if not new:
+            return []
+        hits = self.memory.open(new)
+        openings = []
+        for inference in new:
+            self._life.resident[inference.id] = inference
+            inference.resident = True
+            inference.computed = hits.get(inference.id, 0)
             if inference.admitted_s is None:
                 inference.admitted_s = now_s
+            openings.append(
+                Opening(
+                    inference.id,
+                    list(inference.ids),
+                    inference.prompt_tokens,
+                    inference.sampling,
+                    len(inference.prompt_logprobs),
+                )
+            )
         self._queue.admitted({inference.id for inference in new})
+        return openings
 
-    def _row(self, tokens: int, inference: Inference) -> Row:
-        start = inference.computed
-        wanted = tokens > 0 and start + tokens == inference.known and not inference.done
-        of_prompt = (
-            inference.sampling.prompt_logprobs is not None
-            and len(inference.prompt_logprobs) < inference.prompt_tokens - 1
-            and not inference.done
-        )
-        draw = None
-        if wanted or of_prompt:
-            draw = Draw(inference.sampling, inference.ids, inference.prompt_tokens, wanted)
-        return Row(
-            self._resident[inference.id].kv,
-            start,
-            inference.ids[start : start + tokens],
-            draw,
-        )
+    def finish(self, now_s: float, landed: Outcome | Exception) -> None:
+        """Delivers what came of the oldest iteration in flight, at the time at which it came."""
+        flight = self._flights.popleft()
+        for inference in flight.batch:
+            inference.flights -= 1
+        if flight.discarded:
+            self._replan(flight, now_s)
+        elif isinstance(landed, Exception):
+            for later in self._flights:
+                later.discarded = True
+            self._fail(flight, landed, now_s)
+        else:
+            self._deliver(flight, landed, now_s)
+        self._last_end_s = now_s
 
-    def _deliver(
-        self,
-        advance: Sequence[Advance],
-        batch: Sequence[Inference],
-        outcome: Outcome,
-        now_s: float,
-    ) -> float:
-        end_s = now_s + outcome.duration_s
+    def _deliver(self, flight: Flight, outcome: Outcome, now_s: float) -> None:
+        start_s = max(flight.start_s, self._last_end_s)
         # before the answers, so that statistics hold their tokens
-        self._record(self.recorder.iteration, iteration_record(now_s, advance, batch, outcome))
-        for i, (step, inference) in enumerate(zip(advance, batch, strict=True)):
-            # after a preemption the prompt is computed again, its logprobs are known already
-            known = len(inference.prompt_logprobs) - inference.computed
-            inference.prompt_logprobs += outcome.prompt_logprobs.get(i, ())[known:]
-            inference.computed += step.tokens
-            if i in outcome.logprobs:
-                inference.logprobs.append(outcome.logprobs[i])
-            if (token := outcome.tokens[i]) is not None:
-                self._append(inference, token, end_s)
-        self._iterations_since_shrunk += 1
-        if self._iterations_since_shrunk % ITERATIONS_TO_REGROW == 0:
-            self._batch_limit = min(self._batch_limit + 1, self.max_batch_size)
-        self._retire(end_s)
+        record = iteration_record(flight.work, flight.batch, outcome, start_s, now_s)
+        self._life.record(self.recorder.iteration, record)
+        for i, (first, scores) in outcome.prompt_logprobs.items():
+            # after a preemption some are computed again, and known already
+            known = flight.batch[i].prompt_logprobs
+            known += scores[len(known) + 1 - first :]
+        logprobs, answers = outcome.logprobs, self.policy.answers
+        for i, (inference, tokens) in enumerate(zip(flight.batch, outcome.tokens, strict=True)):
+            if flight.steps[i].draw:
+                inference.expected -= 1
+                if inference.end is None:
+                    if i in logprobs:
+                        inference.logprobs += logprobs[i]
+                    self._append(inference, tokens, now_s, answers)
+        if self.memory.prefix_caching:
+            for inference, step in zip(flight.batch, flight.steps, strict=True):
+                self.memory.share(inference, step.start + step.tokens)
+        if self._regrow_s <= now_s:
+            self._regrow(now_s)
+        self._life.retire(now_s)
         self._failures.succeeded()
-        return end_s
 
-    def _append(self, inference: Inference, token: int, now_s: float) -> None:
-        inference.ids.append(token)
-        inference.last_token_s = now_s
-        if inference.first_token_s is None:
-            inference.first_token_s = now_s
-        if token in inference.end_ids:
-            inference.end = "stop"
-        elif inference.generated == inference.max_tokens:
-            inference.end = "length"
-        if inference.done and self.policy.answers == "own":
-            self._answer(inference, now_s)
+    def _append(
+        self, inference: Inference, tokens: Sequence[int], now_s: float, answers: str
+    ) -> None:
+        for token in tokens:
+            inference.ids.append(token)
+            inference.last_token_s = now_s
+            if inference.first_token_s is None:
+                inference.first_token_s = now_s
+            if token in inference.end_ids:
+                inference.end = "stop"
+            elif len(inference.ids) == inference.prompt_tokens + inference.max_tokens:
+                inference.end = "length"
+            if inference.end is not None:
+                break
+        if inference.end is not None and answers == "own":
+            self._life.answer(inference, now_s)
         elif inference.streaming:
             inference.news.set()
 
-    def _retire(self, now_s: float) -> None:
-        """Places that are given up, and the answers that leave with them."""
-        if self._resident:
-            residents = [resident.inference for resident in self._resident.values()]
-            retired = self.policy.retire(residents)
-            check_retired(retired, residents)
-            for request in retired:
-                self._answer(self._resident.pop(request.id).inference, now_s)
-        self._go_idle(now_s)
+    # --- iterations that fail ---------------------------------------------------------------
 
-    def _go_idle(self, now_s: float) -> None:
-        busy_since_s = self.busy_since_s
-        if self._resident or self._queue.waiting or busy_since_s is None:
+    def _fail(self, flight: Flight, error: Exception, now_s: float) -> None:
+        for inference, step in zip(flight.batch, flight.steps, strict=True):
+            inference.expected -= step.draw
+        if isinstance(error, DeviceMemoryError):
+            self._shrink(flight, error, now_s)
             return
-        # in this order, or whoever asks in between would miss the whole stretch
-        self._record(self.recorder.busy, busy_since_s, now_s)
-        self._queue.busy_since_s, self._idle_since_s = None, now_s
-        assert self.model is not None
-        if self.model.memory.used:
-            log.critical(
-                "KV books do not close: idle, and %d of %d tokens are in use",
-                self.model.memory.used,
-                self.model.memory.budget,
-            )
+        # the traceback as text: a log record that is kept must not keep tensors alive
+        log.error("an iteration failed\n%s", "".join(traceback.format_exception(error)))
+        decodes = all(
+            step.tokens <= 1 and inference.generated
+            for inference, step in zip(flight.batch, flight.steps, strict=True)
+        )
+        self.failed_iterations["decode" if decodes else "prefill"] += 1
+        self._failures.failed(flight.batch, error)
+        self._life.fail(flight.batch, f"the model failed: {error}", now_s)
 
-    def _preempt(self, inference: Inference, now_s: float) -> None:
-        """Gives up the place; what was computed is computed again from the known tokens."""
-        del self._resident[inference.id]
-        if inference.done:  # it held a place in a batch, and has nothing to come back for
-            self._answer(inference, now_s)
-            return
-        inference.computed = inference.room = 0
-        inference.preemptions += 1
-        self._queue.put_back(inference)
-
-    def _shrink(self, batch: Sequence[Inference], message: str, now_s: float) -> None:
-        """Out of memory: the same requests again in smaller batches, before anyone is failed."""
-        # those who are paused hold memory too, and one who found none may find it when they end
-        present = len({*self._resident, *(inference.id for inference in batch)})
+    def _shrink(self, flight: Flight, error: Exception, now_s: float) -> None:
+        """The device is out of memory: the same requests again in smaller batches, before any of
+        them is failed."""
+        life = self._life
+        # paused ones hold memory, too, and a request that found none may find it when they end
+        present = len(life.resident)
         if present == 1:
-            self._fail(batch, f"out of memory: {message}", now_s)
+            life.fail(flight.batch, f"out of memory: {error}", now_s)
             return
         self._batch_limit = max(1, min(self._batch_limit, present) // 2)
-        self._iterations_since_shrunk = 0
+        self._regrow_s = now_s + REGROW_S
         log.warning(
-            "out of memory with %d requests; the limit is now %d", present, self._batch_limit
+            "the device ran out of memory with %d requests; the batch limit is now %d",
+            present,
+            self._batch_limit,
         )
-        for inference in batch:
-            if inference.id in self._resident:
-                self._preempt(inference, now_s)
-        self._drop_done(now_s)
+        self._replan(flight, now_s)
 
-    def _fail(self, batch: Sequence[Inference], message: str, now_s: float) -> None:
-        for inference in batch:
-            self._resident.pop(inference.id, None)
-            if not inference.done:
-                inference.end, inference.error = "failed", message
-            self._answer(inference, now_s)
-        self._drop_done(now_s)
+    def _regrow(self, now_s: float) -> None:
+        more = max(1, self._batch_limit // REGROW_SHARE)
+        self._batch_limit = min(self._batch_limit + more, self.max_batch_size)
+        done = self._batch_limit == self.max_batch_size
+        self._regrow_s = math.inf if done else now_s + REGROW_S
 
-    def _drop_done(self, now_s: float) -> None:
-        for inference in self._queue.remove_done():
-            self._answer(inference, now_s)
-        self._retire(now_s)
+    def _replan(self, flight: Flight, now_s: float) -> None:
+        """Nothing came of the iteration, by no fault of its requests: they wait again. Those that
+        are in a later one follow when it lands."""
+        for inference in flight.batch:
+            if inference.resident and not inference.flights:
+                self._life.preempt(inference, now_s)
+        self._life.drop_ended(now_s)
 
-    def _fail_all(self, message: str, now_s: float) -> None:
-        self._fail(self._present(), message, now_s)
+    def _give_up_flights(self) -> None:
+        """Waits for what is in flight, so that its blocks can be given to others."""
+        while self._flights:
+            flight = self._flights.popleft()
+            flight.land()
+            for inference in flight.batch:
+                inference.flights -= 1
 
-    def _answer(self, inference: Inference, now_s: float) -> None:
-        """Records it first, so that statistics hold a request before its client has the answer."""
-        if inference.record is not None:
-            return
-        inference.record = request_record(inference, now_s)
-        self._queue.note_end(now_s)
-        self._deferred -= inference.service_class == "deferred"
-        self._record(self.recorder.request, inference.record)
-        inference.event.set()
-        inference.news.set()
 
-    @staticmethod
-    def _record(take: Callable[..., None], *what: object) -> None:
-        """A fault in the statistics costs a record, never an answer."""
-        try:
-            take(*what)
-        except Exception:
-            log.exception("not recorded: %s", what)
+def make_ledger(
+    mode: Mode, model: Model, growth_tokens: int | None = None
+) -> Ledger | RectangleLedger:
+    """The books of a model's KV memory as the mode takes it. `growth_tokens`: see memory.Ledger."""
+    if mode == "dynamic":
+        return Ledger(model.blocks, model.block_tokens, growth_tokens=growth_tokens)
+    return RectangleLedger(model.blocks, model.block_tokens)
 
 
 # --- the three modes ------------------------------------------------------------------------
@@ -469,19 +498,24 @@ class BatchingManager:
 
 def no_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
     """One request at a time, in one row."""
-    manager.drive(nobatch.generate, clock)
+    manager.drive(nobatch.lay_out, clock)
 
 
 def static_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
     """A batch that forms, runs to its longest request's end, and leaves as one: a rectangle."""
-    manager.drive(static.generate, clock)
+    manager.drive(static.lay_out, clock)
 
 
 def dynamic_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
     """Requests join and leave at every iteration: a ragged pack."""
-    manager.drive(dynamic.generate, clock)
+    manager.drive(dynamic.lay_out, clock)
 
 
+LAYOUTS: dict[Mode, LayOut] = {
+    "nobatch": nobatch.lay_out,
+    "static": static.lay_out,
+    "dynamic": dynamic.lay_out,
+}
 LOOPS: dict[Mode, Callable[[BatchingManager, Callable[[], float]], None]] = {
     "nobatch": no_batching_loop,
     "static": static_batching_loop,

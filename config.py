@@ -89,6 +89,10 @@ class Config(Options):
     """seconds after its arrival at which a request that is not done, waiting or running, ends with
     an error"""
 
+    lookahead: int = QUEUE.option(0, least=0, most=1)
+    """iterations that may be in flight while the next one is planned; 1 hides the planning behind a
+    device that computes by itself (a GPU), and only delays tokens where the CPU computes"""
+
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
     static_release: Literal["batch", "request"] = STATIC.option("batch")

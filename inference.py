@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Literal
 
-from seams import End, Need, RequestRecord, Sampling, ServiceClass, TokenLogprobs
+from seams import End, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
 Cut = Literal["timeout", "shutdown"]
 
@@ -64,10 +64,11 @@ class Inference:
         self.deadline_s = deadline_s  # after its arrival, as seams.Request has it
         self.streaming = streaming
         self.stored = False  # set by the manager where somebody else keeps it
-        self.computed = 0
-        self.room = 0
+        self.computed = 0  # tokens, those of iterations in flight included
+        self.expected = 0  # tokens that iterations in flight are to bring
+        self.flights = 0  # iterations in flight that it is part of
+        self.resident = False
         self.preemptions = 0
-        self.growth_tokens: int | None = None  # set by the manager that takes it in
         self.end: End | None = None  # set when no further token is wanted
         self.error: str | None = None
         self.cut_by: Cut | None = None  # where it failed by no fault of the model
@@ -81,20 +82,30 @@ class Inference:
         self.news = threading.Event()
 
     @property
-    def done(self) -> bool:
+    def ended(self) -> bool:
         return self.end is not None
 
     @property
+    def done(self) -> bool:
+        """No further token is wanted: it has ended, or its last token is in flight."""
+        return self.end is not None or self.known == self.prompt_tokens + self.max_tokens
+
+    @property
     def known(self) -> int:
-        return len(self.ids)
+        return len(self.ids) + self.expected
 
     @property
     def generated(self) -> int:
-        return len(self.ids) - self.prompt_tokens
+        return len(self.ids) + self.expected - self.prompt_tokens
 
     @property
-    def need(self) -> Need:
-        further = self.max_tokens - self.generated
-        if self.growth_tokens is not None:
-            further = min(further, self.growth_tokens)
-        return Need(len(self.ids), further)
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of prompt tokens are still wanted."""
+        wanted = self.sampling.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.prompt_tokens - 1
+
+    @property
+    def hit_limit(self) -> int:
+        """Tokens that a prefix hit may cover: the last known one is to be computed, and so is every
+        position whose logprobs are wanted."""
+        return len(self.prompt_logprobs) if self.scores_prompt else self.known - 1

@@ -161,8 +161,8 @@ class RequestQueue:
     def admitted(self, ids: Collection[int]) -> None:
         self._remove(lambda inference: inference.id in ids)
 
-    def remove_done(self) -> list[Inference]:
-        return self._remove(lambda inference: inference.done)
+    def remove_ended(self) -> list[Inference]:
+        return self._remove(lambda inference: inference.ended)
 
     def put_back(self, inference: Inference) -> None:
         """One that was preempted: before those who never ran, among its like in order of age."""

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from inference import Inference
-from seams import Advance, IterationRecord, Outcome, RequestRecord
+from seams import Advance, IterationRecord, Outcome, RequestRecord, ServiceClass
 
 
-def iteration_record(
-    start_s: float, advance: Sequence[Advance], batch: Sequence[Inference], outcome: Outcome
-) -> IterationRecord:
-    """Made before its requests (`batch`, those of `advance`) are given the tokens."""
-    tokens = attended = context = generated = deferred_tokens = deferred_generated = 0
-    for step, token in zip(advance, outcome.tokens, strict=True):
-        new, before = step.tokens, step.request.computed
+@dataclass(frozen=True, slots=True)
+class PlannedWork:
+    """What an iteration computes, as it is when it starts."""
+
+    rows: int
+    tokens: int
+    attended: int
+    context: int
+    deferred_tokens: int
+
+
+def planned_work(advance: Sequence[Advance], held: int) -> PlannedWork:
+    """Made before the requests count their tokens as computed. `held`: rows that keep a place."""
+    tokens = attended = context = deferred_tokens = 0
+    for request, new in advance:
+        before = request.computed
         tokens += new
         attended += new * before + new * (new + 1) // 2
         context += before + new
-        generated += token is not None
-        if step.request.service_class == "deferred":
+        if request.service_class == "deferred":
             deferred_tokens += new
-            deferred_generated += token is not None
-    end_s = start_s + outcome.duration_s
+    return PlannedWork(len(advance) + held, tokens, attended, context, deferred_tokens)
+
+
+def iteration_record(
+    work: PlannedWork, batch: Sequence[Inference], outcome: Outcome, start_s: float, end_s: float
+) -> IterationRecord:
+    """Made before the requests of the rows (`batch`) are given their tokens."""
+    generated = deferred_generated = 0
     # most rows had their last token in the same iteration: few different gaps to keep
-    gaps = Counter(
-        (inference.service_class, end_s - inference.last_token_s)
-        for inference, token in zip(batch, outcome.tokens, strict=True)
-        if token is not None and inference.last_token_s is not None
-    )
+    since: dict[tuple[ServiceClass, float | None], int] = {}
+    for inference, tokens in zip(batch, outcome.tokens, strict=True):
+        if tokens and inference.end is None:
+            generated += len(tokens)
+            if inference.service_class == "deferred":
+                deferred_generated += len(tokens)
+            key = inference.service_class, inference.last_token_s
+            since[key] = since.get(key, 0) + 1
+    gaps = [(of, end_s - at_s, n) for (of, at_s), n in since.items() if at_s is not None]
     return IterationRecord(
         start_s=start_s,
-        duration_s=outcome.duration_s,
-        rows=len(advance),
-        tokens=tokens,
+        duration_s=end_s - start_s,
+        rows=work.rows,
+        tokens=work.tokens,
         positions=outcome.positions,
         generated=generated,
-        attended=attended,
-        context=context,
-        deferred_tokens=deferred_tokens,
+        attended=work.attended,
+        context=work.context,
+        deferred_tokens=work.deferred_tokens,
         deferred_generated=deferred_generated,
-        gaps=tuple((of, gap_s, times) for (of, gap_s), times in gaps.items()),
+        gaps=tuple(gaps),
     )
 
 
@@ -56,7 +74,7 @@ def request_record(inference: Inference, end_s: float) -> RequestRecord:
         end_s=end_s,
         prompt_tokens=inference.prompt_tokens,
         max_tokens=inference.max_tokens,
-        generated=inference.generated,
+        generated=len(inference.ids) - inference.prompt_tokens,
         preemptions=inference.preemptions,
         service_class=inference.service_class,
         end=inference.end,

@@ -10,9 +10,9 @@ chunk of it, decode and resumption after preemption are all "advance this reques
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 ServiceClass = Literal["immediate", "deferred"]
 
@@ -41,18 +41,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """What an iteration is to draw for a row."""
-
-    sampling: Sampling
-    known: Sequence[
-        int
-    ]  # the prompt, then what was generated; the next token's index is its length
-    prompt_tokens: int
-    next_token: bool = True  # False in a part of a prompt that is wanted for its logprobs only
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Under the model's own distribution, before temperature, penalties and truncation."""
 
@@ -61,110 +49,77 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first
 
 
-class KV(Protocol):
-    """Where a sequence's keys and values live. Opaque to all but the model that made it; the
-    memory returns to the model's budget when the last reference to the handle goes."""
-
-
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence's part in an iteration."""
+class Opening:
+    """All that a model must know of a sequence. It crosses once, before the first step, and again
+    after a preemption: the engine's copy is the truth, the model's a cache."""
 
-    kv: KV
-    start: int  # tokens already computed; the position of tokens[0]
-    tokens: Sequence[int]  # to be computed now; empty for a row that only keeps its place
-    draw: Draw | None  # None: nothing is wanted (done, or prefill goes on)
+    id: int
+    ids: Sequence[int]  # the prompt, then what was generated
+    prompt_tokens: int
+    sampling: Sampling
+    scored: int = 0  # prompt tokens whose logprobs are known from before a preemption
+
+
+class Step(NamedTuple):
+    """A sequence's part in an iteration, in counts: its newest id may exist on the device only."""
+
+    id: int
+    start: int  # tokens already computed; the position of the first one to compute
+    tokens: int  # to compute now; 0 in the row of a rectangle that only keeps its place
+    draw: bool  # whether the next token is wanted
+    blocks: Sequence[int]  # given to the sequence since its last step
+    padding: int = 0  # positions computed before the tokens and thrown away
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one iteration gave: for each row its next token, or None where none was wanted."""
+    """What one iteration gave, row by row in the order of its steps."""
 
-    tokens: list[int | None]
+    tokens: Sequence[Sequence[int]]  # new ones; none where none was wanted
     positions: int  # computed, padding included
-    duration_s: float
-    # by row, where asked for: of the next token, and of those prompt tokens that the row's
-    # new positions predict
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    duration_s: float  # of the model's work, for a clock that does not tick by itself
+    # by row, where asked for: of the new tokens; and of prompt tokens, with the index of the first
+    logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The room a sequence asks for at admission: tokens known, and further ones: all that it may
-    generate, or as many as it begins with where sequences grow."""
-
-    known: int
-    further: int
-
-
-class OutOfMemoryError(Exception):
-    """The model had no room for this iteration; a smaller one may fit."""
+class DeviceMemoryError(Exception):
+    """The device had no memory for this iteration; a smaller one may fit."""
 
 
 class DeviceLostError(Exception):
     """The device fails whatever it is asked from now on; only a new process can use it again."""
 
 
-class Memory(Protocol):
-    """The KV budget, in tokens. `used` + `free` = `budget` at all times."""
+class Pending(Protocol):
+    """An iteration that was started."""
 
-    @property
-    def budget(self) -> int: ...
-
-    @property
-    def used(self) -> int: ...
-
-    def cost(self, needs: Sequence[Need]) -> int:
-        """Tokens of the budget that sequences admitted together would take; further ones never
-        make it less."""
+    def result(self) -> Outcome:
+        """Waits for it. Raises whatever made it fail."""
         ...
 
 
 class Model(Protocol):
-    """What all models share; `DenseModel` and `RaggedModel` add how an iteration is executed."""
+    """Executes iterations. It is told of sequences and of the blocks that are theirs; it gives no
+    memory out. One thread calls it."""
 
     @property
     def context(self) -> int: ...  # longest sequence, in tokens
 
     @property
-    def memory(self) -> Memory: ...
+    def blocks(self) -> int: ...  # of KV memory
 
-    def allocate(self, needs: Sequence[Need]) -> list[KV]:
-        """Handles for sequences admitted together. Raises OutOfMemoryError beyond the budget."""
+    @property
+    def block_tokens(self) -> int: ...  # that a block holds
+
+    def open(self, new: Sequence[Opening]) -> None:
+        """Sequences that take part from the next iteration on."""
         ...
 
-
-class DenseModel(Model, Protocol):
-    def forward(
-        self,
-        tokens: Sequence[Sequence[int]],
-        lengths: Sequence[int],
-        kvs: Sequence[KV],
-        draws: Sequence[Draw | None],
-    ) -> Outcome:
-        """One iteration over a rectangle `[rows, width]`. Of row i the last `lengths[i]` columns
-        are tokens, those before are padding. All handles come from one `allocate` call."""
-        ...
-
-
-class RaggedModel(Model, Protocol):
-    def grow(self, kv: KV, tokens: int) -> None:
-        """Gives the handle room for `tokens` in all; each further one costs one of the budget.
-        What it holds is kept. Raises OutOfMemoryError beyond the budget, or where the device has
-        no room for it."""
-        ...
-
-    def forward_ragged(
-        self,
-        tokens: Sequence[int],
-        lengths: Sequence[int],
-        starts: Sequence[int],
-        kvs: Sequence[KV],
-        draws: Sequence[Draw | None],
-    ) -> Outcome:
-        """One iteration over a pack: the rows' tokens one after the other, `lengths[i]` of row i
-        from position `starts[i]` on; no padding."""
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Pending:
+        """Starts an iteration. `released`: sequences that have ended or lost their blocks since
+        the last call. May raise what `Pending.result` may raise."""
         ...
 
 
@@ -196,16 +151,62 @@ class Request(Protocol):
     def done(self) -> bool: ...  # no further token is wanted: finished, cancelled or failed
 
     @property
-    def need(self) -> Need: ...
-
-    @property
     def service_class(self) -> ServiceClass: ...
 
     @property
     def deadline_s(self) -> float | None: ...  # after its arrival; None: whenever it suits
 
     @property
-    def room(self) -> int: ...  # tokens that its KV memory holds; 0 for one that waits
+    def resident(self) -> bool: ...  # it holds KV memory; else it waits
+
+
+class Advance(NamedTuple):
+    request: Request
+    tokens: int  # to compute now: known - computed, or less
+
+
+class Trial(Protocol):
+    """The blocks of a plan, counted step by step while nothing is changed yet."""
+
+    @property
+    def free(self) -> int: ...  # blocks that remain; below zero, so many are missing
+
+    def cost(self, step: Advance) -> int:
+        """Blocks that the step takes beyond those that its request holds or shares."""
+        ...
+
+    def take(self, step: Advance) -> bool:
+        """Counts the step, if there are blocks for it."""
+        ...
+
+    def insist(self, step: Advance, cost: int) -> None:
+        """Counts a step of this cost, whether or not there are blocks for it."""
+        ...
+
+
+class Memory(Protocol):
+    """KV memory as policies see it, in blocks. Policies never add blocks up themselves: sequences
+    may share some."""
+
+    @property
+    def budget(self) -> int: ...
+
+    @property
+    def used(self) -> int: ...  # by residents; budget - used can be had
+
+    @property
+    def cached(self) -> int: ...  # of those that can be had, how many may still be shared
+
+    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
+        """How many of `requests`, in this order, can be admitted together once `releasing` have
+        given up their blocks."""
+        ...
+
+    def freed(self, requests: Iterable[Request]) -> int:
+        """Blocks that can be had if these residents give up theirs."""
+        ...
+
+    def trial(self, releasing: Iterable[Request] = ()) -> Trial: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,19 +222,14 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
-    request: Request
-    tokens: int  # to compute now: known - computed, or less; 0 keeps a place in a rectangle
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The next iteration. A waiting request that advances is thereby admitted; a resident one
-    that does not is paused and keeps its memory. An empty plan waits for an arrival or a
-    cancellation, but not past `wake_s`, which it must give."""
+    that does not is paused and keeps its memory. A plan that advances nobody waits for an arrival
+    or a cancellation, but not past `wake_s`, which it must give."""
 
     advance: Sequence[Advance] = ()
     preempt: Sequence[Request] = ()  # residents that give up their memory and wait again
+    hold: Sequence[Request] = ()  # residents that are done and keep their row of a rectangle
     wake_s: float | None = None
 
 

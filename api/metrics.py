@@ -280,7 +280,7 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
     yield GaugeMetricFamily("tgi_queue_size", "Requests that wait", counts["waiting"])
     yield GaugeMetricFamily("tgi_batch_current_size", "Requests that run", counts["running"])
     if manager.model is not None:
-        memory = manager.model.memory
+        memory = manager.memory
         for names, text, value in (
             (("tgi_batch_current_max_tokens", "eb_kv_used_tokens"), "KV taken", memory.used),
             (("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"), "KV budget", memory.budget),

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 
-from batching import BatchingManager, Generate
+from batching import LAYOUTS, BatchingManager, Mode, Wait, make_ledger
 from inference import Inference
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
@@ -71,19 +71,19 @@ class BareRun:
 
 
 def run_bare(
-    model: Model, policy: Policy, generate: Generate, work: Sequence[Job], max_batch_size: int
+    model: Model, policy: Policy, mode: Mode, work: Sequence[Job], max_batch_size: int
 ) -> BareRun:
     """The mode's own loop over the work, in this thread, greedy, all requests present at once."""
     tally = Tally()
     manager = BatchingManager(policy, tally, max_batch_size=max_batch_size, max_waiting=len(work))
-    manager.model = model
+    manager.serve(model, make_ledger(mode, model))
     start_s = time.perf_counter()
     inferences = [
         Inference(job.prompt, job.output_tokens, Sampling(temperature=0), start_s) for job in work
     ]
     for inference in inferences:
         manager.submit(inference)
-    while manager.step(time.perf_counter(), generate) is not None:
+    while not isinstance(manager.step(LAYOUTS[mode], time.perf_counter), Wait):
         pass
     seconds = time.perf_counter() - start_s
     failed = [i.error for i in inferences if i.error]

@@ -19,9 +19,8 @@ from typing import Literal
 import matplotlib as mpl
 import numpy as np
 
-from batching import BatchingManager, Generate
+from batching import LAYOUTS, BatchingManager, Mode, make_ledger
 from benchmarks.common import Tally, cpu_name
-from generate import dynamic, nobatch, static
 from inference import Inference
 from model import LoadOptions, load_model
 from scheduling.policies.nobatch import NoBatch
@@ -70,42 +69,37 @@ def _phase(request: Request) -> str:
 @dataclass(frozen=True, slots=True)
 class Case:
     name: str
-    mode: str
+    mode: Mode
     policy: Callable[[], Policy]
-    generate: Generate
 
 
 MODES = [
-    Case("nobatch: one at a time", "nobatch", NoBatch, nobatch.generate),
+    Case("nobatch: one at a time", "nobatch", NoBatch),
     Case(
         "static: a batch runs until its longest request is done",
         "static",
         lambda: Static(max_wait_s=0.02),
-        static.generate,
     ),
-    Case("dynamic: requests join and leave at every iteration", "dynamic", Orca, dynamic.generate),
+    Case("dynamic: requests join and leave at every iteration", "dynamic", Orca),
 ]
 
 
 POLICIES = [
-    Case("orca: prompts join the decodes of the others", "dynamic", Orca, dynamic.generate),
+    Case("orca: prompts join the decodes of the others", "dynamic", Orca),
     Case(
         "tgi: prefill interrupts decode",
         "dynamic",
         lambda: TGI(max_batch_prefill_tokens=512, waiting_served_ratio=0.3, max_waiting_tokens=20),
-        dynamic.generate,
     ),
     Case(
         "stall-free: decodes, and 64 tokens an iteration with pieces of prompts",
         "dynamic",
         lambda: StallFree(token_budget=64),
-        dynamic.generate,
     ),
     Case(
         "shortest-first: those who ask for few tokens before the others",
         "dynamic",
         lambda: ShortestFirst(max_bypass=8),
-        dynamic.generate,
     ),
 ]
 
@@ -141,7 +135,7 @@ def run(case: Case) -> Trace:
     model.warm_up()
     tally, policy = Tally(), Watched(case.policy())
     manager = BatchingManager(policy, tally, max_batch_size=LIMIT, max_waiting=100)
-    manager.model = model
+    manager.serve(model, make_ledger(case.mode, model))
     start_s = time.perf_counter()
     inferences = [
         Inference(prompt, tokens, Sampling(temperature=0), start_s + arrival)
@@ -151,7 +145,7 @@ def run(case: Case) -> Trace:
     while pending or any(inference.record is None for inference in inferences):
         while pending and pending[0].arrival_s <= time.perf_counter():
             manager.submit(pending.pop(0))
-        manager.step(time.perf_counter(), case.generate)
+        manager.step(LAYOUTS[case.mode], time.perf_counter)
     return Trace(case.name, policy.plans, tally, inferences)
 
 

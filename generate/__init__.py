@@ -1,1 +1,1 @@
-"""How one iteration of each mode is laid out for the model. Plain lists, no torch."""
+"""How one iteration of each mode is laid out, in counts: which rows are padded, by how much."""

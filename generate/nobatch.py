@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seams import DenseModel, Outcome, Row
+from seams import Step
 
 
-def generate(model: DenseModel, rows: Sequence[Row]) -> Outcome:
-    """One iteration for one sequence: its prompt at first, then a token at a time."""
-    (row,) = rows
-    return model.forward([row.tokens], [len(row.tokens)], [row.kv], [row.draw])
+def lay_out(steps: Sequence[Step]) -> Sequence[Step]:
+    """One sequence: its prompt at first, then a token at a time."""
+    (step,) = steps
+    return [step]

@@ -10,12 +10,13 @@ import torch
 
 from gpt.cache import KVShape
 from gpt.container import container_room_bytes
+from gpt.executor import WARM_UP_TOKENS, Executor
+from seams import DeviceMemoryError, Opening, Sampling, Step
 
 log = logging.getLogger(__name__)
 
 AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments, and for a sequence copied as it grows
-LEAST_TOKENS = 16  # what the warm-up takes
 
 
 class KVMemoryError(ValueError):
@@ -42,10 +43,10 @@ def _parse(amount: str, token_bytes: int) -> int:
 def asked_tokens(amount: str, shape: KVShape) -> int:
     """Raises KVMemoryError for less than the server's own warm-up takes."""
     tokens = _parse(amount, shape.token_bytes)
-    if tokens < LEAST_TOKENS:
+    if tokens < WARM_UP_TOKENS:
         raise KVMemoryError(
             f"--kv-memory {amount} holds {tokens} tokens of {shape.token_bytes} bytes; allowed: "
-            f"{LEAST_TOKENS} tokens or more"
+            f"{WARM_UP_TOKENS} tokens or more"
         )
     log.info(
         "KV budget: --kv-memory %s, at %d bytes a token: %d tokens",
@@ -78,17 +79,17 @@ def cpu_tokens(shape: KVShape, most_tokens: int) -> int:
         shape.token_bytes,
         fitting,
     )
-    if fitting < LEAST_TOKENS:
+    if fitting < WARM_UP_TOKENS:
         raise KVMemoryError(
             f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
             f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} tokens of "
-            f"{shape.token_bytes} bytes, and {LEAST_TOKENS} are the least"
+            f"{shape.token_bytes} bytes, and {WARM_UP_TOKENS} are the least"
         )
     return min(most_tokens, fitting)
 
 
 def gpu_tokens(shape: KVShape, most_tokens: int, activation_bytes: int) -> int:
-    """As on a CPU, of what the worst iteration leaves free."""
+    """As on a CPU, of what the worst iteration leaves free. Raises KVMemoryError."""
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(shape.device)[0]
     fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.token_bytes
@@ -102,10 +103,36 @@ def gpu_tokens(shape: KVShape, most_tokens: int, activation_bytes: int) -> int:
         shape.token_bytes,
         fitting,
     )
-    if fitting < LEAST_TOKENS:
+    if fitting < WARM_UP_TOKENS:
         raise KVMemoryError(
             f"the GPU has {free_bytes / 2**30:.1f} GiB free beside the weights, the worst "
             f"iteration takes {activation_bytes / 2**30:.1f} GiB of it; a smaller "
             "--max-batch-size leaves more"
         )
     return min(most_tokens, fitting)
+
+
+def worst_activation_bytes(model: Executor, rows: int) -> int:
+    """What a CUDA device takes for an iteration beside weights, keys and values: measured with
+    `rows` prompts of the model's context, the most that a batch can hold. Where that many do not
+    fit the loop would halve its batch, and so does this. Raises KVMemoryError."""
+    while True:
+        try:
+            return _activation_bytes(model, rows)
+        except DeviceMemoryError as error:
+            if rows == 1:
+                raise KVMemoryError(f"not one sequence fits into the GPU: {error}") from error
+            rows //= 2
+        finally:
+            model.forget()
+
+
+def _activation_bytes(model: Executor, rows: int) -> int:
+    context = model.context
+    model.open([Opening(i, [0] * context, context, Sampling()) for i in range(rows)])
+    steps = [Step(i, 0, context, True, range(context)) for i in range(rows)]
+    torch.cuda.reset_peak_memory_stats(model.device)
+    held_bytes = torch.cuda.memory_allocated(model.device)
+    model.start(steps, ())
+    kv_bytes = rows * context * model.shape.token_bytes
+    return torch.cuda.max_memory_allocated(model.device) - held_bytes - kv_bytes

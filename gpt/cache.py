@@ -1,20 +1,17 @@
-"""Keys and values of sequences, and the budget in tokens that they are taken from.
+"""Keys and values of sequences, in one piece each: a sequence of its own, or a row of a rectangle.
 
-Two layouts. A `SequenceKV` is one sequence's own, contiguous: what iteration-level batching needs.
-A `RectangleKV` is shared by the rows of a padded batch. Both are owned by the handles given out:
-when the last reference goes, memory and budget return, so a release cannot be forgotten.
+The engine's ledger counts their blocks; what is here follows it. Memory returns when the sequence
+or, of a rectangle, the last of its rows is dropped.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gpt.network import GPTConfig
-from seams import Need, OutOfMemoryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,87 +33,68 @@ class KVShape:
         return 2 * self.n_layer * self.n_head * self.head_dim * self.dtype.itemsize
 
 
-class KVBudget:
-    """Counts tokens. `used` + free = `budget`, and nothing is used when no handle is alive."""
-
-    def __init__(self, tokens: int) -> None:
-        self.budget = tokens
-        self.used = 0
-
-    def take(self, tokens: int, owner: object) -> None:
-        """Reserves `tokens` for the lifetime of `owner`. Raises OutOfMemoryError."""
-        if self.used + tokens > self.budget:
-            raise OutOfMemoryError(
-                f"{tokens} tokens of KV memory wanted, {self.budget - self.used} of "
-                f"{self.budget} free (--kv-memory)"
-            )
-        self.used += tokens
-        weakref.finalize(owner, self._return, tokens)
-
-    def _return(self, tokens: int) -> None:
-        self.used -= tokens
-
-
 class SequenceKV:
-    """One sequence: keys and values `[n_layer, n_head, capacity, head_dim]`."""
+    """One sequence: keys and values `[n_layer, H, capacity, D]`, a position to a column."""
 
-    def __init__(self, shape: KVShape, capacity: int) -> None:
-        self.capacity = capacity  # counted by the budget
+    __slots__ = ("geometry", "keys", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        # elements from head to head, bytes from layer to layer, addresses: read in every iteration
+        self.geometry = (
+            keys.stride(1),
+            keys.stride(0) * keys.element_size(),
+            keys.data_ptr(),
+            values.data_ptr(),
+        )
+
+    @classmethod
+    def empty(cls, shape: KVShape, capacity: int) -> SequenceKV:
         size = (shape.n_layer, shape.n_head, capacity, shape.head_dim)
-        self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        return cls(
+            torch.empty(size, dtype=shape.dtype, device=shape.device),
+            torch.empty(size, dtype=shape.dtype, device=shape.device),
+        )
 
-    def grow(self) -> None:
-        """To `capacity`, by copying: attention wants a sequence in one piece. While one of the two
-        is copied it exists twice, beyond the budget."""
-        self.keys = _longer(self.keys, self.capacity)
-        self.values = _longer(self.values, self.capacity)
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+    def longer(self, tokens: int) -> SequenceKV:
+        """A copy with room for so many more. While it is made, both exist, beyond the budget."""
+        return SequenceKV(_longer(self.keys, tokens), _longer(self.values, tokens))
 
 
-def _longer(old: torch.Tensor, capacity: int) -> torch.Tensor:
+def _longer(old: Tensor, tokens: int) -> Tensor:
     layers, heads, length, dim = old.shape
-    new = old.new_empty((layers, heads, capacity, dim))
+    new = old.new_empty((layers, heads, length + tokens, dim))
     new[:, :, :length] = old
     return new
 
 
 class RectangleKV:
-    """A padded batch: keys and values `[n_layer, rows, n_head, capacity, head_dim]`.
+    """A padded batch: keys and values `[n_layer, rows, H, capacity, D]`. Padding has no place in
+    it: each row's tokens begin in the first column."""
 
-    `filled` columns are in use, the same for all rows; of row i the first `pads[i]` are padding,
-    known once the prompts are in.
-    """
-
-    def __init__(self, shape: KVShape, rows: int, capacity: int) -> None:
+    def __init__(self, shape: KVShape, rows: int, capacity: int, *, masked: bool) -> None:
+        """`masked`: a masked attention reads columns that were never written, and a NaN in one of
+        them would survive its weight of zero."""
         size = (shape.n_layer, rows, shape.n_head, capacity, shape.head_dim)
-        self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        self.filled = 0
-        self.pads: list[int] = []
+        make = torch.zeros if masked else torch.empty
+        self.keys = make(size, dtype=shape.dtype, device=shape.device)
+        self.values = make(size, dtype=shape.dtype, device=shape.device)
+
+    @property
+    def rows(self) -> int:
+        return self.keys.shape[1]
 
 
-class RectangleRow:
-    """A row's handle; the rectangle lives as long as one of its rows does."""
+class RectangleRow(SequenceKV):
+    """A row of a rectangle, which lives as long as one of its rows does."""
+
+    __slots__ = ("index", "rectangle")
 
     def __init__(self, rectangle: RectangleKV, index: int) -> None:
+        super().__init__(rectangle.keys[:, index], rectangle.values[:, index])
         self.rectangle = rectangle
         self.index = index
-
-
-class RectangleMemory(KVBudget):
-    """The budget as static batches take it: every row is as long as the longest."""
-
-    def cost(self, needs: Sequence[Need]) -> int:
-        return len(needs) * rectangle_width(needs)
-
-
-class RaggedMemory(KVBudget):
-    """The budget as sequences take it that are stored one by one."""
-
-    def cost(self, needs: Sequence[Need]) -> int:
-        return sum(need.known + need.further for need in needs)
-
-
-def rectangle_width(needs: Sequence[Need]) -> int:
-    """Columns: prompts end in the same one, and the longest answer follows it."""
-    return max(need.known for need in needs) + max(need.further for need in needs)

@@ -10,27 +10,42 @@ often it was preempted, on any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from seams import Draw, Sampling, TokenLogprobs
+from seams import Sampling, TokenLogprobs
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+class Known(Protocol):
+    """What sampling reads of a sequence; a `seams.Opening` is one."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...  # the prompt, then what was generated
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+
+def sample(logits: Tensor, rows: Sequence[Known]) -> Tensor:
     """logits `[R, V]` -> next tokens `[R]`. The logits stay as they are."""
-    shaped = [i for i, draw in enumerate(draws) if _is_shaped(draw.sampling)]
+    samplings = [row.sampling for row in rows]
+    shaped = [i for i, sampling in enumerate(samplings) if _is_shaped(sampling)]
     if shaped:
         logits = logits.float().clone()
         for i in shaped:
-            penalise(logits[i], draws[i])
-    drawing = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+            penalise(logits[i], rows[i])
+    drawing = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
     if not drawing:
         return _argmax(logits)
-    if len(drawing) == len(draws):
-        return _argmax(perturbed(logits, draws))
+    if len(drawing) == len(rows):
+        return _argmax(perturbed(logits, rows))
     tokens = _argmax(logits)
-    tokens[drawing] = _argmax(perturbed(logits[drawing], [draws[i] for i in drawing]))
+    tokens[drawing] = _argmax(perturbed(logits[drawing], [rows[i] for i in drawing]))
     return tokens
 
 
@@ -49,20 +64,20 @@ def _is_shaped(sampling: Sampling) -> bool:
     )
 
 
-def penalise(logits: Tensor, draw: Draw) -> None:
+def penalise(logits: Tensor, row: Known) -> None:
     """Bias and penalties on one row's logits `[V]`, in place.
 
     Repetition: Keskar et al., "CTRL" (2019), section 4.1, over all known tokens, as TGI and
     `transformers` have it. Presence and frequency: OpenAI's API reference, over generated tokens:
     logit - frequency_penalty * count - presence_penalty * (count > 0).
     """
-    sampling = draw.sampling
+    sampling = row.sampling
     if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted(set(draw.known)), device=logits.device)
+        seen = torch.tensor(sorted(set(row.ids)), device=logits.device)
         scores = logits[seen]
         rate = sampling.repetition_penalty
         logits[seen] = torch.where(scores < 0, scores * rate, scores / rate)
-    generated = draw.known[draw.prompt_tokens :]
+    generated = row.ids[row.prompt_tokens :]
     if generated and (sampling.presence_penalty or sampling.frequency_penalty):
         counts = torch.tensor(generated, device=logits.device).bincount(minlength=len(logits))
         logits -= counts * sampling.frequency_penalty + (counts > 0) * sampling.presence_penalty
@@ -72,15 +87,15 @@ def penalise(logits: Tensor, draw: Draw) -> None:
         logits[ids] += bias
 
 
-def perturbed(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+def perturbed(logits: Tensor, rows: Sequence[Known]) -> Tensor:
     """Scaled and truncated logits plus noise, `[R, V]` float; the largest of a row is its token."""
     device = logits.device
-    temperatures = torch.tensor([draw.sampling.temperature for draw in draws], device=device)
+    temperatures = torch.tensor([row.sampling.temperature for row in rows], device=device)
     scores = logits.float() / temperatures[:, None]
-    for i, draw in enumerate(draws):
-        truncate(scores[i], draw.sampling)
+    for i, row in enumerate(rows):
+        truncate(scores[i], row.sampling)
     keys = torch.tensor(
-        [_key(draw.sampling.seed, len(draw.known)) for draw in draws],
+        [_key(row.sampling.seed, len(row.ids)) for row in rows],
         dtype=torch.int32,
         device=device,
     )

@@ -35,14 +35,36 @@ def check_plan(plan: Plan, view: View) -> None:
                 f"the policy admits {len(new)} requests to {len(resident) - len(preempted)}; the "
                 f"batch limit is {view.max_batch_size}"
             )
-    for step in plan.advance:
-        if not 0 <= step.tokens <= step.request.known - step.request.computed:
+        _check_memory([step.request for step in plan.advance if step.request.id in new], plan, view)
+    for request, tokens in plan.advance:
+        if not 0 < tokens <= request.known - request.computed:
             raise PolicyError(
-                f"the policy advances request {step.request.id} by {step.tokens} tokens; it "
-                f"has {step.request.computed} of {step.request.known} computed"
+                f"the policy advances request {request.id} by {tokens} tokens; it has "
+                f"{request.computed} of {request.known} computed"
             )
-    if plan.advance and not any(step.tokens for step in plan.advance):
-        raise PolicyError("the policy planned an iteration that computes nothing")
+    if plan.hold:
+        _check_held(plan, resident, preempted | advanced)
+
+
+def _check_memory(new: Sequence[Request], plan: Plan, view: View) -> None:
+    if (fit := view.memory.fit(new, plan.preempt)) < len(new):
+        available = view.memory.budget - view.memory.used + view.memory.freed(plan.preempt)
+        raise PolicyError(
+            f"the policy admits {len(new)} requests; the {available} blocks of KV memory that are "
+            f"available hold {fit} of them (ask memory.fit)"
+        )
+
+
+def _check_held(plan: Plan, resident: set[int], planned: set[int]) -> None:
+    held = {request.id for request in plan.hold}
+    if not held <= resident - planned:
+        raise PolicyError(
+            f"the policy holds {sorted(held - (resident - planned))}, which are not resident or "
+            "have another part in the plan"
+        )
+    for request in plan.hold:
+        if not request.done:
+            raise PolicyError(f"the policy holds request {request.id}, which is not done")
 
 
 def check_retired(retired: Sequence[Request], resident: Sequence[Request]) -> None:

@@ -1,20 +1,17 @@
-"""What policies share: who of a queue can be admitted next to those who are resident."""
+"""What policies share: which requests of a queue can be admitted next to the residents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 from seams import Request, View
 
 
-def fitting(view: View, queue: Iterable[Request]) -> Iterator[Request]:
+def fitting(view: View, queue: Sequence[Request]) -> Sequence[Request]:
     """The first of `queue`, as many as the batch limit and the free memory admit. The first one
-    that does not fit ends it: were smaller ones let past, a large one might wait for ever."""
+    that does not fit ends it: if smaller ones were let past, a large one might wait for ever."""
     places = view.max_batch_size - len(view.resident)
-    free = view.memory.budget - view.memory.used
-    for request in queue:
-        free -= view.memory.cost([request.need])
-        if places <= 0 or free < 0:
-            return
-        places -= 1
-        yield request
+    if places <= 0 or not queue:
+        return ()
+    first = queue[:places]
+    return first[: view.memory.fit(first)]

@@ -1,9 +1,9 @@
 """Optimistic admission: a request holds room for what it has and a little more, and grows.
 
-A plan is made before anybody grows, so it may need more memory than there is. Then residents give
-up their places until it fits: deferred ones first, and of a class those with the fewest computed
-tokens, since least is to be computed again, but never the oldest, immediate ones counting as older.
-The oldest therefore always goes on, ends, and leaves the place of the oldest to another: nobody is
+A policy plans before anybody grows, so its plan may need more blocks than there are. Then residents
+give up their places until it fits: deferred ones first, and within a class those with the fewest
+computed tokens, since least is computed again, but never the oldest, where immediate requests count
+as older. So the oldest request always goes on, ends, and makes another one the oldest: nobody is
 preempted for ever, under any policy, unless immediate requests never cease.
 
 Preemption by recomputation: Kwon et al., "Efficient Memory Management for Large Language Model
@@ -12,67 +12,52 @@ Serving with PagedAttention", SOSP '23, section 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
-from seams import Advance, Plan, Request, View
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What a plan became, and what is to be done before it is executed."""
-
-    advance: Sequence[Advance]
-    preempt: Sequence[Request]
-    room: Mapping[int, int]  # resident -> tokens it is to have room for; those who grow only
+from seams import Advance, Plan, Request, Trial, View
 
 
-def with_growth(plan: Plan, view: View, growth_tokens: int) -> Growth:
-    """Whoever does not suffice with its room gets `growth_tokens` more, or what it may still need
-    where that is less."""
-    stays = {r.id: r for r in view.resident if r not in plan.preempt}
-    grown = {
-        step.request.id: _room(step, growth_tokens)
-        for step in plan.advance
-        if step.request.id in stays and step.request.computed + step.tokens > step.request.room
-    }
-    if not grown:
-        return Growth(plan.advance, plan.preempt, grown)
+def with_growth(plan: Plan, view: View) -> Plan:
+    """The plan, with as many further preemptions as its residents need to grow. Newcomers that no
+    longer fit wait on; where a resident had to leave, none is admitted in the same iteration."""
+    growing, trial = [], view.memory.trial(plan.preempt)
+    for step in plan.advance:
+        if step.request.resident and (cost := trial.cost(step)):
+            growing.append(step)
+            trial.insist(step, cost)
+    if not growing:
+        return plan
+    if trial.free >= 0:
+        return replace(plan, advance=_admissible(plan.advance, trial))
+    gone = {request.id for request in plan.preempt}
+    stays = [request for request in view.resident if request.id not in gone]
+    oldest = min(stays, key=lambda r: (r.service_class == "deferred", r.id)).id
     preempt = list(plan.preempt)
-    free = view.memory.budget - view.memory.used + sum(request.room for request in preempt)
-    free -= sum(grown[id] - stays[id].room for id in grown)
-    oldest = min(stays.values(), key=lambda r: (r.service_class == "deferred", r.id)).id
-    for victim in sorted(stays.values(), key=_dearness):
-        if free >= 0:
-            break
-        if victim.id != oldest:
-            free += grown.pop(victim.id, victim.room)
-            preempt.append(victim)
+    victims = (r for r in sorted(stays, key=_dearness) if r.id != oldest)
+    while _missing(growing, preempt, view) and (victim := next(victims, None)) is not None:
+        preempt.append(victim)
+        growing = [step for step in growing if step.request.id != victim.id]
     gone = {request.id for request in preempt}
-    advance = [step for step in plan.advance if step.request.id not in gone]
-    shortage = len(preempt) > len(plan.preempt)
-    return Growth(_admissible(advance, view, -1 if shortage else free), preempt, grown)
+    advance = [s for s in plan.advance if s.request.resident and s.request.id not in gone]
+    return replace(plan, advance=advance, preempt=preempt)
+
+
+def _missing(growing: Sequence[Advance], preempt: Sequence[Request], view: View) -> bool:
+    trial = view.memory.trial(preempt)
+    return not all(trial.take(step) for step in growing)
 
 
 def _dearness(request: Request) -> tuple[bool, int, int]:
     return request.service_class == "immediate", request.computed, -request.id
 
 
-def _room(step: Advance, growth_tokens: int) -> int:
-    request = step.request
-    most = request.known + request.max_tokens - request.generated
-    return min(most, max(request.room + growth_tokens, request.computed + step.tokens))
-
-
-def _admissible(advance: Sequence[Advance], view: View, free: int) -> list[Advance]:
-    """Without the newcomers that no longer fit; where others had to leave, nobody overtakes them
-    in the same iteration."""
-    resident = {request.id for request in view.resident}
-    kept = [step for step in advance if step.request.id in resident]
+def _admissible(advance: Sequence[Advance], trial: Trial) -> list[Advance]:
+    """Residents, and the first newcomers that fit beside them."""
+    kept = [step for step in advance if step.request.resident]
     for step in advance:
-        if step.request.id not in resident:
-            free -= view.memory.cost([step.request.need])
-            if free < 0:
+        if not step.request.resident:
+            if not trial.take(step):
                 break
             kept.append(step)
     return kept

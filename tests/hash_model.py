@@ -1,9 +1,11 @@
-"""A model whose next token is a hash of the whole prefix it was given. No torch, no weights.
+"""A model whose next token is a hash of the whole prefix that its blocks hold. No torch.
 
-Any cross-talk between requests, wrong position or wrong KV handle becomes a wrong token within
-milliseconds, in every mode and under every policy; `reference` says what a request would get if
-it were alone. It takes both layouts (`forward` for rectangles, `forward_ragged` for packs) and
-checks the contract of `seams.py` on every call: a breach raises `ContractError` and stays in
+Every position of a block holds the hash of the tokens up to it, as keys and values depend on all
+before them. A sequence is computed from what its own blocks hold, so any cross-talk between
+requests, wrong position, or block that was given away too early becomes a wrong token within
+milliseconds, in every mode and under every policy; `reference` says what a request would get if it
+were alone. Nothing is computed before its result is asked for, as on a device that is late. The
+contract of `seams.py` is checked on every call: a breach raises `ContractError` and stays in
 `breaches`, since a manager that survives a failing model would otherwise hide it.
 
     model = HashModel()                                    # real time, as a server needs it
@@ -21,10 +23,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from seams import KV, DeviceLostError, Draw, Need, Outcome, OutOfMemoryError, TokenLogprobs
+from seams import DeviceLostError, DeviceMemoryError, Opening, Outcome, Step, TokenLogprobs
 
 VOCAB_SIZE = 257
 
@@ -94,61 +97,39 @@ class Info:
     note: str
 
 
-class HashMemory:
-    """A budget in tokens. A rectangle costs rows x (longest known + longest further), a pack the
-    sum of its sequences."""
+@dataclass(slots=True)
+class _Sequence:
+    """What the model knows of a sequence."""
 
-    def __init__(self, budget: int, *, rectangles: bool) -> None:
-        self.budget = budget
-        self.used = 0
-        self.rectangles = rectangles
-
-    def cost(self, needs: Sequence[Need]) -> int:
-        if not self.rectangles:
-            return sum(need.known + need.further for need in needs)
-        return len(needs) * (max(n.known for n in needs) + max(n.further for n in needs))
-
-
-class _Room:
-    """Tokens of the budget; they return with the last handle that refers to them."""
-
-    def __init__(self, memory: HashMemory, tokens: int) -> None:
-        self.memory, self.tokens = memory, tokens
-        memory.used += tokens
-
-    def __del__(self) -> None:
-        self.memory.used -= self.tokens
+    opening: Opening
+    ids: list[int]
+    blocks: list[int] = field(default_factory=list)
+    planned: int = 0  # tokens computed as soon as all that was started is
 
 
 @dataclass(slots=True)
-class _Call:
-    """What the handles of one `allocate` call have in common."""
+class _Iteration:
+    """Started, and perhaps not executed yet. As `seams.Pending`."""
 
-    rows: int
-    columns: int
-    filled: int = 0
+    model: HashModel
+    steps: Sequence[Step]
+    failure: Exception | None
+    began_s: float
+    outcome: Outcome | None = None
+    landed: bool = False
 
-
-@dataclass(slots=True, eq=False)
-class HashKV:
-    """A sequence's keys and values: the hash of the tokens it holds, and their number."""
-
-    call: _Call
-    row: int
-    room: _Room
-    capacity: int
-    held: int = 0
-    state: int = 0
-    spoilt: bool = False  # it was in an iteration that failed, perhaps half done
+    def result(self) -> Outcome:
+        return self.model.land(self)
 
 
 class HashModel:
-    """`rectangles`: memory is accounted as a dense model's (static, nobatch) or as a ragged one's.
+    """`block_tokens`: of a block, of which there are enough for `budget` tokens.
     `duration_s` (rows, positions): what an iteration reports; None reports the time it took.
     `fail_on`: the numbers of the iterations (from 1) that raise InjectedError.
     `lost_from`: from this iteration on all raise DeviceLostError.
-    `max_rows`: more rows raise OutOfMemoryError.
-    `before_iteration` (number): called first; it may block or raise.
+    `fails_late`: whether they do when their result is asked for, or when they are started.
+    `max_rows`: more rows raise DeviceMemoryError.
+    `before_iteration` (number): called before it is executed; it may block or raise.
     All of these may be changed between iterations."""
 
     def __init__(
@@ -157,198 +138,187 @@ class HashModel:
         context: int = 1024,
         vocab_size: int = VOCAB_SIZE,
         budget: int | None = None,
-        rectangles: bool = False,
+        block_tokens: int = 1,
         step_s: float = 0.0,
         duration_s: Callable[[int, int], float] | None = None,
         fail_on: Collection[int] = (),
         lost_from: float = math.inf,
+        fails_late: bool = True,
         max_rows: int | None = None,
         before_iteration: Callable[[int], None] | None = None,
     ) -> None:
         self.context = context
         self.vocab_size = vocab_size
-        self.memory = HashMemory(64 * context if budget is None else budget, rectangles=rectangles)
+        self.block_tokens = block_tokens
+        self.blocks = (64 * context if budget is None else budget) // block_tokens
         self.info = Info("hash", 0, "int64", "cpu", "next token = hash of the prefix; tests only")
         self.step_s = step_s
         self.duration_s = duration_s
         self.fail_on = fail_on
         self.lost_from = lost_from
+        self.fails_late = fails_late
         self.max_rows = max_rows
         self.before_iteration = before_iteration
         self.iterations = 0  # begun, those that failed included
+        self.most_in_flight = 0
         self.breaches: list[str] = []
+        self._sequences: dict[int, _Sequence] = {}
+        self._kv: dict[int, int] = {}  # slot -> hash of the tokens up to its position
+        self._flying: deque[_Iteration] = deque()
         self._thread: int | None = None
 
     def warm_up(self) -> None:
         """Nothing to warm."""
 
-    def allocate(self, needs: Sequence[Need]) -> list[KV]:
-        self._require(len(needs) > 0, "nothing is allocated")
-        for need in needs:
-            self._require(need.known > 0 and need.further >= 0, f"{need} makes no sense")
+    @property
+    def open_sequences(self) -> int:
+        return len(self._sequences)
+
+    # --- seams.Model ------------------------------------------------------------------------
+
+    def open(self, new: Sequence[Opening]) -> None:
+        self._check_thread()
+        self._require(len(new) > 0, "nothing is opened")
+        for opening in new:
+            self._require(len(opening.ids) >= opening.prompt_tokens > 0, f"{opening} has no prompt")
+            known = self._sequences.get(opening.id)
             self._require(
-                need.known + need.further <= self.context,
-                f"{need} exceeds the context of {self.context}",
+                known is None or not self._flies(opening.id), f"{opening.id} is opened in flight"
             )
-        cost = self.memory.cost(needs)
-        if cost > self.memory.budget - self.memory.used:
-            raise OutOfMemoryError(
-                f"{cost} tokens of KV memory do not fit: {self.memory.used} of "
-                f"{self.memory.budget} are used"
-            )
-        call = _Call(len(needs), max(n.known for n in needs) + max(n.further for n in needs))
-        shared = _Room(self.memory, cost) if self.memory.rectangles else None
-        return [
-            HashKV(
-                call,
-                row,
-                shared or _Room(self.memory, need.known + need.further),
-                need.known + need.further,
-            )
-            for row, need in enumerate(needs)
-        ]
+            self._sequences[opening.id] = _Sequence(opening, list(opening.ids))
 
-    def forward(
-        self,
-        tokens: Sequence[Sequence[int]],
-        lengths: Sequence[int],
-        kvs: Sequence[KV],
-        draws: Sequence[Draw | None],
-    ) -> Outcome:
-        handles = self._handles(kvs)
-        widths = {len(row) for row in tokens}
-        self._require(len(widths) == 1, f"a rectangle has one width, not {sorted(widths)}")
-        (width,) = widths
-        call = handles[0].call
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> _Iteration:
+        self._check_thread()
+        for id in released:
+            self._require(not self._flies(id), f"{id} is released in flight")
+            self._sequences.pop(id, None)
+        self._require(len(steps) > 0, "an iteration without rows")
+        self._require(len({step.id for step in steps}) == len(steps), "a sequence comes twice")
+        widths = {step.padding + step.tokens for step in steps}
+        padded = any(step.padding for step in steps)
+        self._require(not padded or len(widths) == 1, f"a rectangle of widths {sorted(widths)}")
+        self._require(any(step.tokens for step in steps), "an iteration that computes nothing")
+        for step in steps:
+            self._check(step)
+        self.iterations += 1
+        failure: Exception | None = None
+        if self.iterations >= self.lost_from:
+            failure = DeviceLostError("an assertion failed in a kernel")
+        elif self.iterations in self.fail_on:
+            failure = InjectedError(f"iteration {self.iterations} fails on request")
+        elif self.max_rows is not None and len(steps) > self.max_rows:
+            failure = DeviceMemoryError(f"{len(steps)} rows, {self.max_rows} fit")
+        if failure is not None and not self.fails_late:
+            raise failure
+        iteration = _Iteration(self, list(steps), failure, time.perf_counter())
+        self._flying.append(iteration)
+        self.most_in_flight = max(self.most_in_flight, len(self._flying))
+        return iteration
+
+    # --- what it checks ---------------------------------------------------------------------
+
+    def _check(self, step: Step) -> None:
+        sequence = self._sequences.get(step.id)
+        self._require(sequence is not None, f"{step.id} was not opened")
+        assert sequence is not None
+        if not sequence.blocks:
+            sequence.planned = step.start  # a prefix hit, or the beginning
+            limit = len(sequence.ids) - 1
+            if (wanted := sequence.opening.sampling.prompt_logprobs) is not None:
+                scored = sequence.opening.scored
+                limit = scored if scored < sequence.opening.prompt_tokens - 1 else limit
+            self._require(step.start <= limit, f"a hit of {step.start}, at most {limit} ({wanted})")
+        sequence.blocks += step.blocks
         self._require(
-            all(kv.call is call for kv in handles), "handles come from several allocate calls"
+            step.start == sequence.planned or not step.tokens,
+            f"{step.id} starts at {step.start} where {sequence.planned} tokens are held",
+        )
+        end = step.start + step.tokens
+        self._require(end <= self.context, f"{end} tokens, the context is {self.context}")
+        self._require(
+            end <= len(sequence.blocks) * self.block_tokens,
+            f"{end} tokens in {len(sequence.blocks)} blocks of {self.block_tokens}",
         )
         self._require(
-            [kv.row for kv in handles] == list(range(call.rows)),
-            f"rows {[kv.row for kv in handles]} of a rectangle of {call.rows}",
+            all(0 <= block < self.blocks for block in step.blocks), f"blocks {step.blocks}"
         )
-        self._require(
-            call.filled + width <= call.columns,
-            f"{call.filled} + {width} columns in a rectangle of {call.columns}",
-        )
-        self._require(max(lengths) == width, f"lengths {list(lengths)} in a width of {width}")
-        rows = [row[len(row) - length :] for row, length in zip(tokens, lengths, strict=True)]
-        outcome = self._iterate(rows, handles, draws, positions=len(rows) * width)
-        call.filled += width
-        return outcome
+        self._require(step.tokens > 0 or not step.draw, "a token is wanted of no tokens")
+        sequence.planned += step.tokens
 
-    def forward_ragged(
-        self,
-        tokens: Sequence[int],
-        lengths: Sequence[int],
-        starts: Sequence[int],
-        kvs: Sequence[KV],
-        draws: Sequence[Draw | None],
-    ) -> Outcome:
-        handles = self._handles(kvs)
-        self._require(sum(lengths) == len(tokens), f"{list(lengths)} of {len(tokens)} tokens")
-        self._require(
-            [kv.held for kv in handles] == list(starts),
-            f"starts {list(starts)} where {[kv.held for kv in handles]} tokens are held",
-        )
-        rows, offset = [], 0
-        for length in lengths:
-            rows.append(tokens[offset : offset + length])
-            offset += length
-        return self._iterate(rows, handles, draws, positions=len(tokens))
+    def _flies(self, id: int) -> bool:
+        return any(step.id == id for iteration in self._flying for step in iteration.steps)
 
-    def grow(self, kv: KV, tokens: int) -> None:
-        (handle,) = self._handles([kv])
-        self._require(not self.memory.rectangles, "a rectangle does not grow")
-        self._require(
-            handle.capacity < tokens <= self.context,
-            f"a handle of {handle.capacity} is to grow to {tokens}, the context is {self.context}",
-        )
-        further = tokens - handle.capacity
-        if further > self.memory.budget - self.memory.used:
-            raise OutOfMemoryError(f"{further} further tokens of KV memory do not fit")
-        self.memory.used += further
-        handle.room.tokens += further
-        handle.capacity = tokens
-
-    def _handles(self, kvs: Sequence[KV]) -> list[HashKV]:
-        handles = [kv for kv in kvs if isinstance(kv, HashKV)]
-        self._require(len(handles) == len(kvs) > 0, "handles of another model, or none")
-        self._require(len({id(kv) for kv in handles}) == len(handles), "a handle comes twice")
-        self._require(not any(kv.spoilt for kv in handles), "a failed iteration's handle is used")
-        return handles
-
-    def _iterate(
-        self,
-        rows: Sequence[Sequence[int]],
-        handles: Sequence[HashKV],
-        draws: Sequence[Draw | None],
-        positions: int,
-    ) -> Outcome:
-        began_s = time.perf_counter()
-        for row, kv, draw in zip(rows, handles, draws, strict=True):
-            self._require(
-                kv.held + len(row) <= kv.capacity,
-                f"{kv.held} + {len(row)} tokens in a handle of {kv.capacity}",
-            )
-            self._require(draw is None or len(row) > 0, "a token is wanted of no tokens")
-            self._require(all(0 <= token < self.vocab_size for token in row), f"tokens {list(row)}")
-        self._require(positions > 0, "an iteration without tokens")
+    def _check_thread(self) -> None:
         self._require(
             self._thread in (None, threading.get_ident()), "a second thread uses the model"
         )
         self._thread = threading.get_ident()
-        self.iterations += 1
-        for kv in handles:
-            kv.spoilt = True
-        if self.before_iteration is not None:
-            self.before_iteration(self.iterations)
-        if self.iterations in self.fail_on:
-            raise InjectedError(f"iteration {self.iterations} fails on request")
-        if self.iterations >= self.lost_from:
-            raise DeviceLostError("an assertion failed in a kernel")
-        if self.max_rows is not None and len(rows) > self.max_rows:
-            raise OutOfMemoryError(f"{len(rows)} rows, {self.max_rows} fit")
-        chosen: list[int | None] = []
-        found: dict[int, TokenLogprobs] = {}
-        of_prompts: dict[int, Sequence[TokenLogprobs]] = {}
-        for i, (row, kv, draw) in enumerate(zip(rows, handles, draws, strict=True)):
-            if draw is not None and draw.sampling.prompt_logprobs is not None:
-                of_prompts[i] = self._prompt_logprobs(row, kv, draw)
-            kv.state = _absorb(kv.state, row)
-            kv.held += len(row)
-            kv.spoilt = False
-            if draw is None or not draw.next_token:
-                chosen.append(None)
-                continue
-            seed = None if draw.sampling.temperature == 0 else draw.sampling.seed
-            token = _choose(kv.state, seed, self.vocab_size)
-            if draw.sampling.logit_bias:  # it has no logits: the largest bias decides
-                token = max(draw.sampling.logit_bias, key=lambda bias: bias[1])[0]
-            chosen.append(token)
-            if draw.sampling.logprobs is not None:
-                found[i] = _logprobs(kv.state, token, draw.sampling.logprobs, self.vocab_size)
-        if self.step_s:
-            time.sleep(self.step_s)
-        if self.duration_s is not None:
-            duration_s = self.duration_s(len(rows), positions)
-        else:
-            duration_s = time.perf_counter() - began_s
-        return Outcome(chosen, positions, duration_s, found, of_prompts)
-
-    def _prompt_logprobs(self, row: Sequence[int], kv: HashKV, draw: Draw) -> list[TokenLogprobs]:
-        """Of the prompt tokens that the row's positions predict."""
-        assert draw.sampling.prompt_logprobs is not None
-        ahead = draw.known[kv.held + 1 : min(kv.held + len(row) + 1, draw.prompt_tokens)]
-        state, found = kv.state, []
-        for token, following in zip(row, ahead, strict=False):
-            state = _absorb(state, [token])
-            found.append(
-                _logprobs(state, following, draw.sampling.prompt_logprobs, self.vocab_size)
-            )
-        return found
 
     def _require(self, kept: bool, breach: str) -> None:
         if not kept:
             self.breaches.append(breach)
             raise ContractError(breach)
+
+    # --- what it computes -------------------------------------------------------------------
+
+    def land(self, iteration: _Iteration) -> Outcome:
+        """Executes what was started, in that order, up to this iteration."""
+        self._require(iteration in self._flying, "a result is asked for twice")
+        self._require(iteration is self._flying[0], "results are asked for out of order")
+        self._flying.popleft()
+        if self.before_iteration is not None:
+            self.before_iteration(self.iterations - len(self._flying))
+        if iteration.failure is not None:
+            for later in self._flying:  # computed from what was not computed
+                later.failure = InjectedError("the iteration before it failed")
+            raise iteration.failure
+        return self._execute(iteration)
+
+    def _execute(self, iteration: _Iteration) -> Outcome:
+        rows: list[list[int]] = []
+        logprobs: dict[int, Sequence[TokenLogprobs]] = {}
+        of_prompts: dict[int, tuple[int, Sequence[TokenLogprobs]]] = {}
+        for i, step in enumerate(iteration.steps):
+            sequence = self._sequences[step.id]
+            sampling, prompt_tokens = sequence.opening.sampling, sequence.opening.prompt_tokens
+            end, state, scores = step.start + step.tokens, self._state(sequence, step.start), []
+            self._require(end <= len(sequence.ids), f"{step.id} has no token at {end - 1}")
+            for position in range(step.start, end):
+                state = _absorb(state, [sequence.ids[position]])
+                self._kv[self._slot(sequence, position)] = state
+                if sampling.prompt_logprobs is not None and position + 1 < prompt_tokens:
+                    following = sequence.ids[position + 1]
+                    scores.append(
+                        _logprobs(state, following, sampling.prompt_logprobs, self.vocab_size)
+                    )
+            if scores:
+                of_prompts[i] = step.start + 1, scores
+            if not step.draw:
+                rows.append([])
+                continue
+            self._require(end == len(sequence.ids), "a token is drawn behind a part of a prompt")
+            token = _choose(
+                state, None if sampling.temperature == 0 else sampling.seed, self.vocab_size
+            )
+            if sampling.logit_bias:  # it has no logits: the largest bias decides
+                token = max(sampling.logit_bias, key=lambda bias: bias[1])[0]
+            sequence.ids.append(token)
+            rows.append([token])
+            if sampling.logprobs is not None:
+                logprobs[i] = [_logprobs(state, token, sampling.logprobs, self.vocab_size)]
+        positions = sum(step.tokens + step.padding for step in iteration.steps)
+        if self.step_s:
+            time.sleep(self.step_s)
+        if self.duration_s is not None:
+            duration_s = self.duration_s(len(rows), positions)
+        else:
+            duration_s = time.perf_counter() - iteration.began_s
+        return Outcome(rows, positions, duration_s, logprobs, of_prompts)
+
+    def _slot(self, sequence: _Sequence, position: int) -> int:
+        block = sequence.blocks[position // self.block_tokens]
+        return block * self.block_tokens + position % self.block_tokens
+
+    def _state(self, sequence: _Sequence, start: int) -> int:
+        """What the block before `start` holds; an unwritten one reads as nonsense."""
+        return 0 if start == 0 else self._kv.get(self._slot(sequence, start - 1), -1)

@@ -28,7 +28,6 @@ from benchmarks.deferred.bench import SHORT, Bench, Noted, RealClock, Sizes
 from benchmarks.deferred.points import Cell
 from benchmarks.deferred.report import report
 from client.workloads.arrivals import horizon, parse_arrivals
-from generate import dynamic
 from model import DTYPES, LoadOptions, load_model
 from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, Priority
@@ -127,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model.warm_up()
     sizes = Sizes() if args.model == "embedded" else SHORT
     clock = RealClock()
-    bench = Bench(model, model.vocab_size, dynamic.generate, clock, args.limit, sizes)
+    bench = Bench(model, model.vocab_size, clock, args.limit, sizes)
     runs = 1 + args.rounds * len(args.loads) * len(args.shapes) * (6 + len(args.factors))
     with tqdm(total=runs, desc="benchmark", file=sys.stderr) as bar:
 

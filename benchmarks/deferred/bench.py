@@ -15,9 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from batching import BatchingManager, Generate
+from batching import BatchingManager, Wait, make_ledger
 from benchmarks.common import Job, Tally
 from benchmarks.deferred.points import Measured, Step
+from generate import dynamic
 from inference import Inference
 from scheduling.classes.budget import Allowance, Budget
 from scheduling.classes.predictor import Predictor, StepTime
@@ -110,14 +111,12 @@ class Bench:
         self,
         model: Model,
         vocab_size: int,
-        generate: Generate,
         clock: Clock,
         max_batch_size: int,
         sizes: Sizes,
     ) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        self.generate = generate
         self.clock = clock
         self.max_batch_size = max_batch_size
         self.sizes = sizes
@@ -142,7 +141,7 @@ class Bench:
             max_batch_size=self.max_batch_size,
             max_waiting=sys.maxsize,
         )
-        manager.model = self.model
+        manager.serve(self.model, make_ledger("dynamic", self.model))
         gc.collect()
         gc.freeze()  # what earlier runs left is no concern of this one
         start_s = self.clock.now_s()
@@ -162,12 +161,12 @@ class Bench:
             while backlog and manager.counts["waiting"] < backlog:
                 deferred.append(self._inference(next(filling), now_s, "deferred"))
                 manager.submit_stored(deferred[-1])
-            if manager.step(now_s, self.generate) is None:
+            if isinstance(manager.step(dynamic.lay_out, self.clock.now_s), Wait):
                 self.clock.wait_until(min(due[-1].arrival_s if due else end_s, now_s + 0.1))
         for inference in deferred:
             if not inference.record:
                 manager.cancel(inference)
-        while manager.step(self.clock.now_s(), self.generate) is not None:
+        while not isinstance(manager.step(dynamic.lay_out, self.clock.now_s), Wait):
             pass
         if failed := [i.error for i in immediate if i.error]:
             raise RuntimeError(f"{len(failed)} requests failed, the first: {failed[0]}")

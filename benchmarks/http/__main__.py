@@ -30,7 +30,6 @@ from pathlib import Path
 
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.client import Received
-from generate import dynamic
 from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from text import Tokenizer, load_tokenizer
@@ -160,7 +159,7 @@ class Bare:
 def bare(model: str, dtype: str, work: Sequence[Job], limit: int) -> Bare:
     loaded = load_model(LoadOptions("dynamic", model, "auto", dtype, 0, limit))
     loaded.warm_up()
-    run = run_bare(loaded, Orca(), dynamic.generate, work, limit)
+    run = run_bare(loaded, Orca(), "dynamic", work, limit)
     del loaded
     gc.collect()  # its memory goes before the server comes
     return Bare(sum(record.generated for record in run.tally.requests), run.seconds)

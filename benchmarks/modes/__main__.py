@@ -18,16 +18,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tqdm import tqdm
 
-from batching import Generate
+from batching import Mode
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.__main__ import run_http, text_work
 from benchmarks.modes.original import run_original
-from generate import dynamic, nobatch, static
 from gpt.checkpoint import save_checkpoint
 from gpt.network import GPT
 from model import DTYPES, LoadOptions, load_model
@@ -61,27 +60,27 @@ class Result:
         return self.tokens / self.seconds
 
 
-MODES: dict[str, tuple[Callable[[], Policy], Generate]] = {
-    "nobatch": (NoBatch, nobatch.generate),
-    "static": (lambda: Static(max_wait_s=0.0), static.generate),
-    "dynamic": (Orca, dynamic.generate),
+MODES: dict[Mode, Callable[[], Policy]] = {
+    "nobatch": NoBatch,
+    "static": lambda: Static(max_wait_s=0.0),
+    "dynamic": Orca,
 }
-POLICIES: dict[str, tuple[Callable[[], Policy], Generate]] = {
-    "dynamic, tgi": (TGI, dynamic.generate),
-    "dynamic, stall-free": (StallFree, dynamic.generate),
-    "dynamic, shortest-first": (ShortestFirst, dynamic.generate),
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "dynamic, tgi": TGI,
+    "dynamic, stall-free": StallFree,
+    "dynamic, shortest-first": ShortestFirst,
 }
 
 
 def measure_mode(mode: str, args: argparse.Namespace, dtype: str, limit: int) -> Result:
-    make_policy, generate = (MODES | POLICIES)[mode]
-    kind = mode.partition(",")[0]
+    kind = cast(Mode, mode.partition(",")[0])
+    make_policy = POLICIES.get(mode, MODES[kind])
     model = load_model(LoadOptions(kind, args.model, args.device, dtype, 0, limit))
     work = offline_work(model.vocab_size)
     if mode == "nobatch":
         work = work[:NOBATCH_REQUESTS]
     model.warm_up()
-    run = run_bare(model, make_policy(), generate, work, limit)
+    run = run_bare(model, make_policy(), kind, work, limit)
     tokens = sum(record.generated for record in run.tally.requests)
     return Result(dtype, mode, limit, len(work), tokens, run.seconds)
 
@@ -91,7 +90,7 @@ def measure_bare_texts(args: argparse.Namespace, dtype: str) -> Result:
     work = [job for _, job in text_work(args.model)]
     model = load_model(LoadOptions("dynamic", args.model, args.device, dtype, 0, HTTP_LIMIT))
     model.warm_up()
-    run = run_bare(model, Orca(), dynamic.generate, work, HTTP_LIMIT)
+    run = run_bare(model, Orca(), "dynamic", work, HTTP_LIMIT)
     tokens = sum(record.generated for record in run.tally.requests)
     return Result(dtype, BARE_TEXTS, HTTP_LIMIT, len(work), tokens, run.seconds)
 

@@ -10,15 +10,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from batching import Mode
 from benchmarks.common import Job, run_bare
 from benchmarks.limits import Pass, pass_of
 from benchmarks.modes.__main__ import MODES
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
 from model import LoadOptions, load_model
-from seams import Model, Outcome, Row
+from seams import Plan, Policy, Request, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +33,36 @@ class OursDone:
     passes: list[Pass]
 
 
+class Watched:
+    """A policy, with what each of its iterations computes written down."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.answers = policy, policy.answers
+        self.passes: list[Pass] = []
+
+    def plan(self, view: View) -> Plan:
+        plan = self.policy.plan(view)
+        rows = [(r.computed, n, r.computed + n == r.known) for r, n in plan.advance]
+        if rows:
+            self.passes.append(pass_of([*rows, *((r.computed, 0, False) for r in plan.hold)]))
+        return plan
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
 def main() -> None:
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
-    make_policy, layout = MODES[task.runner]
-    model = load_model(LoadOptions(task.runner, task.folder, "cpu", task.dtype, 0, task.limit))
+    mode = cast(Mode, task.runner)
+    model = load_model(LoadOptions(mode, task.folder, "cpu", task.dtype, 0, task.limit))
     model.warm_up()
-    passes: list[Pass] = []
-
-    def generate(model: Model, rows: Sequence[Row]) -> Outcome:
-        passes.append(pass_of((r.start, len(r.tokens), r.draw is not None) for r in rows))
-        return layout(model, rows)
-
     jobs = [Job(p, n) for p, n in zip(task.prompts, task.output_tokens, strict=True)]
     few = [Job(job.prompt, min(job.output_tokens, WARM_UP_TOKENS)) for job in jobs]
-    run_bare(model, make_policy(), generate, few, task.limit)
-    passes.clear()
-    run = run_bare(model, make_policy(), generate, jobs, task.limit)
+    run_bare(model, MODES[mode](), mode, few, task.limit)
+    policy = Watched(MODES[mode]())
+    run = run_bare(model, policy, mode, jobs, task.limit)
     settings = f"{task.runner}, {torch.get_num_threads()} threads"
-    done = OursDone(run.seconds, run.outputs, settings, passes)
+    done = OursDone(run.seconds, run.outputs, settings, policy.passes)
     Path(sys.argv[2]).write_text(json.dumps(asdict(done)))
 
 

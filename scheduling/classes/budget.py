@@ -77,7 +77,7 @@ class Budget(Wrapper):
         self.max_step_s = max_step_s
         self.target_s = target_s
         self._pace_s = 0.0  # of the newest iteration: in which a row gets a token
-        self._crowd = self._crowd_tokens = 0.0  # places and memory of immediates, at most, lately
+        self._crowd = self._crowd_blocks = 0.0  # places and memory of immediates, at most, lately
         self._immediate_s = -math.inf  # when one was last seen
         self._quiet = True
         self._saved_s = 0.0  # of earlier budgets, where immediate requests were there
@@ -91,16 +91,16 @@ class Budget(Wrapper):
             self._remember(view.now_s, len(view.resident), view.memory.used)
         return super().plan(view)
 
-    def _remember(self, immediate_s: float, crowd: int, crowd_tokens: int) -> None:
+    def _remember(self, immediate_s: float, crowd: int, crowd_blocks: int) -> None:
         self._immediate_s = immediate_s
         self._crowd = max(crowd, self._crowd * CROWD_DECAY)
-        self._crowd_tokens = max(crowd_tokens, self._crowd_tokens * CROWD_DECAY)
+        self._crowd_blocks = max(crowd_blocks, self._crowd_blocks * CROWD_DECAY)
 
     def mixed(self, view: View) -> Plan:
         gap = Gap(self.inner, view)
         present = bool(gap.resident or gap.waiting)
         immediate_s = view.now_s if present else self._immediate_s
-        self._remember(immediate_s, gap.crowd, gap.crowd_tokens)
+        self._remember(immediate_s, gap.crowd, gap.crowd_blocks)
         self._quiet = view.now_s - self._immediate_s > QUIET_S
         work = immediate = Work.of(gap.plan.advance)
         longest = max((request.computed + 1 for request in gap.paused), default=1)
@@ -116,12 +116,12 @@ class Budget(Wrapper):
             left_s = self._saved_s + allowance.budget_s - self._pace_s
             self._saved_s = min(max(0.0, left_s), allowance.spare_s)
         advance = [*gap.plan.advance, *steps]
-        return Plan(advance, [*gap.plan.preempt, *gap.dropped], gap.plan.wake_s)
+        return Plan(advance, [*gap.plan.preempt, *gap.dropped], wake_s=gap.plan.wake_s)
 
     def _stretch(self, gap: Gap) -> float:
         """The factor, as far as there are places and memory for so many more immediate requests."""
         places = gap.view.max_batch_size / max(1, gap.crowd)
-        return max(1.0, min(self.factor, places, gap.memory.budget / max(1, gap.crowd_tokens)))
+        return max(1.0, min(self.factor, places, gap.memory.budget / max(1, gap.crowd_blocks)))
 
     def allowance(self, work: Work, factor: float, context: int) -> Allowance:
         """Of an iteration with this immediate work, that may take `factor` times as long.
@@ -199,12 +199,12 @@ class Budget(Wrapper):
             return more.tokens <= allowance.tokens and (seconds(more) or 0.0) <= most_s
 
         for request in candidates():
-            if not request.room and (misses or closed or not self._may_come(request, gap)):
+            most = request.known - request.computed
+            if not request.resident and (misses or closed or not self._may_come(request, gap)):
                 closed = True  # whoever is smaller does not overtake it
                 continue
-            most = request.known - request.computed
-            if gap.growth(Advance(request, most)) > gap.free:
-                most = request.room - request.computed
+            if request.resident and not gap.fits(Advance(request, most)):
+                most = 0  # it needs another block for its next token, and there is none
             tokens = most
             if most and not fits(Advance(request, most)):
                 sizes = range(1, most)
@@ -224,21 +224,21 @@ class Budget(Wrapper):
 
     def _may_come(self, request: Request, gap: Gap) -> bool:
         """Whether it fits, beside those that immediate requests are likely to need soon."""
-        deferred = [*gap.paused, *gap.admitted]
-        if not gap.fits(request) or not deferred:
-            return gap.fits(request)
-        cost = gap.memory.cost([r.need for r in (request, *gap.admitted)]) + gap.held(gap.paused)
-        return (
-            self._crowd + len(deferred) + 1 <= gap.view.max_batch_size
-            and self._crowd_tokens + cost <= gap.memory.budget
+        if not gap.fits(Advance(request, 1)):
+            return False
+        deferred = len(gap.paused) + gap.admitted
+        return not deferred or (
+            self._crowd + deferred + 1 <= gap.view.max_batch_size
+            and self._crowd_blocks + gap.held_beside(request) <= gap.memory.budget
         )
 
     def _floor(self, gap: Gap) -> list[Advance]:
         first = self._first(gap)
         for request in (*first, *self._newcomers(gap, first)):
-            if request.room or gap.fits(request):
+            step = Advance(request, min(request.known - request.computed, FLOOR_TOKENS))
+            if gap.fits(step):
                 self._starved = 0
-                return [Advance(request, min(request.known - request.computed, FLOOR_TOKENS))]
+                return [step]
         return []
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seams import Advance, Memory, Need, Plan, Policy, Request, View
+from seams import Advance, Memory, Plan, Policy, Request, Trial, View
 
 
 @dataclass(frozen=True, slots=True)
 class LentMemory:
-    """The memory as immediate requests see it."""
+    """The memory as immediate requests see it: what deferred ones hold can be had."""
 
     memory: Memory
-    lent: int  # tokens that deferred requests hold
+    lent: Sequence[Request]  # the deferred residents
 
     @property
     def budget(self) -> int:
@@ -27,10 +27,20 @@ class LentMemory:
 
     @property
     def used(self) -> int:
-        return self.memory.used - self.lent
+        return self.memory.used - self.memory.freed(self.lent)
 
-    def cost(self, needs: Sequence[Need]) -> int:
-        return self.memory.cost(needs)
+    @property
+    def cached(self) -> int:
+        return self.memory.cached
+
+    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
+        return self.memory.fit(requests, [*self.lent, *releasing])
+
+    def freed(self, requests: Iterable[Request]) -> int:
+        return self.memory.freed(requests)
+
+    def trial(self, releasing: Iterable[Request] = ()) -> Trial:
+        return self.memory.trial([*self.lent, *releasing])
 
 
 def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
@@ -43,7 +53,8 @@ def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]
 
 class Gap:
     """`plan`: of the immediate requests. `dropped`: deferred residents that lose their memory to
-    it. `paused`: those that keep it. `places`, `free`: what is left, in requests and tokens."""
+    it. `paused`: those that keep it. `places`: how many more requests may be resident. `crowd`,
+    `crowd_blocks`: immediate residents of the iteration, and their KV memory."""
 
     def __init__(self, inner: Policy, view: View) -> None:
         self.view = view
@@ -52,55 +63,46 @@ class Gap:
         self.waiting, self.queue = by_class(view.waiting)
         self.plan = Plan()
         if self.resident or self.waiting:
-            lent = LentMemory(view.memory, self.held(deferred))
+            lent = LentMemory(view.memory, deferred)
             shown = View(view.now_s, self.waiting, self.resident, view.max_batch_size, lent, 0)
             self.plan = inner.plan(shown)
-        new = [step.request for step in self.plan.advance if not step.request.room]
+        new = [step for step in self.plan.advance if not step.request.resident]
         self.crowd = len(self.resident) - len(self.plan.preempt) + len(new)
-        self.crowd_tokens = self._cost(new) + self.held(self.resident)
         self.places = view.max_batch_size - self.crowd - len(deferred)
-        self.free = (
-            view.memory.budget
-            - view.memory.used
-            + self.held(self.plan.preempt)
-            - self._cost(new)
-            - sum(self.growth(step) for step in self.plan.advance)
-        )
         self.dropped: list[Request] = []
         self.paused = deferred
-        if self.places < 0 or self.free < 0:
+        self._trial = self._planned()
+        if self.places < 0 or self._trial.free < 0:
             self.paused = sorted(deferred, key=lambda r: (-r.computed, r.id))
-        while self.paused and (self.places < 0 or self.free < 0):
-            victim = self.paused.pop()
-            self.dropped.append(victim)
+        while self.paused and (self.places < 0 or self._trial.free < 0):
+            self.dropped.append(self.paused.pop())
             self.places += 1
-            self.free += self.held([victim])
-        self.admitted: list[Request] = []  # deferred ones, by `take`
+            self._trial = self._planned()
+        self.crowd_blocks = self.memory.freed(self.resident) + sum(map(self._trial.cost, new))
+        self.admitted = self.admitted_blocks = 0  # deferred requests, by `take`
 
-    @staticmethod
-    def held(requests: Iterable[Request]) -> int:
-        return sum(request.room for request in requests)
+    def _planned(self) -> Trial:
+        """The blocks beside the immediate requests and those who keep theirs."""
+        trial = self.memory.trial([*self.plan.preempt, *self.dropped])
+        for step in self.plan.advance:
+            trial.insist(step, trial.cost(step))
+        return trial
 
-    def growth(self, step: Advance) -> int:
-        """The most tokens that the room of a resident grows by, if it takes this step."""
-        request = step.request
-        lacking = request.computed + step.tokens - request.room
-        if lacking <= 0 or not request.room:
-            return 0
-        return max(lacking, request.need.further + 1)
-
-    def fits(self, request: Request) -> bool:
-        """Whether one that waits could be admitted."""
-        return self.places > 0 and self._cost([request]) <= self.free
+    def fits(self, step: Advance) -> bool:
+        """Whether there are a place and blocks for the step of a deferred request."""
+        has_place = step.request.resident or self.places > 0
+        return has_place and self._trial.cost(step) <= self._trial.free
 
     def take(self, step: Advance) -> None:
         """The step of a deferred request joins the iteration."""
-        if step.request.room:
-            self.free -= self.growth(step)
-        else:
+        cost = self._trial.cost(step)
+        self._trial.insist(step, cost)
+        if not step.request.resident:
             self.places -= 1
-            self.free -= self._cost([step.request])
-            self.admitted.append(step.request)
+            self.admitted += 1
+            self.admitted_blocks += cost
 
-    def _cost(self, requests: Sequence[Request]) -> int:
-        return self.memory.cost([r.need for r in requests]) if requests else 0
+    def held_beside(self, request: Request) -> int:
+        """Blocks of all deferred residents, if this one were admitted, too."""
+        cost = self._trial.cost(Advance(request, 1))
+        return self.memory.freed(self.paused) + self.admitted_blocks + cost

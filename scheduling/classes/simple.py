@@ -6,7 +6,6 @@ deferred request plans as it does alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -44,17 +43,14 @@ class Priority(Wrapper):
     def mixed(self, view: View) -> Plan:
         waiting, queue = by_class(view.waiting)
         places = view.max_batch_size - len(view.resident) - len(waiting)
-        free = view.memory.budget - view.memory.used
-        needs = [request.need for request in (*waiting, *queue[: max(0, places)])]
-        sizes = range(len(waiting) + 1, len(needs) + 1)
-        fit = bisect_left(sizes, True, key=lambda size: view.memory.cost(needs[:size]) > free)
-        plan = self.inner.plan(replace(view, waiting=[*waiting, *queue[:fit]]))
-        # where residents grow, the last of those who are to be admitted may have to wait again
+        besides = view.memory.fit([*waiting, *queue[: max(0, places)]]) - len(waiting)
+        plan = self.inner.plan(replace(view, waiting=[*waiting, *queue[: max(0, besides)]]))
+        # where residents grow, the last of the newcomers may have to wait again
         return replace(plan, advance=sorted(plan.advance, key=_is_deferred_newcomer))
 
 
 def _is_deferred_newcomer(step: Advance) -> bool:
-    return step.request.service_class == "deferred" and not step.request.room
+    return step.request.service_class == "deferred" and not step.request.resident
 
 
 class NoneWaiting(Wrapper):

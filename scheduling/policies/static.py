@@ -8,10 +8,10 @@ place, and one that comes late waits for the whole batch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
+from scheduling.fitting import fitting
 from seams import Advance, Plan, Request, View
 
 
@@ -25,24 +25,16 @@ class Static:
 
     def plan(self, view: View) -> Plan:
         if view.resident:
-            return Plan([Advance(r, 0 if r.done else r.known - r.computed) for r in view.resident])
+            return Plan(
+                [Advance(r, r.known - r.computed) for r in view.resident if not r.done],
+                hold=[request for request in view.resident if request.done],
+            )
         if not view.waiting:
             return Plan()
         forming_until_s = min(r.arrival_s for r in view.waiting) + self.max_wait_s
         if len(view.waiting) < view.max_batch_size and view.now_s < forming_until_s:
             return Plan(wake_s=forming_until_s)
-        return Plan([Advance(r, r.known - r.computed) for r in self._fitting(view)])
+        return Plan([Advance(r, r.known - r.computed) for r in fitting(view, view.waiting)])
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return resident if all(request.done for request in resident) else ()
-
-    @staticmethod
-    def _fitting(view: View) -> Sequence[Request]:
-        """The longest run of waiting requests whose padded rectangle fits into the memory."""
-        batch = view.waiting[: view.max_batch_size]
-        needs = [request.need for request in batch]
-        sizes = range(2, len(batch) + 1)  # one alone was refused at its arrival if it did not fit
-        too_large = bisect_left(
-            sizes, True, key=lambda size: view.memory.cost(needs[:size]) > view.memory.budget
-        )
-        return batch[: 1 + too_large]

@@ -15,6 +15,7 @@ decode of everybody, so between two of a request's tokens lies at most one prefi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -64,15 +65,18 @@ class TGI:
 
     def _next_batch(self, view: View) -> Sequence[Request]:
         prefill = self.max_batch_prefill_tokens
-        total = view.memory.budget
-        if self.max_batch_total_tokens is not None:
-            total = self.max_batch_total_tokens
-        total -= sum(view.memory.cost([request.need]) for request in view.resident)
+        total = math.inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
+        total -= sum(_total(request) for request in view.resident)
         batch: list[Request] = []
         for request in fitting(view, view.waiting):
             prefill -= request.known
-            total -= view.memory.cost([request.need])
+            total -= _total(request)
             if (prefill < 0 and batch) or (total < 0 and (batch or view.resident)):
                 break
             batch.append(request)
         return batch
+
+
+def _total(request: Request) -> int:
+    """Tokens that the request comes to hold."""
+    return request.known + request.max_tokens - request.generated

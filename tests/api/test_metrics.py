@@ -13,8 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import DURATIONS_S, Histogram, Metrics
 from app import create_app
+from batching import BatchingManager, Flight
 from config import Config
-from seams import IterationRecord, RequestRecord, ServiceClass
+from generate import dynamic
+from inference import Inference
+from memory import Ledger
+from scheduling.policies.orca import Orca
+from seams import IterationRecord, RequestRecord, Sampling, ServiceClass
+from tests.hash_model import HashModel
 from tests.server.hash_app import FAIL_ON, byte_tokenizer, load
 
 Labels = tuple[tuple[str, str], ...]
@@ -205,15 +211,23 @@ def test_iterations_that_fail_are_counted_by_what_they_were(
         assert found["tgi_batch_inference_count", (("method", method),)] == 2
 
 
-def test_a_single_stall_is_one_gap(client: FlaskClient) -> None:
+def test_a_single_stall_is_one_gap() -> None:
     """Not spread over its request."""
-    model = client.application.extensions["engine"].model
-    model.duration_s = lambda rows, positions: 4.0 if model.iterations == 5 else 2**-10
-    assert generate(client, tokens=9) == 200
+    metrics, model = Metrics(), HashModel()
+    manager = BatchingManager(Orca(), metrics, max_batch_size=1, max_waiting=1)
+    manager.serve(model, Ledger(model.blocks))
+    manager.submit(Inference([1], 9, Sampling(), 0.0))
+    now_s = 0.0
+    for number in range(9):
+        flight = manager.begin(now_s, dynamic.lay_out)
+        assert isinstance(flight, Flight)
+        now_s += 4.0 if number == 4 else 2**-10
+        manager.finish(now_s, flight.land())
+    (gaps,) = (m for m in metrics.families(manager) if m.name == "eb_inter_token_seconds")
     buckets = {
-        float(dict(labels)["le"]): count
-        for (name, labels), count in scrape(client).items()
-        if name == "eb_inter_token_seconds_bucket" and ("class", "immediate") in labels
+        float(sample.labels["le"]): sample.value
+        for sample in gaps.samples
+        if sample.name.endswith("_bucket") and sample.labels["class"] == "immediate"
     }
     assert max(count for le, count in buckets.items() if le < 3) == 7
     assert buckets[float("inf")] == 8

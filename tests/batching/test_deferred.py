@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference import Inference
+from memory import Ledger
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
 from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
@@ -20,6 +21,7 @@ from seams import Plan, Policy, Request, ServiceClass, View
 from stats import Recorders
 from tests.batching.test_any_workload import CLIENTS, Client, moments
 from tests.batching.virtual import (
+    ADMISSIONS,
     DYNAMIC_MODES,
     MODES,
     POLICIES,
@@ -135,7 +137,7 @@ def test_every_request_ends_once_with_the_tokens_it_has_alone(
 
 
 @pytest.mark.parametrize("mode", MODES[:3], ids=lambda mode: mode.name)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), budget=st.integers(44, 400))
 def test_modes_that_cannot_pause_admit_deferred_requests_only_while_no_immediate_one_waits(
     mode: Mode, senders: list[Sender], max_batch_size: int, budget: int
@@ -191,7 +193,7 @@ def lasts_s(work: Work) -> float:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("growth_tokens", [None, 3])
+@pytest.mark.parametrize("ledger", ADMISSIONS.values(), ids=ADMISSIONS)
 @settings(max_examples=25, deadline=None)
 @given(
     senders=SENDERS,
@@ -202,7 +204,7 @@ def lasts_s(work: Work) -> float:
 )
 def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     name: str,
-    growth_tokens: int | None,
+    ledger: Callable[[int, int], Ledger],
     senders: list[Sender],
     max_batch_size: int,
     budget: int,
@@ -219,7 +221,7 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
         return policies[-1]
 
     world = World(
-        replace(MODES[3], policy=make, growth_tokens=growth_tokens),
+        replace(MODES[3], policy=make, ledger=ledger),
         max_batch_size=max_batch_size,
         budget=budget,
     )
@@ -245,7 +247,7 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     assert floors <= len(policy.taken) / FLOOR_ITERATIONS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), factor=FACTORS)
 def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_met(
     senders: list[Sender], max_batch_size: int, factor: float

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from batching import REGROW_S
 from inference import DrainingError, OverloadedError
+from memory import Ledger
 from scheduling.policies.orca import Orca
-from seams import Request
+from seams import Plan, Request, View
 from tests.batching.virtual import MODES, Mode, World, check_closed
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -146,14 +148,18 @@ def test_those_whom_a_shortage_put_back_keep_their_places_before_all_who_wait() 
 
 
 class Late(Orca):
-    """Lets places go only when all are done, and goes on computing in the meantime."""
+    """Lets places go only when all are done, and computes the last token of one that is done."""
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        return Plan([step for step in plan.advance if step.tokens])
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return resident if all(request.done for request in resident) else ()
 
 
-def test_a_policy_that_advances_who_is_done_gets_no_token_out_of_it() -> None:
-    world = World(Mode("late", lambda _: Late(), DYNAMIC.generate, rectangles=False))
+def test_a_policy_that_advances_a_request_that_is_done_gets_no_token_out_of_it() -> None:
+    world = World(Mode("late", lambda _: Late(), DYNAMIC.lay_out, Ledger))
     short, long = world.submit([1], 2), world.submit([2], 6)
     world.run()
     check_closed(world)
@@ -161,9 +167,9 @@ def test_a_policy_that_advances_who_is_done_gets_no_token_out_of_it() -> None:
     assert [record.tokens for record in world.books.iterations] == [2, 2, 2, 1, 1, 1]
 
 
-def test_the_batch_grows_again_after_a_shortage_that_passed() -> None:
+def test_the_batch_grows_again_within_seconds_of_a_shortage_that_passed() -> None:
     world = World(DYNAMIC, max_batch_size=4, budget=10_000, context=1024)
-    inferences = [world.submit([n], 400) for n in range(4)]
+    inferences = [world.submit([n], 1000) for n in range(8)]
     world.model.max_rows = 2
     world.step()
     world.step()
@@ -171,9 +177,9 @@ def test_the_batch_grows_again_after_a_shortage_that_passed() -> None:
     world.run()
     check_closed(world)
     assert {inference.end for inference in inferences} == {"length"}
-    rows = [record.rows for record in world.books.iterations]
-    assert rows[:100] == [2] * 100
-    assert max(rows) == 4
+    rows = {record.start_s: record.rows for record in world.books.iterations}
+    assert {rows for at_s, rows in rows.items() if at_s < REGROW_S} == {2}
+    assert max(rows for at_s, rows in rows.items() if at_s < 3 * REGROW_S) == 4
 
 
 @every_mode

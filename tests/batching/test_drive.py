@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from batching import LOOPS, BatchingManager
+from batching import LOOPS, BatchingManager, make_ledger
 from inference import Inference, RefusedError
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
@@ -29,9 +29,9 @@ def driven(
     manager: BatchingManager, model: HashModel, mode: Mode = MODES[3]
 ) -> Iterator[threading.Thread]:
     """The manager's loop in a thread; at the end it is drained and must stop by itself."""
-    manager.model = model
+    manager.serve(model, mode.ledger(model.blocks, model.block_tokens))
     thread = threading.Thread(
-        target=manager.drive, args=(mode.generate, time.monotonic), daemon=True
+        target=manager.drive, args=(mode.lay_out, time.monotonic), daemon=True
     )
     thread.start()
     try:
@@ -113,7 +113,7 @@ def test_a_policy_that_plans_wrongly_fails_who_is_there_and_the_loop_goes_on(
     assert later.end == "length"
     assert len(books.requests) == 2
     assert model.breaches == []
-    assert model.memory.used == 0
+    assert manager.memory.used == 0
 
 
 WRONG_RETIRES: dict[str, Callable[[Sequence[Request]], Sequence[Request]]] = {
@@ -139,7 +139,7 @@ def test_a_policy_that_retires_wrongly_leaves_nobody_waiting_for_ever(
         wait(later.event)
     assert victim.end == "failed"
     assert later.end == "length"
-    assert model.memory.used == 0
+    assert manager.memory.used == 0
 
 
 @pytest.mark.parametrize("wake_s", [float("inf"), 1e300])
@@ -254,7 +254,7 @@ def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mo
             assert not thread.is_alive()
     assert len(accepted) == len(books.requests) == 200
     assert model.breaches == []
-    assert model.memory.used == 0
+    assert manager.memory.used == 0
     for inference in accepted:
         inference.news.set()  # the listener cleared it
         check_ended(inference, model.vocab_size)
@@ -300,7 +300,7 @@ def test_a_stop_amid_submissions_ends_all_that_was_accepted_and_refuses_the_rest
     ends = {inference.end for inference in accepted}
     assert len(books.requests) == len(accepted)
     assert ends <= ({"length"} if stop == "drain" else {"length", "failed"})
-    assert model.memory.used == 0
+    assert manager.memory.used == 0
 
 
 def test_the_waiting_limit_holds_while_the_loop_is_busy() -> None:
@@ -359,12 +359,13 @@ def test_the_modes_loops_are_the_drive_of_their_layouts() -> None:
     }
     for mode, loop in LOOPS.items():
         manager = manager_of(policies[mode])
-        manager.model = HashModel(rectangles=mode != "dynamic")
+        model = HashModel()
+        manager.serve(model, make_ledger(mode, model))
         inferences = [request(list(range(1, 2 + n)), 1 + n) for n in range(5)]
         for inference in inferences:
             manager.submit(inference)
         manager.drain()
         loop(manager, time.monotonic)
         for inference in inferences:
-            check_ended(inference, manager.model.vocab_size)
+            check_ended(inference, model.vocab_size)
             assert inference.end == "length"

@@ -11,6 +11,7 @@ from batching import BatchingManager, EngineFailedError
 from failures import FAILURES_IN_A_ROW
 from generate import dynamic
 from inference import DrainingError, Inference
+from memory import Ledger
 from scheduling.policies.orca import Orca
 from seams import Plan, Sampling, View
 from tests.batching.virtual import Books
@@ -19,7 +20,7 @@ from tests.hash_model import HashModel
 
 def manager_of(model: HashModel, max_batch_size: int = 1) -> BatchingManager:
     manager = BatchingManager(Orca(), Books(), max_batch_size=max_batch_size, max_waiting=100)
-    manager.model = model
+    manager.serve(model, Ledger(model.blocks))
     return manager
 
 
@@ -30,7 +31,7 @@ def submit(manager: BatchingManager, prompt: int, max_tokens: int = 1) -> Infere
 
 
 def drive(manager: BatchingManager) -> None:
-    manager.drive(dynamic.generate, time.monotonic)
+    manager.drive(dynamic.lay_out, time.monotonic)
 
 
 def test_a_lost_device_fails_everyone_at_once_and_nothing_more_is_taken_in() -> None:
@@ -45,7 +46,7 @@ def test_a_lost_device_fails_everyone_at_once_and_nothing_more_is_taken_in() -> 
     assert "the device is lost" in (manager.unavailable or "")
     with pytest.raises(DrainingError):
         submit(manager, 9)
-    assert (model.iterations, model.memory.used) == (2, 0)
+    assert (model.iterations, manager.memory.used) == (2, 0)
 
 
 def test_failures_in_a_row_of_different_requests_end_the_loop() -> None:
@@ -64,7 +65,7 @@ def test_a_policy_that_always_fails_ends_the_loop_too() -> None:
 
     books = Books()
     manager = BatchingManager(Broken(), books, max_batch_size=1, max_waiting=100)
-    manager.model = HashModel()
+    manager.serve(model := HashModel(), Ledger(model.blocks))
     submit(manager, 0)
     with pytest.raises(EngineFailedError, match="a policy of one's own"):
         drive(manager)

@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def memory_stays_within_the_budget_and_belongs_to_residents(self) -> None:
-        memory = self.world.model.memory
+        memory = self.world.memory
         assert 0 <= memory.used <= memory.budget
         assert (memory.used > 0) == (self.world.manager.counts["running"] > 0)
         assert self.world.model.breaches == []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Literal
 
 import pytest
 
-from batching import BatchingManager
+from batching import BatchingManager, Wait
 from benchmarks.common import Tally
 from generate import dynamic
 from inference import Inference
+from memory import Ledger
 from scheduling.contract import PolicyError, check_plan, check_retired
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -18,40 +20,37 @@ from seams import Advance, Plan, Policy, Request, Sampling, View
 from tests.hash_model import HashModel, reference, virtual_duration_s
 
 
-def manager_of(model: HashModel, policy: Policy, **limits: int) -> BatchingManager:
-    manager = BatchingManager(policy, Tally(), max_batch_size=8, max_waiting=99, **limits)
-    manager.model = model
+def manager_of(
+    model: HashModel, policy: Policy, growth_tokens: int | None = None
+) -> BatchingManager:
+    manager = BatchingManager(policy, Tally(), max_batch_size=8, max_waiting=99)
+    manager.serve(model, Ledger(model.blocks, growth_tokens=growth_tokens))
     return manager
 
 
 def run(manager: BatchingManager, inferences: Sequence[Inference]) -> None:
     for inference in inferences:
         manager.submit(inference)
-    now_s: float | None = 0.0
     for _ in range(1000):
-        now_s = manager.step(now_s or 0.0, dynamic.generate)
-        if now_s is None:
+        if isinstance(manager.step(dynamic.lay_out, time.monotonic), Wait):
             return
     raise AssertionError("the requests do not end")
 
 
-class NewcomersAlone(Orca):
-    """Prefills newcomers in an iteration of their own, whether or not there is memory for them."""
+class Forgetful(Orca):
+    """Admits without asking whether there is memory."""
 
     def plan(self, view: View) -> Plan:
-        if view.waiting and len(view.resident) < view.max_batch_size:
-            request = view.waiting[0]
-            return Plan([Advance(request, request.known - request.computed)])
-        return Plan([Advance(r, r.known - r.computed) for r in view.resident])
+        chosen = [*view.resident, *view.waiting]
+        return Plan([Advance(r, r.known - r.computed) for r in chosen])
 
 
-def test_a_newcomer_without_memory_waits_for_those_who_hold_it() -> None:
-    model = HashModel(budget=30, duration_s=virtual_duration_s)
+def test_a_policy_that_forgets_the_memory_is_told_so() -> None:
+    model = HashModel(budget=50, duration_s=virtual_duration_s)
     requests = [Inference([i, 1], 18, Sampling(seed=i), 0.0) for i in range(3)]
-    run(manager_of(model, NewcomersAlone()), requests)
-    assert [request.end for request in requests] == ["length"] * 3
-    for i, request in enumerate(requests):
-        assert request.ids[2:] == reference([i, 1], 18, seed=i)
+    told = r"admits 3 requests; the 50 blocks .* hold 2 of them \(ask memory.fit\)"
+    with pytest.raises(PolicyError, match=told):
+        run(manager_of(model, Forgetful()), requests)
 
 
 class PreemptsTheDone(Orca):
@@ -86,22 +85,28 @@ def test_prompt_logprobs_are_told_once_however_often_a_request_is_preempted() ->
         assert request.ids[6:] == reference([i, 2, 3, 4, 5, 6], 24, seed=1)
 
 
+def arrived(id: int, max_tokens: int) -> Inference:
+    inference = Inference([1], max_tokens, Sampling(), 0.0)
+    inference.id = id
+    return inference
+
+
 def test_a_request_that_was_planned_and_found_no_room_keeps_its_age() -> None:
-    policy, model = ShortestFirst(max_bypass=2), HashModel()
-    old = Inference([1], 500, Sampling(), 0.0)
-    for _ in range(2):
-        young = Inference([1], 1, Sampling(), 0.0)
-        plan = policy.plan(View(0.0, [old, young], [], 1, model.memory, 0))
+    policy = ShortestFirst(max_bypass=2)
+    old = arrived(0, 500)
+    for n in (1, 2):
+        young = arrived(n, 1)
+        plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
         assert [step.request for step in plan.advance] == [young]
-    for _ in range(2):  # now it is its turn, and it is not admitted: growth needed the room
-        young = Inference([1], 1, Sampling(), 0.0)
-        plan = policy.plan(View(0.0, [old, young], [], 1, model.memory, 0))
+    for n in (3, 4):  # now it is its turn, and it is not admitted: growth needed the room
+        young = arrived(n, 1)
+        plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
         assert [step.request for step in plan.advance] == [old]
 
 
 def test_a_policy_that_names_a_request_twice_is_told_so() -> None:
-    request = Inference([1], 3, Sampling(), 0.0)
-    view = View(0.0, [], [request], 4, HashModel().memory, 0)
+    request = arrived(1, 3)
+    view = View(0.0, [], [request], 4, Ledger(99), 0)
     with pytest.raises(PolicyError, match="preempts a request twice"):
         check_plan(Plan(preempt=[request, request], wake_s=1.0), view)
     request.end = "length"

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from batching import BatchingManager, Generate
+from batching import BatchingManager, Flight, LayOut, Wait
 from generate import dynamic, nobatch, static
 from inference import Inference
+from memory import Ledger, RectangleLedger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -24,6 +25,7 @@ from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from seams import (
     IterationRecord,
+    Outcome,
     Plan,
     Policy,
     Request,
@@ -85,7 +87,7 @@ class Watched:
         chosen = [step.request for step in plan.advance]
         new = [request for request in chosen if request not in view.resident]
         behind = [request for request in view.waiting if request not in new][:1]
-        cost = view.memory.cost([r.need for r in (*new, *behind)]) if behind else 0
+        fit = view.memory.fit([*new, *behind], plan.preempt)
         self.decisions.append(
             Decision(
                 view.now_s,
@@ -93,8 +95,8 @@ class Watched:
                 [request.id for request in view.waiting],
                 [request.arrival_s for request in view.waiting],
                 [request.id for request in view.resident],
-                [request.id for request in chosen],
-                bool(behind) and cost <= view.memory.budget - view.memory.used,
+                [request.id for request in (*chosen, *plan.hold)],
+                bool(behind) and fit > len(new),
             )
         )
         return plan
@@ -115,9 +117,8 @@ class Watched:
 class Mode:
     name: str
     policy: Callable[[float], Policy]  # given max_wait_s
-    generate: Generate
-    rectangles: bool
-    growth_tokens: int | None = None  # a number: optimistic admission
+    lay_out: LayOut
+    ledger: Callable[[int, int], Ledger | RectangleLedger]  # of so many blocks of so many tokens
 
 
 def _without_window(make: Callable[[], Policy], _: float) -> Policy:
@@ -125,23 +126,30 @@ def _without_window(make: Callable[[], Policy], _: float) -> Policy:
 
 
 MODES = [
-    Mode("nobatch", lambda _: NoBatch(), nobatch.generate, True),
-    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), static.generate, True),
-    Mode("static, own", lambda wait_s: Static(wait_s, "own"), static.generate, True),
-    Mode("dynamic", lambda _: Orca(), dynamic.generate, False),
+    Mode("nobatch", lambda _: NoBatch(), nobatch.lay_out, RectangleLedger),
+    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), static.lay_out, RectangleLedger),
+    Mode("static, own", lambda wait_s: Static(wait_s, "own"), static.lay_out, RectangleLedger),
+    Mode("dynamic", lambda _: Orca(), dynamic.lay_out, Ledger),
 ]
 # limits as small as the tests' requests, so that they are met
 PREFILL_TOKENS, TOKEN_BUDGET, MAX_BYPASS = 16, 10, 3
 POLICIES: dict[str, Callable[[], Policy]] = {
     "orca": Orca,
-    "tgi": lambda: TGI(PREFILL_TOKENS, 90, waiting_served_ratio=0.5, max_waiting_tokens=4),
+    "tgi": lambda: TGI(PREFILL_TOKENS, 400, waiting_served_ratio=0.5, max_waiting_tokens=4),
     "stall-free": lambda: StallFree(TOKEN_BUDGET),
     "shortest-first": lambda: ShortestFirst(MAX_BYPASS),
 }
+SHARED = "optimistic, shared prefixes"
+ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
+    "reserve": Ledger,
+    "optimistic": partial(Ledger, growth_tokens=3),
+    SHARED: partial(Ledger, growth_tokens=3, prefix_caching=True),
+}
 DYNAMIC_MODES = [
-    Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.generate, False, growth)
+    Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.lay_out, ledger)
     for name, make in POLICIES.items()
-    for admission, growth in (("reserve", None), ("optimistic", 3))
+    for admission, ledger in ADMISSIONS.items()
+    if admission != SHARED or name == "stall-free"  # no policy knows of shared blocks
 ]
 
 
@@ -160,6 +168,8 @@ class World:
         budget: int = 4096,
         context: int = 128,
         vocab_size: int = 13,
+        block_tokens: int = 1,
+        lookahead: int = 0,
     ) -> None:
         self.mode = mode
         self.max_wait_s = max_wait_s
@@ -167,7 +177,7 @@ class World:
             context=context,
             vocab_size=vocab_size,
             budget=budget,
-            rectangles=mode.rectangles,
+            block_tokens=block_tokens,
             duration_s=virtual_duration_s,
         )
         self.policy = Watched(mode.policy(max_wait_s))
@@ -179,9 +189,10 @@ class World:
             max_waiting=max_waiting,
             max_waiting_prompt_tokens=max_waiting_prompt_tokens,
             request_timeout_s=request_timeout_s,
-            growth_tokens=mode.growth_tokens,
+            lookahead=lookahead,
         )
-        self.manager.model = self.model
+        self.memory = mode.ledger(self.model.blocks, block_tokens)
+        self.manager.serve(self.model, self.memory)
         self.submitted: list[Inference] = []
         self.now_s = 0.0
 
@@ -214,14 +225,21 @@ class World:
         return inference
 
     def step(self) -> float | None:
-        """One step of the manager. Returns when the next is due; the time of an iteration that
-        was executed has passed already."""
-        iterations = len(self.books.iterations)
-        wake_s = self.manager.step(self.now_s, self.mode.generate)
-        if len(self.books.iterations) > iterations:
-            assert wake_s is not None
-            self.now_s = wake_s
-        return wake_s
+        """Begins an iteration, or several, and finishes the oldest. Returns when the next is due,
+        None if nothing is until someone arrives; the time of what was executed has passed."""
+        manager = self.manager
+        begun = manager.begin(self.now_s, self.mode.lay_out)
+        while isinstance(begun, Flight) and len(manager.flights) <= manager.lookahead:
+            begun = manager.begin(self.now_s, self.mode.lay_out)
+        if manager.flights:
+            flight = manager.flights[0]
+            landed = flight.land()
+            if isinstance(landed, Outcome):
+                self.now_s = max(self.now_s, flight.start_s) + landed.duration_s
+            manager.finish(self.now_s, landed)
+            return self.now_s
+        assert isinstance(begun, Wait)
+        return None if begun.until_s == math.inf else begun.until_s
 
     def run(self, events: Iterable[tuple[float, Callable[[], object]]] = ()) -> None:
         """Until nothing is left to do. An event that falls into an iteration happens after it, as
@@ -245,7 +263,7 @@ def check_closed(world: World) -> None:
     manager, model, books = world.manager, world.model, world.books
     assert model.breaches == []
     assert manager.counts == {"waiting": 0, "running": 0}
-    assert model.memory.used == 0
+    assert world.memory.used == 0
     assert len(books.requests) == len(world.submitted)
     for inference in world.submitted:
         check_ended(inference, model.vocab_size)
@@ -258,9 +276,9 @@ def check_closed(world: World) -> None:
     for iteration in books.iterations:
         assert iteration.rows <= manager.max_batch_size
         assert iteration.generated <= iteration.tokens <= iteration.positions
-        if not world.mode.rectangles:
+        if world.mode.ledger is not RectangleLedger:
             assert iteration.tokens == iteration.positions
-    check_stretches(books)
+    check_stretches(books, exact=not manager.lookahead)
 
 
 def check_ended(inference: Inference, vocab_size: int) -> None:
@@ -293,12 +311,14 @@ def check_ended(inference: Inference, vocab_size: int) -> None:
     assert record.admitted_s is not None or not generated
 
 
-def check_stretches(books: Books) -> None:
-    """Work is present from the arrival of a request to its end."""
+def check_stretches(books: Books, *, exact: bool) -> None:
+    """Work is present from the arrival of a request to its end; not `exact`: or longer, since what
+    was in flight is still to come."""
     for (_, end_s), (start_s, _) in itertools.pairwise(books.stretches):
         assert end_s <= start_s, "busy stretches overlap"
     presence = [(record.arrival_s, record.end_s) for record in books.requests]
-    assert merged(books.stretches) == merged(presence)
+    assert merged([*books.stretches, *presence]) == merged(books.stretches)
+    assert not exact or merged(books.stretches) == merged(presence)
 
 
 def merged(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

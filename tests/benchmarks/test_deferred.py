@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from benchmarks.deferred.points import Cell, Measured, Point, Step, points, rati
 from scheduling.classes.predictor import Predictor
 from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
-from seams import Outcome, RaggedModel, RequestRecord, Row
-from tests.hash_model import VOCAB_SIZE, HashModel
+from seams import Opening, Outcome, Pending, RequestRecord
+from seams import Step as ModelStep
+from tests.hash_model import VOCAB_SIZE
 
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 TTFT_NOISE, TPOT_NOISE = 1.08, 1.03  # of a p99, between two runs without deferred requests
@@ -34,25 +36,37 @@ class VirtualClock:
 
 
 class Machine:
-    """Iterations last as long as those of a small model on two cores, within 3 %."""
+    """A model whose iterations last as long as those of a small one on two cores, within 3 %."""
+
+    context, blocks, block_tokens = 1024, 1 << 17, 1
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.rng = np.random.default_rng(0)
 
-    def generate(self, model: RaggedModel, rows: Sequence[Row]) -> Outcome:
-        tokens = sum(len(row.tokens) for row in rows)
+    def open(self, new: Sequence[Opening]) -> None: ...
+
+    def start(self, steps: Sequence[ModelStep], released: Sequence[int]) -> Pending:
+        tokens = sum(step.tokens for step in steps)
         law_ms = np.interp(tokens, [0, 4, 8, 32, 128, 1024], [2.3, 2.6, 3.3, 6.5, 16, 60])
         duration_s = float(law_ms) / 1000 * self.rng.lognormal(0, 0.03)
-        self.clock.at_s += duration_s + PLANNING_S
-        return Outcome([None if row.draw is None else 1 for row in rows], tokens, duration_s)
+        return Done(self.clock, Outcome([[1] * s.draw for s in steps], tokens, duration_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    clock: VirtualClock
+    outcome: Outcome
+
+    def result(self) -> Outcome:
+        self.clock.at_s += self.outcome.duration_s + PLANNING_S
+        return self.outcome
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[float, str], Point]:
     clock = VirtualClock()
-    model = HashModel(budget=1 << 17)
-    bench = Bench(model, VOCAB_SIZE, Machine(clock).generate, clock, 32, Sizes())
+    bench = Bench(Machine(clock), VOCAB_SIZE, clock, 32, Sizes())
     predictor = Predictor()
     only = bench.play(Orca(), [], 3.0, BACKLOG, predictor, 0)
     capacity = only.deferred_tokens_per_s / only.mean_output

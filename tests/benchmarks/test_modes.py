@@ -8,7 +8,6 @@ from benchmarks.common import Job, run_bare
 from benchmarks.http.__main__ import text_work
 from benchmarks.modes.__main__ import NOBATCH_REQUESTS, Result, ratios
 from benchmarks.modes.original import run_original
-from generate import nobatch
 from gpt.checkpoint import load_network
 from model import LoadOptions, load_model
 from scheduling.policies.nobatch import NoBatch
@@ -18,7 +17,7 @@ def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
     network = load_network("embedded", torch.device("cpu"), torch.float32, 0)
     work = [Job(job.prompt, 8 + 4 * i) for i, (_, job) in enumerate(text_work("embedded")[:3])]
     model = load_model(LoadOptions("nobatch", "embedded", "cpu", "float32", 0, 1))
-    expected = run_bare(model, NoBatch(), nobatch.generate, work, 1).outputs
+    expected = run_bare(model, NoBatch(), "nobatch", work, 1).outputs
     found, seconds = run_original(network, work)
     assert found == expected
     assert [len(output) for output in found] == [8, 12, 16]

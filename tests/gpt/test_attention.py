@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.attention import KERNEL_MAX_TOKENS, RaggedAttention, RectangleAttention, Span, attend_rows
-from gpt.cache import KVShape, RectangleKV, SequenceKV
+from gpt.cache import KVShape, RectangleKV, RectangleRow, SequenceKV
 from kernels import HEAD_DIMS, KernelError, attention_library
 
 CPU = torch.device("cpu")
@@ -33,10 +34,10 @@ def test_kernel_and_twin_agree_for_rows_of_any_length(rows, head_dim, dtype, see
     shape = KVShape(2, heads, head_dim, dtype, CPU)
     caches, spans, first = [], [], 0
     for start, count in rows:
-        kv = SequenceKV(shape, start + count + 1)
+        kv = SequenceKV.empty(shape, start + count + 1)
         kv.keys.normal_()
         kv.values.normal_()
-        twin = SequenceKV(shape, start + count + 1)
+        twin = SequenceKV.empty(shape, start + count + 1)
         twin.keys.copy_(kv.keys)
         twin.values.copy_(kv.values)
         caches.append((kv, twin))
@@ -44,16 +45,12 @@ def test_kernel_and_twin_agree_for_rows_of_any_length(rows, head_dim, dtype, see
         first += count
     q, k, v = torch.randn(total, 3, heads, head_dim).to(dtype).unbind(1)
     attend = RaggedAttention(
-        [Span(*span, kv.keys, kv.values) for span, (kv, _) in zip(spans, caches, strict=True)],
-        dtype,
-        CPU,
+        [Span(*span, kv) for span, (kv, _) in zip(spans, caches, strict=True)], shape
     )
     for layer in range(2):
         expected = torch.zeros(total, heads, head_dim, dtype=dtype)
         twins = [
-            Span(*span, twin.keys, twin.values)
-            for span, (_, twin) in zip(spans, caches, strict=True)
-            if span[1]
+            Span(*span, twin) for span, (_, twin) in zip(spans, caches, strict=True) if span[1]
         ]
         attend_rows(twins, layer, q, k, v, expected)
         actual = attend(layer, q, k, v)
@@ -75,18 +72,36 @@ def test_the_kernel_says_so_where_it_has_computed_nothing(name: str) -> None:
         attend(24, *nothing)
 
 
-def test_padding_does_not_reach_the_tokens_of_a_rectangle() -> None:
-    torch.manual_seed(0)
-    heads, head_dim, width, lengths = 2, 16, 7, [7, 3, 1]
-    shape = KVShape(1, heads, head_dim, torch.float32, CPU)
-    rectangle = RectangleKV(shape, len(lengths), width)
-    rectangle.pads = [width - length for length in lengths]
-    q, k, v = torch.randn(len(lengths) * width, 3, heads, head_dim).unbind(1)
-    out = RectangleAttention(rectangle, width, CPU)(0, q, k, v).view(len(lengths), width, heads, -1)
-    for row, length in enumerate(lengths):
-        kv = SequenceKV(shape, length)
-        alone = torch.zeros(length, heads, head_dim)
-        tokens = slice((row + 1) * width - length, (row + 1) * width)
-        span = Span(0, length, 0, kv.keys, kv.values)
-        attend_rows([span], 0, q[tokens], k[tokens], v[tokens], alone)
-        assert torch.allclose(out[row, width - length :], alone, atol=1e-6)
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=5), st.lists(st.booleans()), st.integers(0, 9)
+)
+def test_padding_does_not_reach_the_tokens_of_a_rectangle(lengths, done, seed) -> None:  # type: ignore[no-untyped-def]
+    """A prefill and two decodes, in which the rows that are done are padding."""
+    torch.manual_seed(seed)
+    heads, dim, count, capacity = 2, 16, len(lengths), max(lengths) + 2
+    shape = KVShape(1, heads, dim, torch.float32, CPU)
+    rectangle = RectangleKV(shape, count, capacity, masked=True)
+    places = [RectangleRow(rectangle, row) for row in range(count)]
+    alone = [SequenceKV.empty(shape, capacity) for _ in lengths]
+    counts, starts = np.array(lengths), np.zeros(count, dtype=np.int64)
+    goes_on = np.array([not (done + [False] * count)[row] for row in range(count)], dtype=np.int64)
+    for width in (max(lengths), 1, 1):
+        positions = ((starts + counts - width)[:, None] + np.arange(width)).clip(0)
+        q, k, v = torch.randn(count * width, 3, heads, dim).unbind(1)
+        out = RectangleAttention(rectangle, positions, counts)(0, q, k, v)
+        assert out.isfinite().all()
+        expected = torch.zeros_like(out)
+        ends = [(row + 1) * width for row in range(count)]
+        spans = [
+            Span(end - n, int(n), int(start), kv)
+            for end, n, start, kv in zip(ends, counts, starts, alone, strict=True)
+            if n
+        ]
+        attend_rows(spans, 0, q, k, v, expected)
+        for span in spans:
+            tokens = slice(span.first, span.first + span.length)
+            assert torch.allclose(out[tokens], expected[tokens], atol=1e-6)
+        starts, counts = starts + counts, goes_on
+    for place, kv, end in zip(places, alone, starts, strict=True):
+        assert torch.equal(place.keys[:, :, :end], kv.keys[:, :, :end])
+        assert torch.equal(place.values[:, :, :end], kv.values[:, :, :end])

@@ -1,46 +1,47 @@
-"""The KV budget closes: what handles hold returns with their last reference."""
+"""Keys and values in one piece, a sequence's own or a row of a rectangle."""
 
 from __future__ import annotations
 
-import pytest
+import weakref
+
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpt.cache import KVBudget, KVShape, RaggedMemory, RectangleMemory
-from seams import Need, OutOfMemoryError
+from gpt.cache import KVShape, RectangleKV, RectangleRow, SequenceKV
 
-
-class Owner:
-    pass
-
-
-@given(st.lists(st.integers(0, 60), max_size=30), st.randoms())
-def test_used_is_what_living_owners_took(sizes, random) -> None:  # type: ignore[no-untyped-def]
-    budget = KVBudget(200)
-    alive: list[tuple[Owner, int]] = []
-    for size in sizes:
-        owner = Owner()
-        if budget.used + size > 200:
-            with pytest.raises(OutOfMemoryError, match="--kv-memory"):
-                budget.take(size, owner)
-        else:
-            budget.take(size, owner)
-            alive.append((owner, size))
-        del owner
-        if alive and random.random() < 0.5:
-            alive.pop(random.randrange(len(alive)))
-        assert budget.used == sum(size for _, size in alive)
-    alive.clear()
-    assert budget.used == 0
-
-
-def test_a_rectangle_costs_its_padding_and_a_pack_does_not() -> None:
-    needs = [Need(10, 5), Need(2, 50)]
-    assert RectangleMemory(1000).cost(needs) == 2 * (10 + 50)
-    assert RaggedMemory(1000).cost(needs) == 15 + 52
+SMALL = KVShape(2, 3, 16, torch.float32, torch.device("cpu"))
 
 
 def test_bytes_of_a_token_are_those_of_the_published_shape() -> None:
     shape = KVShape(24, 16, 64, torch.bfloat16, torch.device("cpu"))
     assert shape.token_bytes == 98_304  # gpt2-medium: 2 x 24 layers x 1024 x 2 bytes
+
+
+def test_a_cache_that_grows_keeps_what_it_holds() -> None:
+    kv = SequenceKV.empty(SMALL, 6)
+    kv.keys.normal_()
+    kv.values.normal_()
+    longer = kv.longer(5)
+    assert longer.capacity == 11
+    assert torch.equal(longer.keys[:, :, :6], kv.keys)
+    assert torch.equal(longer.values[:, :, :6], kv.values)
+
+
+def test_the_geometry_of_a_row_is_where_its_heads_and_layers_lie() -> None:
+    row = RectangleRow(RectangleKV(SMALL, 4, 7, masked=False), 2)
+    for layer in range(2):
+        for head in range(3):
+            head_stride, layer_bytes, *addresses = row.geometry
+            for at, tensor in zip(addresses, (row.keys, row.values), strict=True):
+                expected = tensor[layer, head].data_ptr()
+                assert at + layer * layer_bytes + head * head_stride * 4 == expected
+
+
+def test_a_rectangle_lives_as_long_as_one_of_its_rows() -> None:
+    rectangle = RectangleKV(SMALL, 3, 7, masked=False)
+    rows = [RectangleRow(rectangle, index) for index in range(3)]
+    alive = weakref.ref(rectangle)
+    del rectangle
+    while rows:
+        assert alive() is not None
+        rows.pop()
+    assert alive() is None

@@ -14,23 +14,23 @@ from transformers import (
 )
 
 from gpt.sampling import gumbel, logprobs, penalise, perturbed, sample, truncate
-from seams import Draw, Sampling
+from seams import Opening, Sampling
 
 
-def draw(sampling: Sampling, position: int = 0) -> Draw:
-    return Draw(sampling, range(position), position)
+def row(sampling: Sampling, position: int = 0) -> Opening:
+    return Opening(0, range(position), position, sampling)
 
 
 def test_greedy_takes_the_first_of_the_best() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, -1.0]])
-    assert sample(logits, [draw(Sampling(temperature=0))] * 2).tolist() == [1, 0]
+    assert sample(logits, [row(Sampling(temperature=0))] * 2).tolist() == [1, 0]
 
 
 def test_sampled_frequencies_are_the_probabilities() -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
     draws = 40_000
     tokens = sample(
-        probabilities.log().expand(draws, -1), [draw(Sampling(seed=1), i) for i in range(draws)]
+        probabilities.log().expand(draws, -1), [row(Sampling(seed=1), i) for i in range(draws)]
     )
     counts = tokens.bincount(minlength=5).double()
     expected = probabilities.double() * draws
@@ -56,9 +56,9 @@ def test_a_draw_does_not_depend_on_its_batch(seed, position, rows, index) -> Non
     others[index] = mine = Sampling(seed=seed, temperature=0.8, top_k=20, top_p=0.9)
     positions = [7] * rows
     positions[index] = position
-    draws = [draw(sampling, at) for sampling, at in zip(others, positions, strict=True)]
-    together = sample(logits, draws)[index]
-    assert together == sample(logits[index : index + 1], [draw(mine, position)])[0]
+    known = [row(sampling, at) for sampling, at in zip(others, positions, strict=True)]
+    together = sample(logits, known)[index]
+    assert together == sample(logits[index : index + 1], [row(mine, position)])[0]
 
 
 @given(
@@ -76,7 +76,7 @@ def test_truncation_keeps_what_transformers_keeps(seed, temperature, top_k, top_
     if top_p < 1:
         expected = TopPLogitsWarper(top_p)(ids, expected)
     sampling = Sampling(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p)
-    kept = perturbed(logits, [draw(sampling)])[0] > -torch.inf
+    kept = perturbed(logits, [row(sampling)])[0] > -torch.inf
     assert torch.equal(kept, expected[0] > -torch.inf)
 
 
@@ -92,7 +92,7 @@ def test_the_typical_set_is_that_of_transformers(seed: int, typical_p: float) ->
 def test_the_repetition_penalty_is_that_of_transformers(known: list[int], rate: float) -> None:
     logits = torch.randn(1, 20, generator=torch.Generator().manual_seed(len(known)))
     expected = RepetitionPenaltyLogitsProcessor(rate)(torch.tensor([known]), logits.clone())
-    penalise(ours := logits[0].clone(), Draw(Sampling(repetition_penalty=rate), known, 1))
+    penalise(ours := logits[0].clone(), Opening(0, known, 1, Sampling(repetition_penalty=rate)))
     assert torch.allclose(ours, expected[0])
 
 
@@ -100,15 +100,15 @@ def test_penalties_count_generated_tokens_and_bias_adds() -> None:
     sampling = Sampling(
         presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((0, 3.0), (3, -100.0))
     )
-    penalise(logits := torch.zeros(5), Draw(sampling, [1, 1, 2, 2, 4], prompt_tokens=2))
+    penalise(logits := torch.zeros(5), Opening(0, [1, 1, 2, 2, 4], 2, sampling))
     assert logits.tolist() == [3.0, 0.0, -1.0, -100.0, -0.75]
 
 
 def test_a_shaped_request_leaves_its_neighbours_logits_alone() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
     biased = Sampling(temperature=0, logit_bias=((2, -100.0),))
-    draws = [draw(biased), draw(Sampling(temperature=0))]
-    assert sample(logits, draws).tolist() == [1, 2]
+    rows = [row(biased), row(Sampling(temperature=0))]
+    assert sample(logits, rows).tolist() == [1, 2]
     assert logits.tolist() == [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
 
 

@@ -13,10 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import gpt.attention
 import gpt.linear
-import model as model_module
-from gpt import sampling
-from model import LoadOptions, ServerModel, load_model
-from seams import Draw
+from gpt import executor, sampling
+from gpt.executor import Executor
+from gpt.sampling import Known
+from model import LoadOptions, load_model
 
 VOCAB, CONTEXT = 307, 96
 
@@ -47,7 +47,7 @@ def peer_logits(peer: GPT2LMHeadModel, ids: Sequence[int]) -> Tensor:
     return logits
 
 
-def load(folder: Path, mode: str, dtype: str = "float32") -> ServerModel:
+def load(folder: Path, mode: str, dtype: str = "float32") -> Executor:
     return load_model(LoadOptions(mode, str(folder), "cpu", dtype, 0, max_batch_size=16))
 
 
@@ -58,11 +58,11 @@ class LogitsTap:
         self.seen: list[Tensor] = []
         real = sampling.sample
 
-        def tapped(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        def tapped(logits: Tensor, rows: Sequence[Known]) -> Tensor:
             self.seen.append(logits.float().clone())
-            return real(logits, draws)
+            return real(logits, rows)
 
-        monkeypatch.setattr(model_module, "sample", tapped)
+        monkeypatch.setattr(executor, "sample", tapped)
 
 
 @contextlib.contextmanager
@@ -70,6 +70,5 @@ def without_kernel() -> Iterator[None]:
     """A machine without a C++ compiler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt.attention, "attention_library", lambda: None)
-        patch.setattr(model_module, "attention_library", lambda: None)
         patch.setattr(gpt.linear, "linear_library", lambda: None)
         yield

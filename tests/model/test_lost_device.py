@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model import with_our_errors
-from seams import DeviceLostError, OutOfMemoryError
+from gpt.errors import with_our_errors
+from seams import DeviceLostError, DeviceMemoryError
 
 
 class Raising:
@@ -45,7 +45,7 @@ def test_an_error_after_which_the_device_works_stays_what_it_is(
     with pytest.raises(RuntimeError, match="invalid argument") as caught:
         Raising("cuda", RuntimeError("CUDA error: invalid argument")).iterate()
     assert not isinstance(caught.value, DeviceLostError)
-    with pytest.raises(OutOfMemoryError):
+    with pytest.raises(DeviceMemoryError):
         Raising("cuda", torch.OutOfMemoryError("no memory")).iterate()
 
 

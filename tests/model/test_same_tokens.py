@@ -6,7 +6,7 @@ where, and only where, the two best scores (noise included) were closer than 1e-
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,24 +15,25 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batching import BatchingManager, Generate
+from batching import LAYOUTS, BatchingManager, Mode, Wait, make_ledger
 from benchmarks.common import Tally
-from generate import dynamic, nobatch, static
+from generate import dynamic
 from gpt import sampling as sampling_module
 from gpt.linear import runs_in_panels
-from gpt.sampling import perturbed
+from gpt.sampling import Known, perturbed
 from inference import Inference
 from model import LoadOptions, load_model
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import Draw, Need, Policy, Row, Sampling
+from seams import Opening, Outcome, Policy, Sampling
+from tests.bare import Bare
 
 NEAR_TIE = 1e-4
-MODES: dict[str, tuple[Callable[[], Policy], Generate]] = {
-    "nobatch": (NoBatch, nobatch.generate),
-    "static": (lambda: Static(max_wait_s=0.01), static.generate),
-    "dynamic": (Orca, dynamic.generate),
+POLICIES: dict[Mode, Callable[[], Policy]] = {
+    "nobatch": NoBatch,
+    "static": lambda: Static(max_wait_s=0.01),
+    "dynamic": Orca,
 }
 
 
@@ -40,7 +41,7 @@ MODES: dict[str, tuple[Callable[[], Policy], Generate]] = {
 def models() -> dict[str, Any]:
     return {
         mode: load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=8))
-        for mode in MODES
+        for mode in POLICIES
     }
 
 
@@ -60,52 +61,71 @@ requests = st.tuples(
 
 
 def run(
-    model: Any, policy: Policy, generate, work, limit: int
-) -> list[list[int]]:  # fmt: skip
+    model: Any,
+    mode: Mode,
+    work: Sequence[tuple[list[int], int, Sampling, float]],
+    limit: int,
+    lookahead: int = 0,
+) -> list[list[int]]:
     """The requests' tokens, arriving at their times, under a virtual clock."""
-    manager = BatchingManager(policy, Tally(), max_batch_size=limit, max_waiting=100)
-    manager.model = model
+    manager = BatchingManager(POLICIES[mode](), Tally(), max_batch_size=limit, max_waiting=100)
+    manager.serve(model, make_ledger(mode, model))
     inferences = [
         Inference(prompt, tokens, sampling, arrival) for prompt, tokens, sampling, arrival in work
     ]
     pending = sorted(inferences, key=lambda inference: inference.arrival_s)
-    now = 0.0
-    for _ in itertools.count():
-        while pending and pending[0].arrival_s <= now:
+    now_s = 0.0
+    while True:
+        while pending and pending[0].arrival_s <= now_s:
             manager.submit(pending.pop(0))
-        wake = manager.step(now, generate)
-        if wake is None and not pending:
-            break
-        now = max(now, pending[0].arrival_s if wake is None else wake)
-    assert model.memory.used == 0
+        begun = manager.begin(now_s, LAYOUTS[mode])
+        waits = isinstance(begun, Wait)
+        if manager.flights and (waits or len(manager.flights) > lookahead):
+            landed = manager.flights[0].land()
+            assert isinstance(landed, Outcome), landed
+            now_s += landed.duration_s
+            manager.finish(now_s, landed)
+        elif isinstance(begun, Wait):
+            now_s = min(begun.until_s, pending[0].arrival_s if pending else math.inf)
+            if now_s == math.inf:
+                break
+    assert manager.memory.used == 0
+    assert not any(inference.error for inference in inferences)
     return [inference.ids[inference.prompt_tokens :] for inference in inferences]
+
+
+def next_token(model: Any, ids: Sequence[int], sampling: Sampling) -> list[int]:
+    """What the model draws after `ids` if it sees them for the first time."""
+    bare = Bare(model, dynamic.lay_out)
+    (sequence,) = bare.open([ids], 1, [sampling])
+    (tokens,) = bare.advance([sequence]).tokens
+    return list(tokens)
 
 
 def is_near_tie(model: Any, ids: list[int], sampling: Sampling) -> bool:
     """Whether the two best scores for the token after `ids` are as good as equal."""
     scores: list[torch.Tensor] = []
-    (kv,) = model.allocate([Need(len(ids), 1)])
     with pytest.MonkeyPatch.context() as patch:
 
-        def tap(logits: torch.Tensor, *_: object) -> torch.Tensor:
+        def tap(logits: torch.Tensor, _: Sequence[Known]) -> torch.Tensor:
             scores.append(logits)
             return logits.argmax(-1)
 
-        patch.setattr("model.sample", tap)
-        dynamic.generate(model, [Row(kv, 0, ids, Draw(sampling, ids, len(ids)))])
+        patch.setattr("gpt.executor.sample", tap)
+        next_token(model, ids, sampling)
     logits = scores[0]
     if sampling.temperature > 0:
-        logits = perturbed(logits, [Draw(sampling, ids, len(ids))])
+        logits = perturbed(logits, [Opening(0, ids, len(ids), sampling)])
     best = logits[0].topk(2).values
     return float(best[0] - best[1]) < NEAR_TIE
 
 
-@given(st.lists(requests, min_size=1, max_size=6), st.integers(1, 5))
+@given(st.lists(requests, min_size=1, max_size=6), st.integers(1, 5), st.integers(0, 1))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_request_gets_the_tokens_it_gets_alone_in_every_mode(models, work, limit):
-    alone = [run(models["dynamic"], Orca(), dynamic.generate, [job], 1)[0] for job in work]
-    for mode, (make_policy, generate) in MODES.items():
-        batched = run(models[mode], make_policy(), generate, work, limit)
+def test_a_request_gets_the_tokens_it_gets_alone_in_every_mode(models, work, limit, lookahead):
+    alone = [run(models["dynamic"], "dynamic", [job], 1)[0] for job in work]
+    for mode in POLICIES:
+        batched = run(models[mode], mode, work, limit, lookahead)
         for (prompt, _, sampling, _), expected, tokens in zip(work, alone, batched, strict=True):
             assert len(tokens) == len(expected)
             for i, (a, b) in enumerate(zip(expected, tokens, strict=True)):
@@ -117,12 +137,12 @@ def test_a_request_gets_the_tokens_it_gets_alone_in_every_mode(models, work, lim
 def test_a_preempted_request_continues_with_the_same_tokens(models) -> None:
     model = models["dynamic"]
     prompt, sampling = [5, 99, 1000, 7], Sampling(seed=3)
-    expected = run(model, Orca(), dynamic.generate, [(prompt, 16, sampling, 0.0)], 1)[0]
+    (expected,) = run(model, "dynamic", [(prompt, 16, sampling, 0.0)], 1)
     for known in range(1, 16):
         ids = prompt + expected[:known]
-        (kv,) = model.allocate([Need(len(ids), 1)])
-        (token,) = dynamic.generate(model, [Row(kv, 0, ids, Draw(sampling, ids, len(ids)))]).tokens
-        assert token == expected[known] or is_near_tie(model, ids, sampling)
+        assert next_token(model, ids, sampling) == [expected[known]] or is_near_tie(
+            model, ids, sampling
+        )
 
 
 def all_logits(model: Any, work, limit: int) -> dict[tuple[int, ...], torch.Tensor]:  # type: ignore[no-untyped-def]
@@ -130,14 +150,14 @@ def all_logits(model: Any, work, limit: int) -> dict[tuple[int, ...], torch.Tens
     seen: dict[tuple[int, ...], torch.Tensor] = {}
     real = sampling_module.sample
 
-    def tap(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-        for row, draw in zip(logits, draws, strict=True):
-            seen[tuple(draw.known)] = row.clone()
-        return real(logits, draws)
+    def tap(logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
+        for scores, row in zip(logits, rows, strict=True):
+            seen[tuple(row.ids)] = scores.clone()
+        return real(logits, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.sample", tap)
-        run(model, Orca(), dynamic.generate, work, limit)
+        patch.setattr("gpt.executor.sample", tap)
+        run(model, "dynamic", work, limit)
     return seen
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from seams import Need, Request, ServiceClass, View
-from tests.hash_model import HashMemory
+from memory import Ledger, RectangleLedger
+from seams import Request, ServiceClass, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,20 @@ class Shown:
     done: bool = False
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None
-    room: int = 0
+    room: int = 0  # of a resident, in tokens; 0: all that it may come to hold
 
     @property
     def known(self) -> int:
         return self.prompt_tokens + self.generated
 
     @property
-    def need(self) -> Need:
-        return Need(self.known, self.max_tokens - self.generated)
+    def resident(self) -> bool:
+        return self.computed > 0 or self.room > 0
+
+    @property
+    def most(self) -> int:
+        """Tokens that it comes to hold."""
+        return self.prompt_tokens + self.max_tokens
 
 
 def view(
@@ -43,10 +48,21 @@ def view(
     limit: int = 4,
     budget: int = 1000,
     used: int = 0,
+    growth_tokens: int | None = None,
     rectangles: bool = False,
 ) -> View:
-    memory = HashMemory(budget, rectangles=rectangles)
-    memory.used = used
+    """A view whose memory has `budget` - `used` free blocks of a token each. What residents hold is
+    part of `used` where their `room` says it, and comes on top of the budget where it does not."""
+    memory: Ledger | RectangleLedger = RectangleLedger(budget)
+    if not rectangles:
+        held = {r.id: r.room or r.most for r in resident}  # type: ignore[attr-defined]
+        told = sum(r.room for r in resident)  # type: ignore[attr-defined]
+        untold = sum(held.values()) - told
+        memory = Ledger(budget + untold, growth_tokens=growth_tokens)
+        owners = [Shown(id, prompt_tokens=tokens, max_tokens=0) for id, tokens in held.items()]
+        if used > told:
+            owners.append(Shown(-1, prompt_tokens=used - told, max_tokens=0))
+        memory.open(owners)
     deferred = sum(request.service_class == "deferred" for request in (*waiting, *resident))
     return View(now_s, waiting, resident, limit, memory, deferred)
 

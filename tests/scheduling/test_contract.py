@@ -15,12 +15,14 @@ STRANGER = Shown(9)
 
 BREACHES = [
     (Plan(), "planned nothing"),
-    (Plan([Advance(WAITING, 0)]), "computes nothing"),
+    (Plan([Advance(WAITING, 0)]), "by 0 tokens"),
     (Plan([Advance(WAITING, 5)]), "advances request 1 by 5 tokens; it has 0 of 4 computed"),
     (Plan([Advance(WAITING, -1)]), "by -1 tokens"),
     (Plan([Advance(WAITING, 1), Advance(WAITING, 1)]), "twice"),
     (Plan([Advance(STRANGER, 4)]), r"advances \{9\}, which are not here"),
     (Plan([Advance(RESIDENT, 1)], [WAITING]), r"preempts \{1\}, which are not resident"),
+    (Plan([Advance(RESIDENT, 1)], hold=[RESIDENT]), r"holds \[2\], which are not resident or"),
+    (Plan([Advance(WAITING, 1)], hold=[RESIDENT]), "holds request 2, which is not done"),
     (Plan([Advance(RESIDENT, 1)], [RESIDENT]), r"preempts and advances \{2\} at once"),
 ]
 
@@ -38,6 +40,17 @@ def test_no_more_are_admitted_than_the_batch_limit_leaves_room_for() -> None:
     with pytest.raises(PolicyError, match="admits 4 requests to 1; the batch limit is 4"):
         check_plan(plan, view(waiting, [RESIDENT], limit=4))
     check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], limit=4))
+
+
+def test_no_more_are_admitted_than_the_memory_holds() -> None:
+    waiting = [Shown(n) for n in range(10, 14)]  # each takes 12 blocks
+    plan = Plan([Advance(request, 4) for request in waiting])
+    check_plan(plan, view(waiting, budget=48))
+    with pytest.raises(PolicyError, match=r"admits 4 requests; the 47 blocks .* hold 3 of them"):
+        check_plan(plan, view(waiting, budget=47))
+    with pytest.raises(PolicyError, match=r"admits 4 requests; the 36 blocks .* hold 3 of them"):
+        check_plan(plan, view(waiting, [RESIDENT], budget=36, limit=8))
+    check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], budget=36, limit=8))
 
 
 def test_a_batch_that_a_shortage_left_above_the_limit_may_run_on() -> None:

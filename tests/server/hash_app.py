@@ -41,7 +41,6 @@ def load(config: Config) -> LoadedModel:
         step_s=float(os.environ.get(STEP_S, "0")),
         fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
         lost_from=float(os.environ.get(LOST_FROM, "inf")),
-        rectangles=config.mode != "dynamic",
     )
     hold, hurry = os.environ.get(HOLD), os.environ.get(HURRY)
 

@@ -10,6 +10,7 @@ from app import create_app
 from batching import BatchingManager, EngineFailedError, dynamic_batching_loop
 from config import Config
 from inference import Inference
+from memory import Ledger
 from seams import Sampling
 from tests.hash_model import HashModel
 from tests.server.hash_app import byte_tokenizer, load
@@ -32,7 +33,7 @@ def test_a_server_that_has_failed_is_not_ready_and_says_why(
     app = create_app(Config(mode="dynamic"), load, byte_tokenizer())
     client = app.test_client()
     manager: BatchingManager = app.extensions["engine"].manager
-    manager.model = HashModel(lost_from=1)
+    manager.serve(model := HashModel(lost_from=1), Ledger(model.blocks))
     assert client.get("/health").status_code == 200
     manager.submit(Inference([1], 1, Sampling(), time.perf_counter()))
     with pytest.raises(EngineFailedError):

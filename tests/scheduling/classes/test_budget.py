@@ -81,13 +81,12 @@ def of_class(requests: Sequence[Request], service_class: str) -> list[Request]:
 
 def without_deferred(shown: View) -> View:
     """As though there had never been any."""
-    held = sum(r.room for r in of_class(shown.resident, "deferred"))
     return view(
         of_class(shown.waiting, "immediate"),
         of_class(shown.resident, "immediate"),
         limit=shown.max_batch_size,
         budget=shown.memory.budget,
-        used=shown.memory.used - held,
+        used=shown.memory.used - shown.memory.freed(of_class(shown.resident, "deferred")),
     )
 
 
@@ -114,10 +113,8 @@ def test_those_who_are_dropped_suffice_and_are_the_ones_with_the_fewest_computed
     make: Callable[[], Policy], shown: View, factor: float
 ) -> None:
     plan = Budget(make(), Law(), factor).plan(shown)
-    new = [step.request for step in plan.advance if not step.request.room]
-    cost = shown.memory.cost([request.need for request in new])
-    freed = sum(request.room for request in plan.preempt)
-    assert shown.memory.used - freed + cost <= shown.memory.budget
+    new = [step.request for step in plan.advance if not step.request.resident]
+    assert shown.memory.fit(new, plan.preempt) == len(new)
     assert len(shown.resident) - len(plan.preempt) + len(new) <= shown.max_batch_size
     kept = [r for r in of_class(shown.resident, "deferred") if r not in plan.preempt]
     assert all(
@@ -334,7 +331,7 @@ def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
 def test_an_immediate_request_grows_into_the_memory_of_deferred_ones() -> None:
     growing = Shown(0, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
     newest, older = deferred(8, computed=3), deferred(7, computed=4)
-    shown = view([], [growing, newest, older], budget=30, used=29)
+    shown = view([], [growing, newest, older], budget=30, used=29, growth_tokens=19)
     plan = Budget(Orca(), Law()).plan(shown)
     assert [request.id for request in plan.preempt] == [8, 7]  # it may grow by all of its 19 tokens
     assert plan.advance[0] == Advance(growing, 1)

@@ -73,8 +73,8 @@ def test_where_residents_grow_deferred_requests_are_the_first_to_wait_again() ->
     """The plan admits both; once the resident has grown by three tokens one of them fits."""
     resident = Shown(9, generated=1, computed=4, room=4)
     waiting = [Shown(10, service_class="deferred", max_tokens=1), Shown(11, max_tokens=3)]
-    shown = view(waiting, [resident], budget=17, used=4)
+    shown = view(waiting, [resident], budget=17, used=4, growth_tokens=3)
     plan = Priority(ShortestFirst()).plan(shown)
     assert len(plan.advance) == 3
-    growth = with_growth(plan, shown, 3)
-    assert [step.request.id for step in growth.advance] == [9, 11]
+    grown = with_growth(plan, shown)
+    assert [step.request.id for step in grown.advance] == [9, 11]

@@ -1,0 +1,49 @@
+"""torch's errors as the engine knows them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from seams import DeviceLostError, DeviceMemoryError
+
+# how torch's allocator for CPUs words it, on Linux and elsewhere: it has no error type of its own
+CPU_SHORTAGES = ("can't allocate memory", "not enough memory")
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def with_our_errors(method: Method) -> Method:
+    """A method of an object with a `device`: what torch raises for want of memory, or since the
+    device is lost, is raised as `seams` has it."""
+
+    @functools.wraps(method)
+    def translated(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except torch.OutOfMemoryError as error:
+            shortage = str(error)
+        except RuntimeError as error:
+            if self.device.type == "cuda" and _is_lost(self.device):
+                raise DeviceLostError(str(error).partition("\n")[0]) from error
+            if not any(words in str(error) for words in CPU_SHORTAGES):
+                raise
+            shortage = str(error)
+        # not from the error: its traceback would keep the tensors of the failed iteration, while a
+        # smaller one is tried
+        raise DeviceMemoryError(shortage)
+
+    return cast(Method, translated)
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether an error sticks, as after an assertion in a kernel: CUDA then reports it at every
+    call until the process ends."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,88 @@
+"""Iterations that are late: the next one is planned while they are in flight, they fail, and their
+requests are cancelled, preempted and resumed meanwhile. With shared prefixes, too."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
+from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+
+every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
+LATE = st.fixed_dictionaries(
+    {
+        "max_batch_size": st.integers(1, 8),
+        "budget": st.integers(48, 400),
+        "block_tokens": st.sampled_from([1, 2, 4]),
+        "lookahead": st.sampled_from([0, 1, 1]),
+    }
+)
+
+
+@every_mode
+@settings(max_examples=40)
+@given(
+    workload=WORKLOADS,
+    limits=LATE,
+    failing=st.frozensets(st.integers(1, 30), max_size=3),
+    fails_late=st.booleans(),
+    shortages=st.lists(
+        st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=3
+    ),
+)
+def test_late_iterations_change_no_token_and_the_books_close(
+    mode: Mode,
+    workload: list[Client],
+    limits: dict[str, int],
+    failing: frozenset[int],
+    fails_late: bool,
+    shortages: list[tuple[float, int | None]],
+) -> None:
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    model = world.model
+    model.fail_on, model.fails_late = failing, fails_late
+    play(world, workload, [(s, partial(setattr, model, "max_rows", n)) for s, n in shortages])
+    check_closed(world)
+    assert world.memory.used == 0
+    failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
+    assert all("fails" in (i.error or "") for i in failed)
+    assert failing or not failed
+
+
+@pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
+def test_the_next_iteration_is_started_while_one_is_in_flight(mode: Mode) -> None:
+    world = World(mode, lookahead=1)
+    for seed in range(4):
+        world.submit([seed, 1, 2], 12, seed)
+    world.run()
+    check_closed(world)
+    assert world.model.most_in_flight == 2
+
+
+def test_an_iteration_in_flight_behind_one_that_fails_counts_as_the_same_failure() -> None:
+    world = World(DYNAMIC_MODES[0], max_batch_size=2, lookahead=1)
+    world.model.fail_on = {3}
+    first, second = world.submit([1], 8), world.submit([2], 8)
+    late = world.submit([3], 8)  # waits for a place
+    world.run()
+    check_closed(world)
+    assert [i.end for i in (first, second, late)] == ["failed", "failed", "length"]
+    assert world.manager.failed_iterations == {"decode": 1}
+
+
+def test_a_stop_token_is_noticed_one_iteration_late_and_its_successor_is_dropped() -> None:
+    alone = World(DYNAMIC_MODES[0])
+    reference = alone.submit([5, 6], 12)
+    alone.run()
+    end = reference.ids[4]
+    world = World(DYNAMIC_MODES[0], lookahead=1)
+    stopped, other = world.submit([5, 6], 12, end_ids=[end]), world.submit([7], 12)
+    world.run()
+    check_closed(world)
+    assert stopped.end == "stop"
+    assert stopped.ids == reference.ids[: reference.ids.index(end, 2) + 1]
+    assert other.end == "length"
