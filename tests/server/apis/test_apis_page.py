@@ -23,4 +23,4 @@ def test_an_example_runs(embedded: Server, language: str, source: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert '"error"' not in done.stdout
+    assert '{"error"' not in done.stdout
