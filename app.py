@@ -1,4 +1,4 @@
-"""Wires the server together: configuration, doors, queue, and the engine's thread.
+"""Wires the server together: configuration, handlers, queue, and the engine's thread.
 
 `python app.py MODE ...` checks the options and becomes gunicorn (`gunicorn_conf.py`), whose one
 worker calls `create_app`. Nothing here or in a handler's thread touches torch: the engine's
@@ -253,10 +253,10 @@ def create_app(
         time.perf_counter,
         describe,
     )
-    app.register_blueprint(native.make_door(service))
+    app.register_blueprint(native.make_blueprint(service))
     generations = Generations(service, template)
     calls = openai.Calls(service, generations)
-    app.register_blueprint(tgi.make_door(service, generations, calls))
+    app.register_blueprint(tgi.make_blueprint(service, generations, calls))
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
         Endpoints(service, generations),
@@ -269,9 +269,9 @@ def create_app(
     engine = Engine(config, manager, jobs, tokenizer, load)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
-    app.register_blueprint(openai.make_door(service, generations, calls))
-    app.register_blueprint(files.make_door(service, jobs))
-    app.register_blueprint(batches.make_door(service, jobs, generations.model))
+    app.register_blueprint(openai.make_blueprint(service, generations, calls))
+    app.register_blueprint(files.make_blueprint(service, jobs))
+    app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
     register_log(app, time.perf_counter)
     register_cors(app, config.cors_allow_origin)
     register_metrics(app, metrics, manager, JobCollector(jobs))

@@ -1,5 +1,5 @@
-"""A request on its way, and the reasons for which one is not taken in. No torch, no threads of its
-own: what the door that waits and the loop that advances it share."""
+"""A request on its way, and the reasons for which one is refused. No torch, no threads of its own:
+the handler that waits and the loop that advances the request share it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class DrainingError(RefusedError):
 
 
 class Inference:
-    """A request on its way: the door that waits for it and the loop that advances it share it.
+    """A request on its way: shared by the handler that waits for it and the loop that advances it.
 
-    The loop's thread alone writes. A door waits on `event`, which is set when the answer is
+    The loop's thread alone writes. A handler waits on `event`, which is set when the answer is
     complete, or on `news`, which is set whenever there is more to read, and reads `ids`, `end`,
     `error` and `record`.
     """

@@ -1,2 +1,2 @@
-"""The doors: HTTP dialects, one blueprint each. They speak to the queue and know nothing of the
+"""The HTTP APIs, one blueprint each. Handlers put requests into the queue and know nothing of the
 model behind it."""

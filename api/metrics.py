@@ -86,7 +86,7 @@ def _copied(value: Any) -> Any:
 
 
 class Metrics:
-    """A seams.Recorder, and what the doors count. All methods may be called from any thread."""
+    """A seams.Recorder, and the handlers' counts. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -299,7 +299,7 @@ class _Collector(Collector):
 def register_metrics(
     app: Flask, metrics: Metrics, manager: BatchingManager, *others: Collector
 ) -> None:
-    """The page, and a count of what the doors refuse. `others`: what else is to be on it."""
+    """The metrics page, and a count of refused requests. `others`: further metrics on the page."""
     registry = CollectorRegistry()
     for collector in (_Collector(metrics, manager), *others):
         registry.register(collector)

@@ -1,4 +1,4 @@
-"""The experiment's door: `/inference`, and `/stats` beside it.
+"""The experiment's own API: `/inference` and `/stats`.
 
 Exactly `num_tokens` tokens are generated; no end token stops a request, so that a workload means
 the same work in every mode.
@@ -94,10 +94,10 @@ class StatsReset(TypedDict):
     reset: Literal[True]
 
 
-def make_door(service: Service) -> Blueprint:
-    door = Blueprint("inference", __name__)
+def make_blueprint(service: Service) -> Blueprint:
+    blueprint = Blueprint("inference", __name__)
 
-    @door.post("/inference")
+    @blueprint.post("/inference")
     def inference() -> Response:
         arrival_s = service.clock()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
@@ -140,7 +140,7 @@ def make_door(service: Service) -> Blueprint:
         end: InferenceEnd = {**answer, "done": True}
         yield event(end)
 
-    @door.get("/stats")
+    @blueprint.get("/stats")
     def stats() -> Response:
         told: StatsAnswer = {
             **service.stats.summary(service.clock(), service.manager),
@@ -148,23 +148,23 @@ def make_door(service: Service) -> Blueprint:
         }
         return jsonify(told)
 
-    @door.post("/stats/reset")
+    @blueprint.post("/stats/reset")
     def reset() -> Response:
         service.stats.reset(service.clock())
         told: StatsReset = {"reset": True}
         return jsonify(told)
 
-    @door.get("/stats/iterations")
+    @blueprint.get("/stats/iterations")
     def iterations() -> Response:
         return jsonify(service.stats.iterations())
 
-    @door.get("/health")
+    @blueprint.get("/health")
     def health() -> Response:
         service.require_ready()
         service.require_watched()
         return jsonify(READY)
 
-    return door
+    return blueprint
 
 
 def _answer(done: Inference, record: RequestRecord, prompt: str, generated: str) -> InferenceAnswer:

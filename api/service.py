@@ -1,4 +1,4 @@
-"""What every door needs: the queue, the vocabulary, the records, and the wait for an answer."""
+"""What every handler needs: the queue, the vocabulary, the records, and the wait for an answer."""
 
 from __future__ import annotations
 

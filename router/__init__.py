@@ -1,4 +1,4 @@
-"""One OpenAI-compatible door before many inference servers.
+"""One OpenAI-compatible address in front of many inference servers.
 
 Two layers. The *state* (`upstream`, `breaker`, `budget`, `policies`, `fleet`, `dispatch`) is pure:
 no asyncio, no sockets, no clock (every method is handed `now`, seconds on a monotonic clock).

@@ -81,13 +81,13 @@ def window_s(text: str) -> int:
     return int(found[1]) * UNIT_S[found[2]] if found else 0
 
 
-def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
+def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     """`model`: as clients call it."""
-    door = Blueprint("batches", __name__, url_prefix="/v1/batches")
-    register_store_errors(door)
+    blueprint = Blueprint("batches", __name__, url_prefix="/v1/batches")
+    register_store_errors(blueprint)
     retention_s = service.config.file_retention_days * 86_400
 
-    @door.post("")
+    @blueprint.post("")
     def create() -> Response:
         service.require_ready()
         wanted = read_body(request, BatchRequest, service.config.max_body_bytes)
@@ -123,7 +123,7 @@ def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
         jobs.wake()
         return jsonify(batch_shape(batch))
 
-    @door.get("")
+    @blueprint.get("")
     def listed() -> Response:
         page = jobs.store.batches.list(
             present_owner(),
@@ -132,17 +132,17 @@ def make_door(service: Service, jobs: Jobs, model: str) -> Blueprint:
         )
         return jsonify(page_shape(page, batch_shape))
 
-    @door.get("/<batch_id>")
+    @blueprint.get("/<batch_id>")
     def batch(batch_id: str) -> Response:
         return jsonify(batch_shape(jobs.store.batches.get(present_owner(), batch_id)))
 
-    @door.post("/<batch_id>/cancel")
+    @blueprint.post("/<batch_id>/cancel")
     def cancel(batch_id: str) -> Response:
         cancelled = jobs.store.batches.cancel(present_owner(), batch_id, time.time())
         jobs.wake()
         return jsonify(batch_shape(cancelled))
 
-    return door
+    return blueprint
 
 
 def batch_shape(batch: Batch) -> StoredBatch:

@@ -36,13 +36,13 @@ FORM_BYTES = 64 * 1024  # of a form besides its file
 DAY_S = 86_400
 
 
-def make_door(service: Service, jobs: Jobs) -> Blueprint:
-    door = Blueprint("files", __name__, url_prefix="/v1/files")
-    register_store_errors(door)
+def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
+    blueprint = Blueprint("files", __name__, url_prefix="/v1/files")
+    register_store_errors(blueprint)
     places = threading.BoundedSemaphore(MOST_AT_ONCE)
     retention_s = service.config.file_retention_days * DAY_S
 
-    @door.post("")
+    @blueprint.post("")
     def create() -> Response:
         service.require_ready()
         boundary = request.mimetype_params.get("boundary")
@@ -85,7 +85,7 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
             places.release()
         return jsonify(file_shape(file))
 
-    @door.get("")
+    @blueprint.get("")
     def listed() -> Response:
         page = jobs.store.files.list(
             present_owner(),
@@ -97,17 +97,17 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
         )
         return jsonify(page_shape(page, file_shape))
 
-    @door.get("/<file_id>")
+    @blueprint.get("/<file_id>")
     def file(file_id: str) -> Response:
         return jsonify(file_shape(jobs.store.files.get(present_owner(), file_id, time.time())))
 
-    @door.delete("/<file_id>")
+    @blueprint.delete("/<file_id>")
     def delete(file_id: str) -> Response:
         jobs.store.files.delete(present_owner(), file_id, time.time())
         deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
         return jsonify(deleted)
 
-    @door.get("/<file_id>/content")
+    @blueprint.get("/<file_id>/content")
     def content(file_id: str) -> Response:
         files, owner = jobs.store.files, present_owner()
         size_bytes = files.get(owner, file_id, time.time()).size_bytes
@@ -117,7 +117,7 @@ def make_door(service: Service, jobs: Jobs) -> Blueprint:
         response.content_length = size_bytes
         return response
 
-    return door
+    return blueprint
 
 
 def file_shape(file: File) -> StoredFile:

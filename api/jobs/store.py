@@ -1,4 +1,4 @@
-"""What the doors of the Batch API share: whose call it is, pages, and the store's refusals."""
+"""Shared by the handlers of the Batch API: the caller's identity, paging, errors of the store."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def explain(error: StoreError) -> ApiError:
             )
 
 
-def register_store_errors(door: Blueprint) -> None:
-    @door.errorhandler(StoreError)
+def register_store_errors(blueprint: Blueprint) -> None:
+    @blueprint.errorhandler(StoreError)
     def answer(error: StoreError) -> Response:
         told = explain(error)
         response = jsonify(error_shape(told))

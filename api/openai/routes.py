@@ -68,8 +68,8 @@ class Calls:
         return jsonify(generation.whole(parts))
 
 
-def make_door(service: Service, generations: Generations, calls: Calls) -> Blueprint:
-    door = Blueprint("openai", __name__, url_prefix="/v1")
+def make_blueprint(service: Service, generations: Generations, calls: Calls) -> Blueprint:
+    blueprint = Blueprint("openai", __name__, url_prefix="/v1")
     most_bytes = service.config.max_body_bytes
 
     def card(name: str) -> ModelCard:
@@ -83,27 +83,27 @@ def make_door(service: Service, generations: Generations, calls: Calls) -> Bluep
             "max_model_len": service.manager.model.context,
         }
 
-    @door.get("/models")
+    @blueprint.get("/models")
     def models() -> Response:
         told: ModelList = {"object": "list", "data": [card(name) for name in generations.names]}
         return jsonify(told)
 
-    @door.get("/models/<path:name>")
+    @blueprint.get("/models/<path:name>")
     def model(name: str) -> Response:
         generations.require_model(name)
         return jsonify(card(name))
 
-    @door.post("/completions")
+    @blueprint.post("/completions")
     def completions() -> Response:
         arrival_s = service.clock()
         return calls.completion(read_object(request, most_bytes), arrival_s)
 
-    @door.post("/chat/completions")
+    @blueprint.post("/chat/completions")
     def chat() -> Response:
         arrival_s = service.clock()
         return calls.chat(read_object(request, most_bytes), arrival_s)
 
-    return door
+    return blueprint
 
 
 def with_openai_errors(call: Callable[[], Response]) -> Response:

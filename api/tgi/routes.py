@@ -1,4 +1,4 @@
-"""TGI's door: `/`, `/generate`, `/generate_stream`, `/invocations`, `/info`; beside it
+"""TGI's API: `/`, `/generate`, `/generate_stream`, `/invocations`, `/info`; beside it
 `tokens.py`.
 
 As text-generation-inference's router (`router/src/server.rs`) answers, so that its clients work
@@ -51,30 +51,30 @@ from inference import Inference
 ROUTER = "effective-batching"
 
 
-def make_door(service: Service, generations: Generations, calls: Calls) -> Blueprint:
-    door = Blueprint("tgi", __name__)
+def make_blueprint(service: Service, generations: Generations, calls: Calls) -> Blueprint:
+    blueprint = Blueprint("tgi", __name__)
     config, tokenizer = service.config, service.tokenizer
     most_at_once = config.max_concurrent_requests or config.max_batch_size + config.max_waiting
     places = threading.BoundedSemaphore(most_at_once)
 
-    @door.post("/generate")
+    @blueprint.post("/generate")
     def generate() -> Response:
         arrival_s = service.clock()
         wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
         return whole([wanted.inputs], wanted.asked, arrival_s, as_list=False)
 
-    @door.post("/generate_stream")
+    @blueprint.post("/generate_stream")
     def generate_stream() -> Response:
         arrival_s = service.clock()
         wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
         return streamed(wanted.inputs, wanted.asked, arrival_s)
 
-    @door.post("/")
+    @blueprint.post("/")
     def compat() -> Response:
         arrival_s = service.clock()
         return compatible(read_object(request, config.max_body_bytes), arrival_s)
 
-    @door.post("/invocations")
+    @blueprint.post("/invocations")
     def invocations() -> Response:
         """SageMaker's one path: what is asked for is told by the fields."""
         arrival_s = service.clock()
@@ -223,7 +223,7 @@ def make_door(service: Service, generations: Generations, calls: Calls) -> Bluep
             "x-compute-characters": str(sum(map(len, texts))),
         }
 
-    @door.get("/info")
+    @blueprint.get("/info")
     def info() -> Response:
         model = service.manager.model
         context = None if model is None else model.context
@@ -247,7 +247,7 @@ def make_door(service: Service, generations: Generations, calls: Calls) -> Bluep
         }
         return jsonify(told)
 
-    @door.get("/")
+    @blueprint.get("/")
     def health() -> Response:
         service.require_ready()
         return jsonify(READY)
@@ -258,8 +258,8 @@ def make_door(service: Service, generations: Generations, calls: Calls) -> Bluep
         response.headers.extend(error.headers)
         return response
 
-    register_tokens(door, service, generations)
-    door.register_error_handler(ApiError, answer)
-    door.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
-    door.register_error_handler(Exception, lambda error: answer(internal_error(error)))
-    return door
+    register_tokens(blueprint, service, generations)
+    blueprint.register_error_handler(ApiError, answer)
+    blueprint.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
+    blueprint.register_error_handler(Exception, lambda error: answer(internal_error(error)))
+    return blueprint

@@ -75,10 +75,10 @@ class Prompt(TypedDict):
     prompt: str
 
 
-def register_tokens(door: Blueprint, service: Service, generations: Generations) -> None:
+def register_tokens(blueprint: Blueprint, service: Service, generations: Generations) -> None:
     tokenizer, most_bytes = service.tokenizer, service.config.max_body_bytes
 
-    @door.post("/tokenize")
+    @blueprint.post("/tokenize")
     def tokenize() -> Response:
         data = read_object(request, most_bytes)
         if "inputs" not in data and ("prompt" in data or "messages" in data):
@@ -106,7 +106,7 @@ def register_tokens(door: Blueprint, service: Service, generations: Generations)
             "token_strs": strings if wanted.return_token_strs else None,
         }
 
-    @door.post("/detokenize")
+    @blueprint.post("/detokenize")
     def detokenize() -> Response:
         return with_openai_errors(lambda: jsonify(prompt(read_object(request, most_bytes))))
 
@@ -117,7 +117,7 @@ def register_tokens(door: Blueprint, service: Service, generations: Generations)
         detokenizer = Detokenizer(tokenizer)
         return {"prompt": detokenizer.push(wanted.tokens) + detokenizer.finish()}
 
-    @door.post("/chat_tokenize")
+    @blueprint.post("/chat_tokenize")
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
         generations.require_served(wanted.model)

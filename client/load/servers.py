@@ -1,4 +1,4 @@
-"""Starts and stops real servers, and asks any target's side doors. HTTP and processes only."""
+"""Starts and stops real servers; reads any target's `/stats` and `/health`."""
 
 from __future__ import annotations
 

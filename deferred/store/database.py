@@ -1,4 +1,4 @@
-"""One door to the database: connections, transactions, and one error for "not now".
+"""Access to the database: connections, transactions, and one error for "not now".
 
 SQLite: write-ahead log; a transaction that writes takes the write lock at its beginning, so none
 fails half-way for want of it. Acknowledgements to clients are synced to the disk (`durable`);

@@ -1,4 +1,4 @@
-"""The operator's door: `/upstreams`, `/health`, `/live`, `/metrics`, and the union of models."""
+"""The operator's API: `/upstreams`, `/health`, `/live`, `/metrics`, and the union of models."""
 
 import json
 from dataclasses import replace

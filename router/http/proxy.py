@@ -1,4 +1,4 @@
-"""The door for inference requests: reads, queues, relays, tries again, answers, records."""
+"""Handles inference requests: reads, queues, forwards, retries, answers, records."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""The router's own refusals, in the shape the door's clients read. No I/O.
+"""The router's own refusals, in the shape that OpenAI's clients read. No I/O.
 
 OpenAI's error object everywhere, except on TGI's and our own paths, whose clients read `error` as a
 string.

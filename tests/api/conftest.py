@@ -1,4 +1,4 @@
-"""The doors in this process, on the hash model: thousands of requests a minute, no sockets."""
+"""The handlers in this process, on the hash model: thousands of requests a minute, no sockets."""
 
 from __future__ import annotations
 

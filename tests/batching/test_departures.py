@@ -72,7 +72,7 @@ def test_a_static_batch_that_everybody_left_ends_at_once(mode: Mode) -> None:
     assert len(world.books.iterations) == 1
 
 
-def test_a_stop_that_the_door_found_waits_for_its_static_batch_as_every_end_does() -> None:
+def test_a_stop_that_the_handler_found_waits_for_its_static_batch_as_every_end_does() -> None:
     ends_s = {}
     for mode in (STATIC, STATIC_OWN):
         world = World(mode)

@@ -62,7 +62,7 @@ class Farm:
 
 
 class RouterProcess:
-    """`python -m router` on a free port, its log, and shorthands for its doors."""
+    """`python -m router` on a free port, its log, and shorthands for its endpoints."""
 
     def __init__(self, *upstreams: str, **options: Any) -> None:
         args = [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]

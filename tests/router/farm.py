@@ -156,7 +156,7 @@ class TestUpstream:
 
 
 class Farm:
-    """The control door."""
+    """The control API."""
 
     def __init__(self) -> None:
         self.upstreams: dict[str, TestUpstream] = {}

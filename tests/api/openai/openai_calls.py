@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API to the doors in this process, as the tests of it make them."""
+"""Requests of OpenAI's API to the handlers in this process, as its tests make them."""
 
 from __future__ import annotations
 

@@ -100,9 +100,9 @@ def admin(router: RouterProcess) -> Callable[..., int]:
     """Changes the upstreams; returns the status."""
 
     def change(method: str, url: str, path: str = "", **body: object) -> int:
-        door = f"{router.url}/upstreams{path}"
+        address = f"{router.url}/upstreams{path}"
         body["url"] = url
-        answer = requests.request(method, door, json=body, headers=ADMIN, timeout=TIMEOUT_S)
+        answer = requests.request(method, address, json=body, headers=ADMIN, timeout=TIMEOUT_S)
         return answer.status_code
 
     return change
@@ -147,8 +147,8 @@ def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: 
     assert change("POST", "file:///etc/passwd") == 400
     assert change("POST", second, limit=0) == 400
     assert router.get("/upstreams").status_code == 401
-    door = f"{router.url}/upstreams"
-    assert requests.post(door, json={"url": second}, timeout=TIMEOUT_S).status_code == 401
+    address = f"{router.url}/upstreams"
+    assert requests.post(address, json={"url": second}, timeout=TIMEOUT_S).status_code == 401
 
 
 def test_a_configured_server_that_is_drained_or_removed_comes_back_as_it_was(

@@ -26,7 +26,7 @@ def test_before_the_model_is_loaded_health_and_requests_get_503(tmp_path: Path) 
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
-        eventually(lambda: server.health() is not None, "the door is open")
+        eventually(lambda: server.health() is not None, "the server answers")
         assert server.health() == 503
         answer = server.ask()
         assert answer.status_code == 503
@@ -148,7 +148,7 @@ def test_a_server_that_is_still_loading_ends_at_once(tmp_path: Path, number: int
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with starting(tmp_path, hash_model={LOAD_GATE: gate}) as server:
-        eventually(lambda: server.health() == 503, "the door is open")
+        eventually(lambda: server.health() == 503, "the server answers")
         os.killpg(server.process.pid, number)
         assert server.process.wait(PATIENCE_S) == 0
         assert server.members() == []

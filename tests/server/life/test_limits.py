@@ -1,4 +1,4 @@
-"""What does not fit is refused at the door, and the door stays open for everything else."""
+"""A request that can never fit is refused on arrival; the server goes on serving others."""
 
 from __future__ import annotations
 
