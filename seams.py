@@ -92,6 +92,11 @@ class DeviceLostError(Exception):
     """The device fails whatever it is asked from now on; only a new process can use it again."""
 
 
+class ModelLostError(Exception):
+    """The model is gone with all that it was told: its process died, hangs, or cannot be reached.
+    Another one takes its place (see `Model.lost`), to which every sequence is opened again."""
+
+
 class Pending(Protocol):
     """An iteration that was started."""
 
@@ -112,6 +117,13 @@ class Model(Protocol):
 
     @property
     def block_tokens(self) -> int: ...  # that a block holds
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be started now; None while it can. May change at any time, and is read by
+        any thread. Every loss is raised once, as ModelLostError by the next call or result, even
+        where the model is back by then; whoever made the model wakes the engine when it is back."""
+        ...
 
     def open(self, new: Sequence[Opening]) -> None:
         """Sequences that take part from the next iteration on."""

@@ -79,6 +79,7 @@ class Executor(ABC):
     blocks counts. `blocks` is settled before the model is served."""
 
     block_tokens = 1
+    lost: str | None = None  # it lives and dies with its process
 
     def __init__(self, network: GPT, dtype: torch.dtype, name: str, blocks: int) -> None:
         self.network = network

@@ -158,6 +158,7 @@ class HashModel:
         self.lost_from = lost_from
         self.fails_late = fails_late
         self.max_rows = max_rows
+        self.lost: str | None = None
         self.before_iteration = before_iteration
         self.iterations = 0  # begun, those that failed included
         self.most_in_flight = 0

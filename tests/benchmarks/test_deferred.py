@@ -39,6 +39,7 @@ class Machine:
     """A model whose iterations last as long as those of a small one on two cores, within 3 %."""
 
     context, blocks, block_tokens = 1024, 1 << 17, 1
+    lost: str | None = None
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
