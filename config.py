@@ -28,7 +28,7 @@ PROCESS = Group("process")
 
 @dataclass(frozen=True, slots=True)
 class Config(Options):
-    """What a server process is told. Raises OptionError."""
+    """The server's settings. Raises OptionError."""
 
     usage: ClassVar = "./server.sh MODE [options]"
     description: ClassVar = "Serves one model over HTTP."
@@ -43,15 +43,15 @@ class Config(Options):
     random:gpt2-medium and the like (random weights of that shape, to measure speed), or a folder in
     the Hugging Face layout"""
     served_model_name: str | None = MODEL.option(None, pattern=r"[^,\s]+(,[^,\s]+)*")
-    """names by which clients may call the model, comma separated; answers have the first; none:
-    what --model names"""
+    """names that clients may use for the model, comma separated; responses carry the first; none:
+    the name given to --model"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["float32", "bfloat16"] = MODEL.option("float32")
     """precision of weights and KV cache"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
-    """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
-    amount such as 2GiB, 500MB, 30000tokens"""
+    """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
+    or an amount such as 2GiB, 500MB, 30000tokens"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
@@ -62,80 +62,79 @@ class Config(Options):
     api_key: str | None = NETWORK.option(
         None, pattern=r"[!-+\--~]+(,[!-+\--~]+)*", secret=True, variables=["API_KEY"]
     )
-    """keys of visible ASCII, comma separated, one of which a client has to send as Authorization:
-    Bearer KEY to all paths but /health; other users of this machine can read a command line, not
-    your environment; none: everyone may ask"""
+    """keys of visible ASCII, comma separated; clients send one as Authorization: Bearer KEY to all
+    paths but /health; other users of this machine can read your command line, but not your
+    environment; none: no key is needed"""
     cors_allow_origin: str | None = NETWORK.option(
         None, pattern=r"\*|https?://[^,\s/]+(,https?://[^,\s/]+)*"
     )
-    """pages of other origins that may call this server: https://host[:port], several comma
-    separated, or * for all; none: no page may"""
+    """origins whose web pages may call this server: https://host[:port], comma separated, or * for
+    all; none: no other origin may"""
     max_body_bytes: int = NETWORK.option(2**20, least=1024, most=2**30)
     """largest request body"""
     client_timeout: float = NETWORK.option(60.0, least=0.1, most=86_400)
-    """seconds in which a client has to send its request, and one more for each 64 KiB of it, or to
-    take some more of its answer; else its connection is closed and its request cancelled"""
+    """seconds that a client has to send its request (plus one for each 64 KiB), and to read more of
+    its response; after that its connection is closed and its request cancelled"""
     stream_heartbeat: float = NETWORK.option(15.0, least=0.01, most=86_400)
-    """seconds without a token after which a stream is sent a comment, and its head before that;
-    shorter than the idle timeout of every proxy in between"""
+    """seconds without a token after which a stream sends a comment; choose less than the idle
+    timeout of every proxy in between"""
 
     max_batch_size: int = QUEUE.option(32, least=1, most=4096)
     """most requests in one iteration"""
     max_waiting: int = QUEUE.option(1024, least=1, most=16384)
-    """most requests in the queue; those beyond are answered with 429"""
+    """most requests in the queue; further ones get 429"""
     max_waiting_prompt_tokens: int = QUEUE.option(2**20, least=1, most=2**40)
-    """most prompt tokens in the queue; requests beyond are answered with 429"""
+    """most prompt tokens in the queue; further requests get 429"""
     request_timeout: float = QUEUE.option(3600.0, least=0.001, most=31_536_000)
-    """seconds after its arrival at which a request that is not done, waiting or running, ends with
-    an error"""
+    """seconds after its arrival at which an unfinished request, waiting or running, ends with an
+    error"""
 
     lookahead: int = QUEUE.option(0, least=0, most=1)
-    """iterations that may be in flight while the next one is planned; 1 hides the planning behind a
-    device that computes by itself (a GPU), and only delays tokens where the CPU computes"""
+    """iterations that may be in flight while the next one is planned; 1 hides the planning time
+    behind a GPU, and only delays tokens where the CPU computes"""
 
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
     static_release: Literal["batch", "request"] = STATIC.option("batch")
-    """answers leave with their batch, or each request's when it is complete"""
+    """when a response is sent: when its batch ends, or when its own request is complete"""
 
     policy: str = DYNAMIC.option("orca")
-    """which requests are advanced next: orca, tgi, stall-free, shortest-first, or a policy of your
-    own as MODULE:CLASS"""
+    """which requests run next: orca, tgi, stall-free, shortest-first, or your own policy as
+    MODULE:CLASS"""
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
-    """a request is admitted when the KV memory holds all that it may generate (and is never
-    preempted), or when it holds its prompt (and is preempted when memory runs short)"""
+    """reserve: a request is admitted when the KV memory can hold all that it may generate, and is
+    never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs out"""
 
     max_batch_prefill_tokens: int = TGI.option(4096, least=1, most=2**31)
     """most prompt tokens in one iteration"""
     max_batch_total_tokens: int | None = TGI.option(None, least=2, most=2**40)
-    """most tokens, of prompts and asked for, of all running requests; none: what the KV memory
-    holds"""
+    """most tokens of all running requests, prompts and requested output together; none: what the
+    KV memory holds"""
     waiting_served_ratio: float = TGI.option(0.3, least=0, most=1000)
-    """running requests are interrupted for this many times as many waiting ones"""
+    """running requests are interrupted when this many times as many are waiting"""
     max_waiting_tokens: int = TGI.option(20, least=1, most=2**31)
-    """tokens that running requests generate before any waiting one interrupts them"""
+    """tokens that running requests generate before a waiting one may interrupt them"""
     token_budget: int = STALL_FREE.option(512, least=2, most=2**31)
-    """tokens of an iteration, decodes and pieces of prompts"""
+    """most tokens in one iteration, decodes and prompt chunks together"""
     max_bypass: int = SHORTEST_FIRST.option(32, least=1, most=2**31)
-    """later arrivals that may be admitted before a request"""
+    """how many later arrivals may overtake a request"""
 
     deferred_policy: Literal["budget", "fifo", "priority", "exclusive"] = DEFERRED.option("budget")
-    """budget (they fill what a time budget leaves in each iteration), fifo (as immediate ones),
-    priority (immediate ones are admitted first), exclusive (only while no immediate one is there);
-    in modes other than dynamic all but fifo admit them only while no immediate one waits"""
+    """budget (they fill the spare capacity of each iteration up to a time budget), fifo (treated
+    like immediate ones), priority (immediate ones are admitted first), exclusive (only while there
+    is no immediate one); in modes other than dynamic, all but fifo admit them only while no
+    immediate one waits"""
     deferred_budget: float = DEFERRED.option(1.15, least=1, most=100)
-    """policy budget: how many times as long immediate requests may take for the sake of deferred
-    ones"""
+    """policy budget: factor by which deferred requests may slow immediate ones"""
     deferred_target_ms: float | None = DEFERRED.option(None, least=0.001, most=3_600_000)
-    """policy budget: iterations with immediate requests may take so long, instead of
-    --deferred-budget; none: that"""
+    """policy budget: longest iteration that contains immediate requests; replaces
+    --deferred-budget; none: use --deferred-budget"""
     deferred_max_step_ms: float = DEFERRED.option(100.0, least=0.001, most=3_600_000)
-    """policy budget: longest iteration of deferred requests alone, for which the next immediate one
-    may have to wait"""
+    """policy budget: longest iteration of deferred requests alone; an immediate request that
+    arrives meanwhile waits for its end"""
 
     max_concurrent_requests: int | None = TGI_API.option(None, least=1, most=65536)
-    """most requests at once, those beyond are answered with 429; none: as many as the queue and the
-    batch take"""
+    """most requests at once; further ones get 429; none: as many as the queue and the batch hold"""
     max_best_of: int = TGI_API.option(2, least=1, most=64)
     """largest best_of"""
     max_stop_sequences: int = TGI_API.option(4, least=0, most=256)
@@ -150,33 +149,32 @@ class Config(Options):
     """most tokens of a prompt and its answer; none: the model's context"""
 
     data_dir: str = BATCH_API.option("data", variables=["DATA_DIR"])
-    """folder of files and jobs; made when they are first used, for one server at a time"""
+    """folder for files and jobs; created on first use; one server at a time may use it"""
     database_url: str | None = BATCH_API.option(
         None,
         pattern=r"postgresql(\+psycopg)?://[^/]*/.+|sqlite:////.+",
         secret=True,
         variables=["DATABASE_URL"],
     )
-    """database in place of --data-dir: postgresql://USER:PASSWORD@HOST/NAME, which several servers
-    may share, or sqlite:////PATH/jobs.db"""
+    """database to use instead of --data-dir: postgresql://USER:PASSWORD@HOST/NAME, which several
+    servers may share, or sqlite:////PATH/jobs.db"""
     file_retention_days: float = BATCH_API.option(30.0, least=0.001, most=36_500)
-    """days after which files are deleted, where the client did not say"""
+    """days after which files are deleted, unless the client chose otherwise"""
     batch_retention_days: float = BATCH_API.option(30.0, least=0.001, most=36_500)
     """days after its end at which a batch is removed from the lists"""
     max_stored_bytes: int | None = BATCH_API.option(10 * 2**30, least=1, most=2**60)
-    """most bytes that an API key may store in files and in batches that have not ended; uploads and
-    new batches beyond are answered with 413; without --api-key: all clients together; none: no
-    limit"""
+    """most bytes that one API key may store in files and unfinished batches; further uploads and
+    batches get 413; without --api-key the limit is for all clients together; none: no limit"""
     min_completion_window: int = BATCH_API.option(600, least=1, most=2_592_000)
-    """shortest completion_window, in seconds; the earliest deadline goes first, so a short window
-    is a place before others"""
+    """shortest completion_window, in seconds; the earliest deadline runs first, so that a short
+    window would overtake others"""
 
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
-    """seconds that accepted requests have to finish after SIGTERM"""
+    """seconds for accepted requests to finish after SIGTERM"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
-    """least level logged"""
+    """lowest level that is logged"""
     log_format: Literal["plain", "json"] = PROCESS.option("plain")
-    """logs for people or for machines"""
+    """plain for people, json for machines"""
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -189,18 +187,18 @@ class Config(Options):
 
     @property
     def threads(self) -> int:
-        """Enough that every request the limits admit has a thread, so that none hides in the
-        socket's backlog and all refusals are ours."""
+        """Enough for every request that the limits admit, so that none waits unseen in the
+        socket's backlog."""
         return self.max_batch_size + self.max_waiting + SPARE_THREADS
 
     @property
     def grows(self) -> bool:
-        """Whether requests are admitted with less memory than they may come to need."""
+        """Whether requests are admitted with less memory than they may need later."""
         return self.mode == "dynamic" and self.admission == "optimistic"
 
     @property
     def without_effect(self) -> list[str]:
-        """What is set to another value than its default and has no effect here, in words."""
+        """Sentences about options that were set and have no effect in this mode and policy."""
         found = []
         for option in self.declared():
             only = option.group.only
@@ -208,11 +206,11 @@ class Config(Options):
                 continue
             if only in MODES:
                 fits, where = only == self.mode, f"in mode {only}"
-            else:  # a policy of one's own may read the options of any other
+            else:  # the user's own policy may read the options of any other
                 fits = only == f"policy {self.policy}" or ":" in self.policy
                 fits, where = fits and self.mode == "dynamic", f"with --{only}"
             if not fits:
-                found.append(f"{flag(option.name)} has an effect {where} only")
+                found.append(f"{flag(option.name)} has an effect only {where}")
         return found
 
     @property

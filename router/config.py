@@ -1,4 +1,4 @@
-"""The router's options, and the parsing of upstream lists as pure functions over text."""
+"""The router's options, and pure functions that parse lists of upstreams."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,24 +37,26 @@ class Config(Options):
     port: int = NETWORK.option(8000, least=0, most=65535, variables=["TIB_PORT"])
     """port to listen on; 0: any free one"""
     cors_origin: str = NETWORK.option("")
-    """Access-Control-Allow-Origin of answers; *: every page may call; none: no page may"""
+    """Access-Control-Allow-Origin of responses; *: any web page may call; none: no other origin
+    may"""
     max_body_bytes: int = NETWORK.option(32 * 2**20, least=1)
-    """largest request body; larger ones are answered with 413"""
+    """largest request body; larger ones get 413"""
     max_held_bytes: int = NETWORK.option(256 * 2**20, least=1)
-    """most bytes of bodies held at once, of all requests; those beyond are answered with 503"""
+    """most bytes of request bodies held at once; further requests get 503"""
     client_idle: float = NETWORK.option(75.0, least=0.001)
-    """seconds a client may take over its headers, its body, a pause"""
+    """seconds a client has to send its headers, to send its body, and to be idle between
+    requests"""
     stream_idle: float = NETWORK.option(300.0, least=0.001)
-    """seconds without a byte within an answer, on either side"""
+    """seconds without a byte in the middle of a response, from the upstream or to the client"""
 
     upstreams: str = SERVERS.option("")
-    """servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 stands for every
-    address of the name"""
+    """servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 means every
+    address of that name"""
     upstreams_file: str = SERVERS.option("")
-    """file with one 'URL [limit=N] [key=SECRET] [models=A,B]' a line, '#' comments; SIGHUP reads it
-    again"""
+    """file with one 'URL [limit=N] [key=SECRET] [models=A,B]' per line and '#' comments; SIGHUP
+    reads it again"""
     max_connect_per_upstream: int = SERVERS.option(1, least=1)
-    """most requests on one upstream at a time, of all models"""
+    """most requests on one upstream at a time, all models together"""
     connect_timeout: float = SERVERS.option(5.0, least=0.001)
     """seconds to connect to an upstream"""
     probe_interval: float = SERVERS.option(10.0, least=0.001)
@@ -63,11 +65,11 @@ class Config(Options):
     """seconds a probe may take"""
 
     policy: str = DISPATCH.option("least-work", choices=[*POLICIES])
-    """which server takes a request"""
+    """how the server for a request is chosen"""
     default_model: str = DISPATCH.option("")
-    """model of requests that do not name one; none: the only model there is"""
+    """model for requests that name none; none: the only model, if there is one"""
     max_queue: int = DISPATCH.option(1000, least=0)
-    """most requests that wait for a model; those beyond are answered with 429"""
+    """most requests that wait for a model; further ones get 429"""
     max_attempts: int = DISPATCH.option(3, least=1)
     """most upstreams tried for one request, before its first byte"""
     wait_for: float = DISPATCH.option(5000.0, least=0)
@@ -75,18 +77,18 @@ class Config(Options):
     timeout: float = DISPATCH.option(600_000.0, least=1)
     """milliseconds to wait for a free upstream (else 503) and then for its first byte (else 504)"""
     batch_upstream: str = BATCH_API.option("", parse=_batch_upstream)
-    """upstream that has the files and batches: its URL, or any where the upstreams share a database
-    (DATABASE_URL); none: they are refused"""
+    """upstream that keeps files and batches: its URL, or any if the upstreams share a database
+    (DATABASE_URL); none: calls about files and batches are refused"""
 
     api_keys: tuple[str, ...] = KEYS.option((), secret=True)
-    """keys, comma separated, one of which a client has to show; none: everyone may ask"""
+    """keys, comma separated, one of which a client must send; none: no key is needed"""
     upstream_api_key: str = KEYS.option("", secret=True)
-    """key shown to these upstreams in place of the client's"""
+    """key sent to the configured upstreams instead of the client's"""
     admin_key: str = KEYS.option("", secret=True)
-    """key for /upstreams; none: it is read-only, and a key of --api-keys opens it"""
+    """key for /upstreams; none: it is read-only, for holders of a key of --api-keys"""
 
     drain_timeout: float = PROCESS.option(600.0, least=0)
-    """seconds that running requests may take after SIGTERM"""
+    """seconds for running requests to finish after SIGTERM"""
     debug: bool = PROCESS.option(False)
     """log every request"""
 

@@ -100,10 +100,14 @@ def test_a_configuration_survives_the_way_through_the_environment(config: Config
 @pytest.mark.parametrize(
     ("mode", "options", "told"),
     [
-        ("static", {"policy": "tgi"}, ["--policy has an effect in mode dynamic only"]),
+        ("static", {"policy": "tgi"}, ["--policy has an effect only in mode dynamic"]),
         ("nobatch", {"admission": "optimistic", "max_wait_ms": 50.0}, ["--admission has an"]),
-        ("dynamic", {"max_wait_ms": 1.0}, ["--max-wait-ms has an effect in mode static only"]),
-        ("dynamic", {"token_budget": 9}, ["--token-budget has an effect with --policy stall-free"]),
+        ("dynamic", {"max_wait_ms": 1.0}, ["--max-wait-ms has an effect only in mode static"]),
+        (
+            "dynamic",
+            {"token_budget": 9},
+            ["--token-budget has an effect only with --policy stall-free"],
+        ),
         ("dynamic", {"policy": "stall-free", "token_budget": 99}, []),
         ("static", {"policy": "stall-free", "token_budget": 99}, ["--policy", "--token-budget"]),
         ("dynamic", {"policy": "mine:Mine", "token_budget": 9, "max_bypass": 1}, []),
