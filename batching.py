@@ -24,7 +24,7 @@ from inference import DrainingError, Inference, TooLongError
 from lifecycle import Lifecycle
 from memory import Ledger, RectangleLedger
 from queueing import RequestQueue
-from records import PlannedWork, iteration_record, planned_work
+from records import History, PlannedWork, iterated, iteration_record, planned_work
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
 from seams import (
@@ -119,7 +119,8 @@ class BatchingManager:
         self.failed_iterations: Counter[str] = Counter()  # prefill (also in part), decode
         self._failures = Failures()
         self._queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
-        self._life = Lifecycle(self._queue, policy, recorder, request_timeout_s)
+        self.history = History(max_batch_size)
+        self._life = Lifecycle(self._queue, policy, recorder, self.history, request_timeout_s)
         self._flights: deque[Flight] = deque()
         self._batch_limit = max_batch_size
         self._regrow_s = math.inf  # when the batch limit rises again
@@ -310,12 +311,14 @@ class BatchingManager:
             ]
         if self.memory.growth_tokens is not None:
             self.memory.grow(advance)
-        work = planned_work(advance, len(plan.hold))
+        rows = cast(Sequence[tuple[Inference, int]], advance)
+        held = cast(Sequence[Inference], plan.hold)
+        life, waiting = self._life, len(self._queue.waiting)
+        work = planned_work(rows, held, life.resident, new, waiting, life.deferred, self.memory)
         news = self.memory.news()
         batch: list[Inference] = []
         steps: list[Step] = []
-        for request, tokens in advance:
-            inference = cast(Inference, request)
+        for inference, tokens in rows:
             start = inference.computed
             draw = start + tokens == inference.known and inference.end is None
             steps.append(Step(inference.id, start, tokens, draw, news.get(inference.id, ())))
@@ -323,8 +326,7 @@ class BatchingManager:
             inference.computed = start + tokens
             inference.expected += draw
             inference.flights += 1
-        for request in plan.hold:
-            inference = cast(Inference, request)
+        for inference in held:
             steps.append(Step(inference.id, inference.computed, 0, False, ()))
             batch.append(inference)
             inference.flights += 1
@@ -349,11 +351,7 @@ class BatchingManager:
         hits = self.memory.open(new)
         openings = []
         for inference in new:
-            self._life.resident[inference.id] = inference
-            inference.resident = True
-            inference.computed = hits.get(inference.id, 0)
-            if inference.admitted_s is None:
-                inference.admitted_s = now_s
+            self._life.admit(inference, hits.get(inference.id, 0), now_s)
             openings.append(
                 Opening(
                     inference.id,
@@ -386,6 +384,8 @@ class BatchingManager:
         # before the answers, so that statistics hold their tokens
         record = iteration_record(flight.work, flight.batch, outcome, start_s, now_s)
         self._life.record(self.recorder.iteration, record)
+        self.history.add(iterated(flight.work, record, self._life.preempted))
+        self._life.preempted.clear()
         for i, (first, scores) in outcome.prompt_logprobs.items():
             # after a preemption some are computed again, and known already
             known = flight.batch[i].prompt_logprobs

@@ -41,6 +41,7 @@ class Inference:
     """
 
     id: int  # given by the queue that takes it in: increases in order of arrival
+    lane: int  # its slot of the batch while it is resident
 
     def __init__(
         self,

@@ -3,6 +3,7 @@ place comes back to the queue. All of it happens in the loop's thread."""
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from inference import Inference
 from memory import Ledger, RectangleLedger
 from queueing import RequestQueue
-from records import request_record
+from records import Arrived, Ended, History, request_record
 from scheduling.contract import check_retired
 from seams import Policy, Recorder
 
@@ -21,17 +22,25 @@ class Lifecycle:
     """The requests that are here: those that wait, and the residents, which hold blocks."""
 
     def __init__(
-        self, queue: RequestQueue, policy: Policy, recorder: Recorder, request_timeout_s: float
+        self,
+        queue: RequestQueue,
+        policy: Policy,
+        recorder: Recorder,
+        history: History,
+        request_timeout_s: float,
     ) -> None:
         self.queue = queue
         self.policy = policy
         self.recorder = recorder
+        self.history = history
         self.request_timeout_s = request_timeout_s
         self.ledger: Ledger | RectangleLedger | None = None  # as soon as there is a model
         self.resident: dict[int, Inference] = {}
         self.released: list[int] = []  # sequences that the model has not been told of
         self.next_due_s = math.inf  # nobody is overdue before
         self.deferred = 0  # requests of that class without an answer
+        self.preempted: list[int] = []  # since the last iteration that was recorded
+        self._lanes: list[int] = []  # a heap of those that were given back
         self._idle_since_s = -math.inf
 
     def present(self) -> list[Inference]:
@@ -45,6 +54,15 @@ class Lifecycle:
         for inference in mail.arrivals:
             self.deferred += inference.service_class == "deferred"
             self.next_due_s = min(self.next_due_s, self._due_s(inference))
+            self.history.add(
+                Arrived(
+                    inference.id,
+                    inference.arrival_s,
+                    inference.prompt_tokens,
+                    inference.max_tokens,
+                    inference.service_class,
+                )
+            )
         if mail.arrivals and self.queue.busy_since_s is None:
             # arrivals during the last iteration of a stretch do not lengthen it twice
             first_s = min(inference.arrival_s for inference in mail.arrivals)
@@ -80,6 +98,14 @@ class Lifecycle:
 
     # --- places -----------------------------------------------------------------------------
 
+    def admit(self, inference: Inference, hit_tokens: int, now_s: float) -> None:
+        inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
+        self.resident[inference.id] = inference
+        inference.resident = True
+        inference.computed = hit_tokens
+        if inference.admitted_s is None:
+            inference.admitted_s = now_s
+
     def retire(self, now_s: float) -> None:
         """Places that are given up, and the answers that leave with them."""
         if self.resident:
@@ -101,12 +127,14 @@ class Lifecycle:
             return
         inference.computed = inference.expected = 0
         inference.preemptions += 1
+        self.preempted.append(inference.id)
         self.queue.put_back(inference)
 
     def _release(self, inference: Inference) -> None:
         assert self.ledger is not None
         del self.resident[inference.id]
         inference.resident = False
+        heapq.heappush(self._lanes, inference.lane)
         self.ledger.release(inference)
         self.released.append(inference.id)
 
@@ -139,6 +167,7 @@ class Lifecycle:
         self.queue.note_end(now_s)
         self.deferred -= inference.service_class == "deferred"
         self.record(self.recorder.request, inference.record)
+        self.history.add(Ended(inference.id, inference.record))
         inference.event.set()
         inference.news.set()
 

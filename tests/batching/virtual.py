@@ -28,12 +28,14 @@ from seams import (
     Outcome,
     Plan,
     Policy,
+    Recorder,
     Request,
     RequestRecord,
     Sampling,
     ServiceClass,
     View,
 )
+from stats import Recorders
 from tests.hash_model import HashModel, reference, virtual_duration_s
 
 TICK_S = 2**-10
@@ -170,7 +172,9 @@ class World:
         vocab_size: int = 13,
         block_tokens: int = 1,
         lookahead: int = 0,
+        also: Recorder | None = None,
     ) -> None:
+        """`also`: told what the books are told."""
         self.mode = mode
         self.max_wait_s = max_wait_s
         self.model = HashModel(
@@ -184,7 +188,7 @@ class World:
         self.books = Books()
         self.manager = BatchingManager(
             self.policy,
-            self.books,
+            self.books if also is None else Recorders(self.books, also),
             max_batch_size=max_batch_size,
             max_waiting=max_waiting,
             max_waiting_prompt_tokens=max_waiting_prompt_tokens,

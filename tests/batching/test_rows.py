@@ -1,0 +1,165 @@
+"""The history: every iteration row by row, what its rows add up to, and how it is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from records import Arrived, Ended, History, Iterated, Row
+from stats import Stats
+from tests.batching.test_any_workload import WORKLOADS, Client, play
+from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+
+every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
+LIMITS = st.fixed_dictionaries(
+    {
+        "max_batch_size": st.integers(1, 8),
+        "budget": st.integers(48, 400),
+        "block_tokens": st.sampled_from([1, 4]),
+        "lookahead": st.sampled_from([0, 1]),
+    }
+)
+
+
+def iterations(world: World) -> list[Iterated]:
+    events = world.manager.history.since(0).events
+    return [event for event in events if isinstance(event, Iterated)]
+
+
+def kinds(world: World, request: int) -> list[str]:
+    return [row.kind for done in iterations(world) for row in done.rows if row.request == request]
+
+
+@every_mode
+@settings(max_examples=12)
+@given(
+    workload=WORKLOADS,
+    limits=LIMITS,
+    failing=st.frozensets(st.integers(1, 30), max_size=2),
+)
+def test_what_rows_add_up_to_is_what_stats_say(
+    mode: Mode, workload: list[Client], limits: dict[str, int], failing: frozenset[int]
+) -> None:
+    stats = Stats(0.0)
+    world = World(mode, **limits, also=stats)  # type: ignore[arg-type]
+    world.model.fail_on = failing
+    play(world, workload)
+    check_closed(world)
+    news = world.manager.history.since(0)
+    assert news.missed == 0
+    done = iterations(world)
+    assert [iterated.sums for iterated in done] == world.books.iterations
+    batches = []
+    for iterated in done:
+        computed = [row for row in iterated.rows if row.kind not in ("held", "paused")]
+        assert all(row.tokens > 0 for row in computed)
+        assert sum(row.tokens for row in iterated.rows) == iterated.sums.tokens
+        batches.append(sum(row.kind != "paused" for row in iterated.rows))
+        assert iterated.used + iterated.cached + iterated.free == world.memory.budget
+        assert iterated.used > 0
+    summary = stats.summary(world.now_s, world.manager)
+    assert summary["batch-size"]["histogram"] == {
+        str(rows): times for rows, times in sorted(Counter(batches).items())
+    }
+    assert summary["total-tokens-handled"] == sum(i.sums.generated for i in done)
+    positions = sum(i.padding + sum(row.tokens for row in i.rows) for i in done)
+    assert summary["padding-share"] == (
+        sum(i.padding for i in done) / positions if positions else None
+    )
+    ended = [event for event in news.events if isinstance(event, Ended)]
+    assert [event.record for event in ended] == world.books.requests
+    assert summary["preemptions"] == sum(event.record.preemptions for event in ended)
+    preempted = Counter(id for iterated in done for id in iterated.preempted)
+    for event in ended:  # one that never ran again may have been dropped in no iteration at all
+        assert preempted[event.request] <= event.record.preemptions
+        if not failing and event.record.end in ("length", "stop"):
+            assert preempted[event.request] == event.record.preemptions
+    arrived = [event.request for event in news.events if isinstance(event, Arrived)]
+    assert sorted(arrived) == sorted(event.request for event in ended)
+
+
+@every_mode
+@settings(max_examples=12)
+@given(workload=WORKLOADS, limits=LIMITS)
+def test_a_lane_is_one_requests_from_its_admission_until_it_leaves(
+    mode: Mode, workload: list[Client], limits: dict[str, int]
+) -> None:
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    play(world, workload)
+    lanes: dict[int, int] = {}
+    for iterated in iterations(world):
+        for id in iterated.preempted:
+            lanes.pop(id, None)
+        here = {row.request: row.lane for row in iterated.rows}
+        assert len(set(here.values())) == len(here)
+        assert max(here.values()) < limits["max_batch_size"]
+        for id, lane in here.items():
+            assert lanes.setdefault(id, lane) == lane
+
+
+def test_rows_say_what_was_done_for_each_request() -> None:
+    world = World(MODES[1])  # a static batch, which answers as a whole
+    world.submit([1, 2, 3], 1)
+    world.submit([1, 2], 3)
+    world.run()
+    first, *later = iterations(world)
+    assert list(first.rows) == [Row(0, 0, 3, "prefill"), Row(1, 1, 2, "prefill")]
+    assert first.padding == 1
+    for iterated in later:
+        assert list(iterated.rows) == [Row(1, 1, 1, "decode"), Row(0, 0, 0, "held")]
+        assert iterated.padding == 1
+
+
+def test_a_prompt_in_parts_is_told_from_a_whole_one_and_from_decodes() -> None:
+    world = World(next(m for m in DYNAMIC_MODES if m.name == "stall-free, reserve"))
+    world.submit([1] * 25, 3)  # the policy computes 10 tokens at a time
+    world.submit([1] * 4, 2, at_s=1.0)
+    world.run()
+    assert kinds(world, 0) == ["chunk", "chunk", "chunk", "decode", "decode"]
+    assert kinds(world, 1)[-2:] == ["prefill", "decode"]
+
+
+def test_the_lowest_free_lane_is_given_first() -> None:
+    world = World(MODES[3])
+    for max_tokens in (8, 1, 1, 8):
+        world.submit([1, 2], max_tokens)
+    world.step()
+    world.submit([3], 4)
+    world.step()
+    assert [(row.request, row.lane) for row in iterations(world)[1].rows] == [
+        (0, 0),
+        (3, 3),
+        (4, 1),
+    ]
+
+
+def arrival(number: int) -> Arrived:
+    return Arrived(number, float(number), 1, 1, "immediate")
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(1, 9)), max_size=60))
+def test_a_reader_gets_every_event_once_or_is_told_how_many_it_missed(
+    happens: list[int | None],
+) -> None:
+    """A number adds so many events, None reads."""
+    history = History(2**16)  # so large a batch that few iterations are kept
+    assert history.most == 8
+    added = seen = missed = number = 0
+    for count in [*happens, None]:
+        if count is not None:
+            for _ in range(count):
+                history.add(arrival(added))
+                added += 1
+            continue
+        news = history.since(number)
+        assert [e.request for e in news.events if isinstance(e, Arrived)] == list(
+            range(number + news.missed, added)
+        )
+        assert not news.missed or len(news.events) == history.most - 1
+        seen += len(news.events)
+        missed += news.missed
+        number = news.next
+    assert seen + missed == added == number
