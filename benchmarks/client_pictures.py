@@ -5,6 +5,7 @@ Run as ``python -m benchmarks.client_pictures`` from the repository's root.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import matplotlib as mpl
@@ -66,13 +67,16 @@ def dispersion(path: Path) -> Path:
 
 
 def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    made = [overview(FOLDER / "load-shapes.png"), dispersion(FOLDER / "load-dispersion.png")]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="default: %(default)s")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    made = [overview(out / "load-shapes.png"), dispersion(out / "load-dispersion.png")]
     process = parse_arrivals("plan:high")
     times = process.unit_times(REQUESTS, np.random.SeedSequence(0)) / 10
-    made.append(draw_shape(times, REQUESTS / 10, FOLDER / "load-plan-high.png", "plan:high"))
+    made.append(draw_shape(times, REQUESTS / 10, out / "load-plan-high.png", "plan:high"))
     for path in made:
-        print(path.relative_to(FOLDER.parent.parent))
+        print(path)
 
 
 if __name__ == "__main__":

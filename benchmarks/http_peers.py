@@ -4,8 +4,8 @@
     python -m benchmarks.http_peers             # bf16 and fp32, 64 streams
 
 The same weights, prompts and output lengths, the same client in a process of its own on the same
-cores, one server after the other, ours before and after. Each answers a short round first. A lost
-stream ends the run.
+cores, one server after the other, in turns over three rounds. Each answers a few tokens first. A
+lost stream ends the run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import argparse
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import machine, offline_work, save
 from benchmarks.http.__main__ import free_port, server, serving, stream_all
 from benchmarks.http.client import Received
@@ -27,7 +29,7 @@ from gpt.checkpoint import read_config
 LIMIT = 64
 WARM_UP_TOKENS = 8
 PEER = "vLLM"
-BEFORE, AFTER = "ours, before", "ours, after"
+OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,22 @@ def vllm_server(folder: str, dtype: str) -> AbstractContextManager[str]:
     return serving(command, variables_of(peer), port)
 
 
-def ratios(served: Sequence[Served]) -> dict[str, float]:
+def by_server(served: Sequence[Served], dtype: str) -> dict[str, list[Served]]:
+    """Each server's rounds, in order."""
+    found: dict[str, list[Served]] = {}
+    for one in served:
+        if one.dtype == dtype:
+            found.setdefault(one.server, []).append(one)
+    return found
+
+
+def ratios(served: Sequence[Served]) -> dict[str, Ratio]:
+    """Ours over the peer's tokens per second, by dtype."""
     found = {}
     for dtype in dict.fromkeys(s.dtype for s in served):
-        of = {s.server: s for s in served if s.dtype == dtype}
-        tokens = of[BEFORE].received.tokens + of[AFTER].received.tokens
-        ours = tokens / (of[BEFORE].received.seconds + of[AFTER].received.seconds)
-        found[dtype] = round(ours / of[PEER].tokens_per_s, 3)
+        of = by_server(served, dtype)
+        ours, theirs = ([s.tokens_per_s for s in of[name]] for name in (OURS, PEER))
+        found[dtype] = ratio(ours, theirs)
     return found
 
 
@@ -76,6 +87,7 @@ def main() -> None:
         "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"]
     )
     parser.add_argument("--streams", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
 
@@ -84,22 +96,24 @@ def main() -> None:
     work: list[tuple[str | list[int], int]] = [(job.prompt, job.output_tokens) for job in jobs]
     few = [(prompt, min(tokens, WARM_UP_TOKENS)) for prompt, tokens in work]
     served: list[Served] = []
+
+    def serve(name: str, dtype: str) -> Served:
+        start = vllm_server(folder, dtype) if name == PEER else server(folder, dtype, LIMIT)
+        with start as url:
+            stream_all(url, Path(folder).name, few)
+            received = stream_all(url, Path(folder).name, work)
+        if received.lost:
+            raise RuntimeError(f"{name}: {received.lost} lost, one: {received.first_loss}")
+        return Served(dtype, name, received)
+
     for dtype in args.dtypes:
-        for name, start in (
-            (BEFORE, server(folder, dtype, LIMIT)),
-            (PEER, vllm_server(folder, dtype)),
-            (AFTER, server(folder, dtype, LIMIT)),
-        ):
-            with start as url:
-                stream_all(url, Path(folder).name, few)
-                received = stream_all(url, Path(folder).name, work)
-            if received.lost:
-                raise RuntimeError(f"{name}: {received.lost} lost, one: {received.first_loss}")
-            served.append(Served(dtype, name, received))
+        sides = {name: partial(serve, name, dtype) for name in (OURS, PEER)}
+        for rounds in in_turns(sides, args.rounds).values():
+            served += rounds
     report: dict[str, Any] = {
         "model": args.model,
         "results": [asdict(s) | {"tokens_per_s": s.tokens_per_s} for s in served],
-        "ours_to_peer": ratios(served),
+        "ours_to_peer": {dtype: asdict(value) for dtype, value in ratios(served).items()},
     }
     save(report, table(args.model, served), args.out, "http-peers")
 
@@ -109,15 +123,18 @@ def table(model: str, served: Sequence[Served]) -> str:
     lines = [
         f"{model} over HTTP on {where.cpu}, {where.cores} cores, client included",
         "",
-        "| dtype | server | streams | tokens | output tokens/s |",
-        "|---|---|---|---|---|",
+        "| dtype | server | rounds | streams | tokens | output tokens/s |",
+        "|---|---|---|---|---|---|",
     ]
-    for s in served:
-        r = s.received
-        lines.append(
-            f"| {s.dtype} | {s.server} | {r.streams} | {r.tokens} | {s.tokens_per_s:.1f} |"
-        )
-    lines += ["", *(f"ours / {PEER} in {d}: {value:.2f}" for d, value in ratios(served).items())]
+    found = ratios(served)
+    for dtype in found:
+        for name, rounds in by_server(served, dtype).items():
+            r = rounds[0].received
+            speed = sum(s.received.tokens for s in rounds) / sum(s.received.seconds for s in rounds)
+            lines.append(
+                f"| {dtype} | {name} | {len(rounds)} | {r.streams} | {r.tokens} | {speed:.1f} |"
+            )
+    lines += ["", *(f"ours / {PEER} in {dtype}: {value}" for dtype, value in found.items())]
     return "\n".join(lines)
 
 

@@ -5,7 +5,8 @@ torch's plain layer.
     python -m benchmarks.linear --sizes 768x3072 --rows 1 8 64 --dtypes bfloat16
 
 Each kind runs through as many different matrices as no cache can hold, as a model's layers do; the
-kinds take turns, and the best of several rounds counts. Bytes are those of the weights.
+kinds take turns, and the ratio is that within a round, over the rounds. Bytes are those of the
+weights.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.alternate import Ratio, in_turns, ratio
 from benchmarks.common import cpu_name, save
 from gpt.linear import PackedLinear, PanelLinear, runs_in_panels
 from model import DTYPES
@@ -40,7 +44,8 @@ class Point:
     inputs: int
     outputs: int
     rows: int
-    us: dict[str, float]  # by kind, for one matrix
+    us: dict[str, float]  # by kind, for one matrix, the median of the rounds
+    gain: Ratio  # oneDNN's time over ours
 
     @property
     def read_gb_per_s(self) -> float:
@@ -63,13 +68,12 @@ def measure(dtype: str, inputs: int, outputs: int, rows: Sequence[int]) -> list[
     points = []
     for count in rows:
         x = torch.randn(count, inputs).to(DTYPES[dtype])
-        best = dict.fromkeys(KINDS, float("inf"))
-        for _ in range(ROUNDS + 1):  # the first round makes what the kinds keep
-            for kind in KINDS:
-                best[kind] = min(best[kind], _seconds(layers[kind], x) / len(matrices))
-        points.append(
-            Point(dtype, inputs, outputs, count, {k: round(s * 1e6, 1) for k, s in best.items()})
-        )
+        sides = {kind: partial(_seconds, layers[kind], x) for kind in KINDS}
+        in_turns(sides, 1)  # makes what the kinds keep
+        rounds = in_turns(sides, ROUNDS)
+        us = {k: round(median(s) / len(matrices) * 1e6, 1) for k, s in rounds.items()}
+        gain = ratio(rounds["oneDNN"], rounds["ours"])
+        points.append(Point(dtype, inputs, outputs, count, us, gain))
     return points
 
 
@@ -82,7 +86,8 @@ def _seconds(layers: Sequence[nn.Module], x: Tensor) -> float:
 
 def table(points: Sequence[Point]) -> str:
     lines = [
-        "| dtype | inputs x outputs | rows | plain us | oneDNN us | ours us | oneDNN / ours |"
+        "| dtype | inputs x outputs | rows | plain us | oneDNN us | ours us "
+        "| oneDNN / ours (95 %) |"
         " ours reads | ours computes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -90,7 +95,7 @@ def table(points: Sequence[Point]) -> str:
         times = " | ".join(f"{point.us[kind]:.0f}" for kind in KINDS)
         lines.append(
             f"| {point.dtype} | {point.inputs} x {point.outputs} | {point.rows} | {times} "
-            f"| {point.us['oneDNN'] / point.us['ours']:.2f} x | {point.read_gb_per_s:.1f} GB/s "
+            f"| {point.gain} | {point.read_gb_per_s:.1f} GB/s "
             f"| {point.gflop_per_s:.0f} GFLOP/s |"
         )
     return "\n".join(lines)

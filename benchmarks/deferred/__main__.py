@@ -6,11 +6,12 @@
 One process, the bare loop in real time, the same weights and, in each round, the same arrivals
 under every policy: immediate requests at shares of the measured capacity (Poisson, and the burst
 shapes `medium` and `high` of the load generator), beside a backlog of deferred requests of the same
-sizes that never ends. `alone` runs without the backlog; ratios are to it, over the requests of all
-rounds, with their confidence intervals. `alone again` is the same once more: what its ratios differ
-from 1 is noise. The runs of a round come in an order drawn for it. What is left over is the rate of
-deferred requests alone, less what immediate ones generate. What the curve allows is computed from
-the step times measured in the same round (benchmarks/deferred/points.py).
+sizes that never ends. `alone` runs without the backlog; ratios are to it, shape by shape over the
+requests of all rounds, with their confidence intervals, and `all` is the geometric mean of the
+shapes'. `alone again` is the same once more: what its ratios differ from 1 is noise. The runs of a
+round come in an order drawn for it. What is left over is the rate of deferred requests alone, less
+what immediate ones generate. What the curve allows is computed from the step times measured in the
+same round (benchmarks/deferred/points.py).
 """
 
 from __future__ import annotations

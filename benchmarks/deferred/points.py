@@ -115,8 +115,8 @@ class Point:
 
 
 def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: int) -> list[Point]:
-    """Of every load in every shape, and of each load with the requests of all its shapes pooled;
-    the rounds of each are pooled."""
+    """Of every load in every shape, the requests of its rounds pooled; and of each load over all
+    shapes, the geometric mean of their ratios: one shape's tail would decide a p99 of them all."""
     budgets = {f"budget {factor:g}": factor for factor in factors}
     kinds = list(dict.fromkeys((cell.shape, cell.load) for cell in cells))
     kinds += [("all", load) for load in dict.fromkeys(cell.load for cell in cells)]
@@ -137,7 +137,13 @@ def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: 
             if name in budgets:
                 rates = [allowed_tokens_per_s(r[name], c, budgets[name], limit) for r, c in here]
                 allowed = float(np.mean(rates))
-            ttft_p50, ttft_p99, tpot_p50, tpot_p99 = ratios(measured, alone)
+            shapes = {
+                cell.shape: [(c.runs[name], c.runs["alone"]) for c in cells
+                             if (c.shape, c.load) == (cell.shape, load)]
+                for cell in cells
+                if cell.load == load and shape in (cell.shape, "all")
+            }  # fmt: skip
+            ttft_p50, ttft_p99, tpot_p50, tpot_p99 = ratios(list(shapes.values()))
             found.append(
                 Point(
                     shape,
@@ -156,28 +162,41 @@ def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: 
     return found
 
 
-def ratios(runs: Sequence[Measured], alone: Sequence[Measured]) -> list[Ratio]:
-    """Of p50 and p99 of TTFT, p50 and p99 of TPOT. The intervals are a bootstrap's over blocks of
-    requests, the same ones on either side, since both runs of a pair had the same arrivals
-    (Kunsch, Annals of Statistics 17, 1989; percentile intervals)."""
-    pairs = [
-        np.stack([run.latencies_s(), other.latencies_s()])  # [2 sides, 2 kinds, n]
-        for run, other in zip(runs, alone, strict=True)
-    ]
-    both = np.concatenate(pairs, axis=2)
-    n = both.shape[2]
+Pair = tuple[Measured, Measured]  # a run, and the one without deferred requests
+
+
+def ratios(shapes: Sequence[Sequence[Pair]]) -> list[Ratio]:
+    """Of p50 and p99 of TTFT, p50 and p99 of TPOT: the geometric mean of the shapes' ratios.
+
+    Each shape's are of its rounds' requests together. The intervals are a bootstrap's over blocks
+    of requests, the same ones on either side, since both runs of a pair had the same arrivals
+    (Kunsch, Annals of Statistics 17, 1989; percentile intervals).
+    """
     rng = np.random.default_rng(0)
+    logs = np.mean([_log_ratios(pairs, rng) for pairs in shapes], axis=0)
+    tails = [50 - 50 * CONFIDENCE, 50 + 50 * CONFIDENCE]
+    found = []
+    for value, *resampled in np.exp(logs):
+        low, high = np.percentile(resampled, tails).tolist()
+        found.append(Ratio(float(value), low, high))
+    return found
+
+
+def _log_ratios(pairs: Sequence[Pair], rng: np.random.Generator) -> Floats:
+    """[4 figures, 1 + RESAMPLES]: the measured ratio of one shape, and those of its resamples."""
+    both = np.concatenate(
+        [np.stack([run.latencies_s(), alone.latencies_s()]) for run, alone in pairs], axis=2
+    )  # [2 sides, 2 kinds, n]
+    n = both.shape[2]
     starts = rng.integers(0, n, (RESAMPLES, -(-n // BLOCK)))
     chosen = (starts[:, :, None] + np.arange(BLOCK)).reshape(RESAMPLES, -1)[:, :n] % n
+    rows = np.concatenate([np.arange(n)[None], chosen])
     found = []
-    for kind in both.transpose(1, 0, 2):  # [2 sides, n]
+    for run, alone in both.transpose(1, 0, 2):
         for q in (50, 99):
-            run, other = np.percentile(kind, q, axis=1)
-            runs_q, others_q = (np.percentile(side[chosen], q, axis=1) for side in kind)
-            tails = [50 - 50 * CONFIDENCE, 50 + 50 * CONFIDENCE]
-            low, high = np.percentile(runs_q / others_q, tails).tolist()
-            found.append(Ratio(float(run / other), low, high))
-    return found
+            mine, other = (np.percentile(side[rows], q, axis=1) for side in (run, alone))
+            found.append(np.log(mine / other))
+    return np.array(found)
 
 
 def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int) -> float:

@@ -74,7 +74,8 @@ def _told(ratio: Ratio) -> str:
 
 
 def draw(found: Sequence[Point], title: str, path: Path) -> None:
-    """p99 of TTFT and TPOT against the share of the left-over, all shapes of a load pooled."""
+    """p99 of TTFT and TPOT against the share of the left-over, the
+    geometric mean over the shapes of a load."""
     pooled = [p for p in found if p.shape == "all"]
     loads = sorted({p.load for p in pooled})
     figure, grid = plt.subplots(

@@ -4,8 +4,8 @@
     python -m benchmarks.http --streams 512 --model embedded     # what HTTP itself sustains
 
 Every stream is counted to its end; one is lost if it breaks off or has another number of tokens
-than it asked for. The bare loop does the same work in the same run, before and after. The client
-runs on the machine's own cores, in a process of its own, as a user's would.
+than it asked for. The bare loop does the same work, in turns with the server over three rounds. The
+client runs on the machine's own cores, in a process of its own, as a user's would.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.alternate import ROUNDS, in_turns, ratio
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.client import Received
 from model import DTYPES, LoadOptions, load_model
@@ -173,39 +174,56 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="batch limit (default: as many as streams)")
     parser.add_argument("--model", default="random:gpt2", help="default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
 
     limit = args.limit or args.streams
     work = offline_work(load_tokenizer(args.model).vocab_size, args.streams)
-    before = bare(args.model, args.dtype, work, limit)
-    with server(args.model, args.dtype, limit) as url:
-        received = stream_all(url, args.model, [(job.prompt, job.output_tokens) for job in work])
-    after = bare(args.model, args.dtype, work, limit)
+    bodies: list[tuple[str | list[int], int]] = [(job.prompt, job.output_tokens) for job in work]
 
-    alone = (before.tokens + after.tokens) / (before.seconds + after.seconds)
-    ratio = received.tokens / received.seconds / alone
+    def over_http() -> Received:
+        with server(args.model, args.dtype, limit) as url:
+            return stream_all(url, args.model, bodies)
+
+    loops: list[Bare] = []
+    streams: list[Received] = []
+    in_turns(
+        {
+            "bare": lambda: loops.append(bare(args.model, args.dtype, work, limit)),
+            "http": lambda: streams.append(over_http()),
+        },
+        args.rounds,
+    )
+    ratios = ratio([s.tokens / s.seconds for s in streams], [b.tokens / b.seconds for b in loops])
     where = machine()
-    table = f"""{args.model} in {args.dtype}, batch limit {limit}; {where.cpu}, {where.cores} cores
-
-| | streams | lost | tokens | output tokens/s | token events/s |
-|---|---|---|---|---|---|
-| bare loop, before | {len(work)} | - | {before.tokens} | {before.tokens / before.seconds:.0f} | - |
-| over HTTP | {received.streams} | {received.lost} | {received.tokens} \
-| {received.tokens / received.seconds:.0f} | {received.events / received.seconds:.0f} |
-| bare loop, after | {len(work)} | - | {after.tokens} | {after.tokens / after.seconds:.0f} | - |
-
-over HTTP / bare loop: {ratio:.2f}"""
+    rows = [
+        f"| bare loop | {len(work)} | - | {b.tokens} | {b.tokens / b.seconds:.0f} | - |"
+        for b in loops
+    ]
+    rows += [
+        f"| over HTTP | {s.streams} | {s.lost} | {s.tokens} | {s.tokens / s.seconds:.0f} "
+        f"| {s.events / s.seconds:.0f} |"
+        for s in streams
+    ]
+    card = [
+        f"{args.model} in {args.dtype}, batch limit {limit}; {where.cpu}, {where.cores} cores",
+        "",
+        "| | streams | lost | tokens | output tokens/s | token events/s |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        f"over HTTP / bare loop: {ratios}",
+    ]
     report = {
         "model": args.model,
         "dtype": args.dtype,
         "limit": limit,
-        "before": asdict(before),
-        "http": asdict(received),
-        "after": asdict(after),
-        "http_to_bare": ratio,
+        "bare": [asdict(b) for b in loops],
+        "http": [asdict(s) for s in streams],
+        "http_to_bare": asdict(ratios),
     }
-    save(report, table, args.out, f"streams-{args.model.replace(':', '-')}")
+    save(report, "\n".join(card), args.out, f"streams-{args.model.replace(':', '-')}")
 
 
 if __name__ == "__main__":

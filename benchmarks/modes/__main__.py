@@ -4,9 +4,9 @@
     python -m benchmarks.modes --http                # also through the server, 64 streams
     python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
 
-One process, one run, the same weights and the same work (see benchmarks/common.py); ratios are
-meant, absolute figures belong to the machine. Slow methods run a stated part of the work: the
-first requests of it, whole.
+One process, the same weights and the same work (see benchmarks/common.py), in turns over three
+rounds. Ratios are meant, each that within a round over the rounds; absolute figures belong to the
+machine. Slow methods run a stated part of the work: the first requests of it, whole.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +27,11 @@ import torch
 from tqdm import tqdm
 
 from batching import Mode
+from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.__main__ import run_http, text_work
 from benchmarks.modes.original import run_original
-from gpt.checkpoint import save_checkpoint
+from gpt.checkpoint import load_network, save_checkpoint
 from gpt.network import GPT
 from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.nobatch import NoBatch
@@ -48,6 +52,8 @@ ORIGINAL_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """A method in one round."""
+
     dtype: str
     method: str
     limit: int
@@ -93,6 +99,11 @@ def measure_bare_texts(args: argparse.Namespace, dtype: str) -> Result:
     run = run_bare(model, Orca(), "dynamic", work, HTTP_LIMIT)
     tokens = sum(record.generated for record in run.tally.requests)
     return Result(dtype, BARE_TEXTS, HTTP_LIMIT, len(work), tokens, run.seconds)
+
+
+def measure_http(args: argparse.Namespace, dtype: str) -> Result:
+    tokens, seconds = run_http(args.model, dtype, HTTP_LIMIT)
+    return Result(dtype, OVER_HTTP, HTTP_LIMIT, 64, tokens, seconds)
 
 
 def measure_original(network: GPT, dtype: str) -> Result:
@@ -143,59 +154,79 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--http", action="store_true", help="also 64 streams through the server")
     parser.add_argument("--policies", action="store_true", help="also dynamic's other policies")
     parser.add_argument("--without-peers", action="store_true", help="our modes only")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
 
     results: list[Result] = []
     batching = ["static", "dynamic", *(POLICIES if args.policies else ())]
     per_dtype = 1 + len(batching) * len(args.limits) + 2 * (not args.without_peers) + 2 * args.http
-    steps = len(args.dtypes) * per_dtype
-    with tqdm(total=steps, desc="benchmark", file=sys.stderr) as bar:
+    steps = args.rounds * len(args.dtypes) * per_dtype
+    with tqdm(total=steps, desc="benchmark", file=sys.stderr) as bar, ExitStack() as scratch:
 
-        def add(result: Result) -> None:
-            results.append(result)
-            bar.set_postfix_str(f"{result.method} {result.dtype} {result.tokens_per_s:.0f} tok/s")
-            bar.update()
-            gc.collect()  # a model's gigabytes go before the next one comes
+        def shown(measure: Callable[[], Result]) -> Callable[[], Result]:
+            def turn() -> Result:
+                result = measure()
+                said = f"{result.method} {result.dtype} {result.tokens_per_s:.0f} tok/s"
+                bar.set_postfix_str(said)
+                bar.update()
+                gc.collect()  # a model's gigabytes go before the next one comes
+                return result
+
+            return turn
 
         for dtype in args.dtypes:
-            add(measure_mode("nobatch", args, dtype, 1))
-            for limit in args.limits:
-                for mode in batching:
-                    add(measure_mode(mode, args, dtype, limit))
+            sides = [partial(measure_mode, "nobatch", args, dtype, 1)]
+            sides += [
+                partial(measure_mode, mode, args, dtype, limit)
+                for limit in args.limits
+                for mode in batching
+            ]
             if args.http:
-                add(measure_bare_texts(args, dtype))
-                add(
-                    Result(
-                        dtype, OVER_HTTP, HTTP_LIMIT, 64, *run_http(args.model, dtype, HTTP_LIMIT)
-                    )
-                )
+                sides += [partial(measure_bare_texts, args, dtype)]
+                sides += [partial(measure_http, args, dtype)]
             if not args.without_peers:
-                measure_peers(args.model, dtype, add)
+                sides += peers(args.model, dtype, scratch)
+            turns = {number: shown(side) for number, side in enumerate(sides)}
+            for rounds in in_turns(turns, args.rounds).values():
+                results += rounds
     report = {
         "model": args.model,
         "results": [{**asdict(r), "tokens_per_s": r.tokens_per_s} for r in results],
-        "ratios": ratios(results),
+        "ratios": {
+            dtype: {name: asdict(value) for name, value in pairs.items()}
+            for dtype, pairs in ratios(results).items()
+        },
     }
     save(report, table(args.model, results), args.out, "modes")
 
 
-def measure_peers(model: str, dtype: str, add: Callable[[Result], None]) -> None:
-    import tempfile
-
-    from gpt.checkpoint import load_network
-
+def peers(model: str, dtype: str, scratch: ExitStack) -> list[partial[Result]]:
+    """The original's method and `transformers`, on weights of their own that they share."""
     network = load_network(model, torch.device("cpu"), DTYPES[dtype], 0)
-    add(measure_original(network, dtype))
-    with tempfile.TemporaryDirectory() as folder:
-        add(measure_transformers(network, Path(folder), dtype))
+    folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
+    return [
+        partial(measure_original, network, dtype),
+        partial(measure_transformers, network, folder, dtype),
+    ]
 
 
-def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+def by_method(results: Sequence[Result], dtype: str) -> dict[tuple[str, int], list[Result]]:
+    """Each method's rounds at a limit, in order."""
+    found: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        if result.dtype == dtype:
+            found.setdefault((result.method, result.limit), []).append(result)
+    return found
+
+
+def ratios(results: Sequence[Result]) -> dict[str, dict[str, Ratio]]:
     """Of tokens/s, within this run."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Ratio]] = {}
     for dtype in dict.fromkeys(r.dtype for r in results):
-        speed = {(r.method, r.limit): r.tokens_per_s for r in results if r.dtype == dtype}
+        speed = {
+            at: [r.tokens_per_s for r in rounds] for at, rounds in by_method(results, dtype).items()
+        }
         pairs = [(("dynamic", n), ("static", n)) for n in (32, 64)]
         pairs += [(("dynamic", n), ("nobatch", 1)) for n in (32, 64)]
         pairs += [((policy, n), ("dynamic", n)) for policy in POLICIES for n in (32, 64)]
@@ -205,7 +236,7 @@ def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
             ((OVER_HTTP, HTTP_LIMIT), (BARE_TEXTS, HTTP_LIMIT)),
         ]
         found[dtype] = {
-            f"{a[0]} at {a[1]} / {b[0]}": round(speed[a] / speed[b], 2)
+            f"{a[0]} at {a[1]} / {b[0]}": ratio(speed[a], speed[b])
             for a, b in pairs
             if a in speed and b in speed
         }
@@ -217,16 +248,19 @@ def table(model: str, results: Sequence[Result]) -> str:
     lines = [
         f"{model} on {where.cpu}, {where.cores} cores, torch {where.torch}",
         "",
-        "| dtype | method | batch limit | requests | tokens | output tokens/s |",
-        "|---|---|---|---|---|---|",
+        "| dtype | method | batch limit | rounds | requests | tokens | output tokens/s |",
+        "|---|---|---|---|---|---|---|",
     ]
+    for dtype in dict.fromkeys(r.dtype for r in results):
+        for (method, limit), rounds in by_method(results, dtype).items():
+            r, speed = rounds[0], sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
+            lines.append(
+                f"| {dtype} | {method} | {limit} | {len(rounds)} | {r.requests} | {r.tokens} "
+                f"| {speed:.1f} |"
+            )
+    lines += ["", "| dtype | ratio | value (95 %) |", "|---|---|---|"]
     lines += [
-        f"| {r.dtype} | {r.method} | {r.limit} | {r.requests} | {r.tokens} | {r.tokens_per_s:.1f} |"
-        for r in results
-    ]
-    lines += ["", "| dtype | ratio | value |", "|---|---|---|"]
-    lines += [
-        f"| {dtype} | {name} | {value:.2f} |"
+        f"| {dtype} | {name} | {value} |"
         for dtype, pairs in ratios(results).items()
         for name, value in pairs.items()
     ]

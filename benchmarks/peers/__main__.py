@@ -1,13 +1,13 @@
 """Our engine and others at the same work: output tokens per second without HTTP, on a CPU.
 
     python -m benchmarks.peers --install        # makes the environments first, some gigabytes
-    python -m benchmarks.peers                  # bf16 and fp32, about a quarter of an hour
+    python -m benchmarks.peers                  # bf16 and fp32, about 40 minutes
     python -m benchmarks.peers --peers vLLM --dtypes bfloat16 --requests 4
 
 The same weights, prompts and output lengths for all (see benchmarks/common.py), greedy, no end
-token, one process after the other, ours before and after the others. A peer that cannot be
-installed or run, or that gives a wrong number of tokens, is reported with the reason.
-docs/peers.md says how to read it.
+token, one process after the other, in turns over three rounds; a ratio is that within a round, over
+the rounds. A peer that cannot be installed or run, or that gives a wrong number of tokens, is
+reported with the reason. docs/peers.md says how to read it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import machine, offline_work, save
 from benchmarks.limits import Limits, Pass, describe, least_seconds, measure
 from benchmarks.peers.checkpoint import prepare
@@ -44,11 +46,13 @@ from gpt.checkpoint import read_config
 LIMIT = 64
 NOBATCH_REQUESTS = 8
 TIMEOUT_S = 900
-BEFORE, AFTER, NOBATCH = "ours, before", "ours, after", "ours, nobatch"
+OURS, NOBATCH = "ours", "ours, nobatch"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """An engine in one round."""
+
     dtype: str
     engine: str
     requests: int
@@ -140,56 +144,83 @@ def run_peer(work: Work, peer: Peer, dtype: str) -> Result:
     return work.do(peer.name, command, peer.runner, dtype, peer.requests.get(dtype), variables)
 
 
-def summary(results: Sequence[Result], limits: Limits, work: Work) -> dict[str, dict[str, float]]:
+def by_engine(results: Sequence[Result], dtype: str) -> dict[str, list[Result]]:
+    """Each engine's rounds, in order."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        if result.dtype == dtype:
+            found.setdefault(result.engine, []).append(result)
+    return found
+
+
+def speed(rounds: Sequence[Result]) -> float:
+    return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
+
+
+def against(ours: Sequence[Result], rounds: Sequence[Result]) -> Ratio | None:
+    """Ours over an engine's; None where one of the two gave no figure in some round."""
+    if not ours or len(ours) != len(rounds) or any(r.error for r in (*ours, *rounds)):
+        return None
+    return ratio([r.tokens_per_s for r in ours], [r.tokens_per_s for r in rounds])
+
+
+def summary(results: Sequence[Result], limits: Limits, work: Work) -> dict[str, dict[str, Any]]:
     """Per dtype what the table ends with; all of it ratios of this run."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for dtype in dict.fromkeys(r.dtype for r in results):
-        of = {r.engine: r for r in results if r.dtype == dtype and not r.error}
-        twice = [of[name] for name in (BEFORE, AFTER) if name in of]
-        if not twice:
+        engines = by_engine(results, dtype)
+        ours = engines.get(OURS, [])
+        if not ours or any(r.error for r in ours):
             continue
-        ours = sum(r.tokens for r in twice) / sum(r.seconds for r in twice)
-        lines: dict[str, float] = (
-            {"ours, after / before": of[AFTER].tokens_per_s / of[BEFORE].tokens_per_s}
-            if len(twice) == 2
-            else {}
-        )
-        peers = [r for name, r in of.items() if not name.startswith("ours")]
+        ratios = {
+            name: compared
+            for name, rounds in engines.items()
+            if name != OURS and (compared := against(ours, rounds))
+        }
+        lines: dict[str, Any] = {}
+        peers = [name for name in ratios if name != NOBATCH]
         if peers:
-            best = max(peers, key=lambda r: r.tokens_per_s)
-            lines[f"ours / the best peer ({best.engine})"] = ours / best.tokens_per_s
-        if NOBATCH in of:
-            lines["ours / nobatch"] = ours / of[NOBATCH].tokens_per_s
-        limit = twice[0].tokens / least_seconds(twice[0].passes, work.config, dtype, limits)
-        lines["the machine's limit, tokens/s"] = limit
-        lines["ours / the machine's limit"] = ours / limit
-        found[dtype] = {name: round(value, 3) for name, value in lines.items()}
+            best = max(peers, key=lambda name: speed(engines[name]))
+            lines[f"ours / the best peer ({best})"] = ratios[best]
+        if NOBATCH in ratios:
+            lines["ours / nobatch"] = ratios[NOBATCH]
+        limit = ours[0].tokens / least_seconds(ours[0].passes, work.config, dtype, limits)
+        lines["the machine's limit, tokens/s"] = round(limit, 1)
+        lines["ours / the machine's limit"] = round(speed(ours) / limit, 3)
+        found[dtype] = lines
     return found
 
 
 def table(
-    model: str, results: Sequence[Result], limits: Limits, ends: Mapping[str, Mapping[str, float]]
+    model: str, results: Sequence[Result], limits: Limits, ends: Mapping[str, Mapping[str, Any]]
 ) -> str:
     where = machine()
-    ours = {r.dtype: r.outputs for r in results if r.engine == BEFORE}
     lines = [
         f"{model} on {where.cpu}, {where.cores} cores, which {describe(limits)}",
         "",
-        "| dtype | engine | requests | tokens | output tokens/s | same tokens as ours | settings |",
-        "|---|---|---|---|---|---|---|",
+        "| dtype | engine | rounds | requests | tokens | output tokens/s | ours / this (95 %) "
+        "| same tokens as ours | settings |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in results:
-        if r.error:
-            lines.append(f"| {r.dtype} | {r.engine} | {r.requests} | - | - | - | {r.error} |")
-            continue
-        same = sum(a == b for a, b in zip(r.outputs, ours.get(r.dtype, []), strict=False))
-        lines.append(
-            f"| {r.dtype} | {r.engine} | {r.requests} | {r.tokens} | {r.tokens_per_s:.1f} "
-            f"| {same} of {r.requests} | {r.settings} |"
-        )
+    for dtype in dict.fromkeys(r.dtype for r in results):
+        engines = by_engine(results, dtype)
+        ours = engines.get(OURS, [])
+        for name, rounds in engines.items():
+            r = next((r for r in rounds if r.error), rounds[0])
+            if r.error:
+                lines.append(f"| {dtype} | {name} | - | {r.requests} | - | - | - | - | {r.error} |")
+                continue
+            outputs = ours[0].outputs if ours else []
+            same = sum(a == b for a, b in zip(r.outputs, outputs, strict=False))
+            compared = None if name == OURS else against(ours, rounds)
+            lines.append(
+                f"| {dtype} | {name} | {len(rounds)} | {r.requests} | {r.tokens} "
+                f"| {speed(rounds):.1f} | {compared or ''} | {same} of {r.requests} "
+                f"| {r.settings} |"
+            )
     lines += ["", "| dtype | figure | value |", "|---|---|---|"]
     lines += [
-        f"| {dtype} | {name} | {value:.2f} |"
+        f"| {dtype} | {name} | {value if isinstance(value, Ratio) else format(value, '.2f')} |"
         for dtype, figures in ends.items()
         for name, value in figures.items()
     ]
@@ -228,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help=f"any of: {'; '.join(names)}",
     )
     parser.add_argument("--requests", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument(
         "--install", action="store_true", help="make the environments under build/peers first"
     )
@@ -238,38 +270,61 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = installed(peers, args.install)
     results: list[Result] = []
     limits = measure(args.dtypes)
-    steps = len(args.dtypes) * 3 + sum(
-        dtype in peer.dtypes for peer in peers for dtype in args.dtypes
+    steps = args.rounds * sum(
+        2 + sum(dtype in peer.dtypes for peer in peers) for dtype in args.dtypes
     )
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=steps, file=sys.stderr) as bar:
         work = Work(args.model, args.requests, Path(scratch))
 
-        def add(result: Result) -> None:
-            results.append(result)
-            said = result.error or f"{result.tokens_per_s:.1f} tokens/s"
-            bar.write(f"{result.dtype} {result.engine}: {said}", file=sys.stderr)
-            bar.update()
+        def once(measure: Callable[[], Result]) -> Callable[[], Result]:
+            """What cannot be run is not tried again in the next round."""
+            failed: list[Result] = []
+
+            def turn() -> Result:
+                result = failed[0] if failed else measure()
+                if result.error and not failed:
+                    failed.append(result)
+                said = result.error or f"{result.tokens_per_s:.1f} tokens/s"
+                bar.write(f"{result.dtype} {result.engine}: {said}", file=sys.stderr)
+                bar.update()
+                return result
+
+            return turn
 
         for dtype in args.dtypes:
-            add(run_ours(work, BEFORE, "dynamic", dtype, None))
-            add(run_ours(work, NOBATCH, "nobatch", dtype, NOBATCH_REQUESTS))
+            sides = {
+                OURS: once(partial(run_ours, work, OURS, "dynamic", dtype, None)),
+                NOBATCH: once(partial(run_ours, work, NOBATCH, "nobatch", dtype, NOBATCH_REQUESTS)),
+            }
             for peer in peers:
                 if dtype not in peer.dtypes:
                     continue
                 if peer.environment in missing:
-                    add(Result(dtype, peer.name, 0, error=missing[peer.environment]))
+                    absent = Result(dtype, peer.name, 0, error=missing[peer.environment])
+                    sides[peer.name] = once(partial(_given, absent))
                 else:
-                    add(run_peer(work, peer, dtype))
-            add(run_ours(work, AFTER, "dynamic", dtype, None))
+                    sides[peer.name] = once(partial(run_peer, work, peer, dtype))
+            for rounds in in_turns(sides, args.rounds).values():
+                results += rounds
         limits = limits.or_better(measure(args.dtypes))
         ends = summary(results, limits, work)
     report = {
         "model": args.model,
         "limits": asdict(limits),
         "results": [_for_report(result) for result in results],
-        "summary": ends,
+        "summary": {
+            dtype: {
+                name: asdict(value) if isinstance(value, Ratio) else value
+                for name, value in figures.items()
+            }
+            for dtype, figures in ends.items()
+        },
     }
     save(report, table(args.model, results, limits, ends), args.out, "peers")
+
+
+def _given(result: Result) -> Result:
+    return result
 
 
 def _for_report(result: Result) -> dict[str, Any]:

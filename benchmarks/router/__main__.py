@@ -1,13 +1,13 @@
 """What the router costs, beside text-inference-batcher and LiteLLM's proxy in the same run.
 
     python -m benchmarks.router                               # the router against no router
-    python -m benchmarks.router --litellm --tib DIR --record  # with its peers, into results/
+    python -m benchmarks.router --litellm --tib DIR           # with its peers
 
 Loopback, one process each, one null upstream that answers at once. Three parts: `closed` (requests
 per second at 16 connections, latency at 1; `wrk` makes the load where it is installed), `added`
 (latency at 200 requests/s beside the same load on the upstream itself, in turns), `streams` (2,000
-streams at 5 tokens/s). Rounds are interleaved and ratios are taken within a round, as the machine
-may be busy.
+streams at 5 tokens/s). Targets take turns, and ratios are taken within a round. Nothing is recorded
+while others use the machine.
 """
 
 import argparse
@@ -19,13 +19,14 @@ import statistics
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternate import QUIET_CORES, in_turns, ratio
 from benchmarks.router import loads, targets
 from benchmarks.router.targets import Target
-
-RESULTS = Path("results/reference-router")
+from client.load.machine import Company
 
 
 def machine() -> dict[str, Any]:
@@ -39,37 +40,37 @@ def machine() -> dict[str, Any]:
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "load_before": os.getloadavg()[0],
     }
 
 
 def closed(everyone: list[Target], rounds: int, seconds: float) -> dict[str, Any]:
     """Throughput at 16 connections and latency at one, by target; ratios are router / target."""
-    rows: dict[str, list[dict[str, float]]] = {t.name: [] for t in everyone}
-    for number in range(rounds):
-        for target in everyone:
-            many = loads.closed_loop(target, 16, seconds)
-            one = loads.closed_loop(target, 1, seconds)
-            row = {
-                "requests_per_s": many.requests_per_s,
-                "p99_ms_16": many.p99_ms,
-                "p50_ms_1": one.p50_ms,
-                "p99_ms_1": one.p99_ms,
-                "failed": many.failed + one.failed,
-            }
-            rows[target.name].append(row)
-            print(f"round {number + 1}: {target.name}: {row}", file=sys.stderr)
+
+    def turn(target: Target) -> dict[str, float]:
+        many = loads.closed_loop(target, 16, seconds)
+        one = loads.closed_loop(target, 1, seconds)
+        row = {
+            "requests_per_s": many.requests_per_s,
+            "p99_ms_16": many.p99_ms,
+            "p50_ms_1": one.p50_ms,
+            "p99_ms_1": one.p99_ms,
+            "failed": many.failed + one.failed,
+        }
+        print(f"{target.name}: {row}", file=sys.stderr)
+        return row
+
+    rows = in_turns({target.name: partial(turn, target) for target in everyone}, rounds)
     out: dict[str, Any] = {}
     for target in everyone:
         mine, its = rows["router"], rows[target.name]
-        ratios = [a["requests_per_s"] / b["requests_per_s"] for a, b in zip(mine, its, strict=True)]
+        compared = ratio(*([row["requests_per_s"] for row in side] for side in (mine, its)))
         medians = {k: statistics.median(r[k] for r in its) for k in its[0]}
         out[target.name] = {
             "version": target.version,
             **medians,
             "failed": sum(r["failed"] for r in its),
-            "router_over_this": statistics.median(ratios),
-            "router_over_this_range": [min(ratios), max(ratios)],
+            "router_over_this": asdict(compared),
+            "told": "" if target.name == "router" else str(compared),
             "rounds": its,
         }
     return out
@@ -100,24 +101,23 @@ def report(result: dict[str, Any]) -> str:
         "# The router beside its peers",
         "",
         f"{m['cpu']}, {m['cores']} cores shared by load, proxy and upstream; Python {m['python']};"
-        f" load average before: {m['load_before']:.1f}. Command: `{result['command']}`.",
+        f" others took {result['cores_of_others']:.2f} of a core. Command: `{result['command']}`.",
     ]
     if "closed" in result:
         lines += [
             "",
             f"Closed loop by {result['loader']}, medians of {result['rounds']} rounds. The ratio is"
-            " router / this, the median of the ratios within a round (least to greatest).",
+            " router / this within a round: the geometric mean and its 95 % interval.",
             "",
             "| target | requests/s, 16 connections | p99 ms | p50 ms, 1 connection | p99 ms | "
             "not 200 | router / this |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         for name, row in result["closed"].items():
-            low, high = row["router_over_this_range"]
             lines.append(
                 f"| {name} {row['version']} | {row['requests_per_s']:,.0f} | {row['p99_ms_16']:.1f}"
                 f" | {row['p50_ms_1']:.2f} | {row['p99_ms_1']:.2f} | {row['failed']:.0f} "
-                f"| {row['router_over_this']:.2f} ({low:.2f} to {high:.2f}) |"
+                f"| {row['told']} |"
             )
     if "added" in result:
         a = result["added"]
@@ -159,7 +159,7 @@ def main() -> None:
         action="store_true",
         help=f"LiteLLM's proxy too; installs {targets.LITELLM} into {targets.VENV} on first use",
     )
-    parser.add_argument("--record", action="store_true", help=f"write into {RESULTS}/")
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
     parts = args.parts.split(",")
     command = ["python -m benchmarks.router", *sys.argv[1:]]
@@ -171,6 +171,7 @@ def main() -> None:
         "rounds": args.rounds,
         "loader": loads.loader(),
     }
+    company = Company()
     with ExitStack() as stack:
         null = stack.enter_context(targets.null_upstream())
         router = stack.enter_context(targets.ours(null))
@@ -190,13 +191,17 @@ def main() -> None:
             for name, target in (("streams_direct", null), ("streams", router)):
                 found = asyncio.run(loads.many_streams(target, args.streams, 5, args.tokens))
                 result[name] = {"rate": 5, **asdict(found)}
+    result["cores_of_others"] = company.cores()
     text = report(result)
     print(text)
-    if args.record:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "router.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "router.md").write_text(text)
+    busy = result["cores_of_others"] > QUIET_CORES
+    if args.out is not None and not busy:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "router.json").write_text(json.dumps(result, indent=1) + "\n")
+        (args.out / "router.md").write_text(text)
     print(json.dumps(result))
+    if args.out is not None and busy:
+        raise SystemExit("not recorded: other processes used the machine meanwhile")
 
 
 if __name__ == "__main__":

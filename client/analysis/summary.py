@@ -251,7 +251,7 @@ def paired(mine: dict[int, Result], base: dict[int, Result], of: str) -> Interva
     """The ratio of a figure over the seeds of which both sides may be believed."""
     seeds = [s for s in sorted(mine) if s in base and _sound(mine[s]) and _sound(base[s])]
     ours, theirs = ([_figure(side[s], of) for s in seeds] for side in (mine, base))
-    return paired_ratio(ours, theirs)
+    return paired_ratio(ours, theirs, skewed=of != "throughput")
 
 
 def _sound(result: Result) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import subprocess
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,36 @@ def commit() -> str:
         return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+class Company:
+    """What takes the cores beside this process and those that it started, from now on: other
+    programs, and the hypervisor (steal)."""
+
+    def __init__(self) -> None:
+        self._at_s, self._all_s, self._ours_s = time.monotonic(), _all_s(), _ours_s()
+
+    def cores(self) -> float:
+        """How many cores' time they had on average since then."""
+        seconds = max(time.monotonic() - self._at_s, 1e-9)
+        others_s = (_all_s() - self._all_s) - (_ours_s() - self._ours_s)
+        return max(0.0, others_s / seconds)
+
+
+def _all_s() -> float:
+    """CPU time of all processes; interrupts are left out, for they may be ours."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + getattr(times, "steal", 0.0))
+
+
+def _ours_s() -> float:
+    """CPU time of this process and of all that it started, those that have ended included."""
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])  # user, system, and both of reaped children
+    return total
 
 
 def _git(*args: str) -> str:

@@ -132,7 +132,7 @@ def test_a_ratio_of_the_same_requests_slowed_evenly_is_certain() -> None:
     ttfts_s, tpots_s = rng.lognormal(size=(2, 300))
     alone = run(ttfts_s.tolist(), tpots_s.tolist())
     slowed = run((1.5 * ttfts_s).tolist(), (1.2 * tpots_s).tolist())
-    found = ratios([slowed, slowed], [alone, alone])
+    found = ratios([[(slowed, alone), (slowed, alone)]])
     assert [r.value for r in found] == pytest.approx([1.5, 1.5, 1.2, 1.2])
     assert [r.high - r.low for r in found] == pytest.approx([0.0] * 4, abs=1e-9)
 
@@ -140,5 +140,19 @@ def test_a_ratio_of_the_same_requests_slowed_evenly_is_certain() -> None:
 def test_a_ratio_of_unlike_runs_comes_with_an_interval_around_it() -> None:
     rng = np.random.default_rng(0)
     one, other = (run(*rng.lognormal(size=(2, 300)).tolist()) for _ in range(2))
-    for ratio in ratios([one], [other]):
+    for ratio in ratios([[(one, other)]]):
         assert ratio.low < ratio.value < ratio.high
+
+
+def test_a_figure_of_several_shapes_is_the_geometric_mean_of_their_ratios() -> None:
+    """A shape with a tail far beyond the others' must not decide the p99 of all."""
+    rng = np.random.default_rng(0)
+    calm, bursty = rng.lognormal(size=(2, 300)), 50 * rng.lognormal(size=(2, 300))
+    alone = [run(*(side.tolist() for side in shape)) for shape in (calm, bursty)]
+    slower = [
+        run(*((by * side).tolist() for side in shape)) for shape, by in ((calm, 1.44), (bursty, 1))
+    ]
+    found = ratios([[(slower[0], alone[0])], [(slower[1], alone[1])]])
+    assert [r.value for r in found] == pytest.approx([1.2] * 4)
+    pooled = ratios([list(zip(slower, alone, strict=True))])
+    assert pooled[1].value == pytest.approx(1.0, abs=0.01)

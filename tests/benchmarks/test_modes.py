@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.common import Job, run_bare
@@ -24,14 +25,21 @@ def test_the_originals_method_generates_the_tokens_that_a_cache_does() -> None:
     assert seconds > 0
 
 
-def test_ratios_are_of_tokens_per_second_within_a_dtype() -> None:
+def test_ratios_are_of_tokens_per_second_within_a_round_and_a_dtype() -> None:
+    """The machine is half as fast in the second round."""
     results = [
-        Result("float32", "nobatch", 1, NOBATCH_REQUESTS, 80, 8.0),  # 10 tokens/s
-        Result("float32", "static", 32, 64, 640, 16.0),  # 40
-        Result("float32", "dynamic", 32, 64, 640, 8.0),  # 80
-        Result("bfloat16", "dynamic", 32, 64, 640, 1.0),
+        result
+        for slow in (1.0, 2.0)
+        for result in (
+            Result("float32", "nobatch", 1, NOBATCH_REQUESTS, 80, slow * 8.0),  # 10 tokens/s
+            Result("float32", "static", 32, 64, 640, slow * 16.0),  # 40
+            Result("float32", "dynamic", 32, 64, 640, slow * 8.0),  # 80
+            Result("bfloat16", "dynamic", 32, 64, 640, slow),
+        )
     ]
-    assert ratios(results) == {
-        "float32": {"dynamic at 32 / static": 2.0, "dynamic at 32 / nobatch": 8.0},
-        "bfloat16": {},
-    }
+    found = ratios(results)
+    assert found["bfloat16"] == {}
+    assert {name: value.value for name, value in found["float32"].items()} == pytest.approx(
+        {"dynamic at 32 / static": 2.0, "dynamic at 32 / nobatch": 8.0}
+    )
+    assert found["float32"]["dynamic at 32 / nobatch"].low == pytest.approx(8.0)

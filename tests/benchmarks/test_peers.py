@@ -56,18 +56,27 @@ def test_a_peer_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     assert "none" in result.error
 
 
-def test_ours_is_compared_with_the_fastest_valid_peer(tmp_path: Path) -> None:
+def rounds_of(engine: str, *tokens: int) -> list[peers.Result]:
+    """A second each."""
+    return [peers.Result("float32", engine, 2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
+
+
+def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: Path) -> None:
     results = [
-        peers.Result("float32", peers.BEFORE, 2, 100, 1.0, passes=[Pass(1, 1, 1, 1)]),
-        peers.Result("float32", "slow", 2, 40, 1.0),
-        peers.Result("float32", "fast", 2, 80, 1.0),
-        peers.Result("float32", "broken", 2, error="no tokens"),
-        peers.Result("float32", peers.AFTER, 2, 100, 3.0),
+        *rounds_of(peers.OURS, 100, 120, 80),  # the machine drifts by half
+        *rounds_of("slow", 40, 40, 40),
+        *rounds_of("fast", 80, 96, 64),
+        *[peers.Result("float32", "broken", 2, error="no tokens")] * 3,
     ]
     limits = Limits(1e9, {"float32": 1e9})
-    found = peers.summary(results, limits, SmallWork(tmp_path))["float32"]
-    assert found["ours / the best peer (fast)"] == pytest.approx(50 / 80, abs=1e-3)
-    assert found["ours, after / before"] == pytest.approx(1 / 3, abs=1e-3)
+    work = SmallWork(tmp_path)
+    found = peers.summary(results, limits, work)
+    best = found["float32"]["ours / the best peer (fast)"]
+    assert (best.value, best.low, best.high) == pytest.approx((1.25, 1.25, 1.25))
+    assert best.drift == pytest.approx(1.5)
+    card = peers.table("it", results, limits, found)
+    assert "| float32 | fast | 3 | 2 | 80 | 80.0 | 1.25 [1.25, 1.25], a tie |" in card
+    assert "| float32 | broken | - | 2 | - | - | - | - | no tokens |" in card
 
 
 def test_every_peer_has_pins_and_a_runner() -> None:

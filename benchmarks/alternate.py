@@ -1,0 +1,63 @@
+"""Sides measured in turns, and what their ratio is worth.
+
+A machine drifts by a quarter within minutes and is used by others meanwhile. So sides that are
+compared take turns, in the reverse order from round to round, and their ratio is that within a
+round, over the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from client.analysis.statistics import paired_ratio
+
+ROUNDS = 3
+QUIET_CORES = 0.05  # of others, beyond which nothing is recorded
+Side = TypeVar("Side")
+Figure = TypeVar("Figure")
+
+
+def in_turns(
+    sides: Mapping[Side, Callable[[], Figure]], rounds: int = ROUNDS
+) -> dict[Side, list[Figure]]:
+    """Each side's figures, one a round."""
+    found: dict[Side, list[Figure]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in list(sides)[:: -1 if number % 2 else 1]:
+            found[side].append(sides[side]())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The geometric mean over the rounds and its 95 % interval, which a single round has not.
+
+    ``drift`` is how far apart two rounds of one side were, as a factor.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    drift: float
+
+    @property
+    def tie(self) -> bool:
+        """A lead smaller than the drift, or one that may be none."""
+        certain = self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+        return not certain or max(self.value, 1 / self.value) <= self.drift
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.2f}, one round: no interval"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]{', a tie' if self.tie else ''}"
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Of two sides' figures, round by round. ValueError where one is missing or not positive."""
+    found = paired_ratio(ours, theirs)
+    if found is None:
+        raise ValueError(f"no ratio of {list(ours)} and {list(theirs)}")
+    drift = max(max(side) / min(side) for side in (ours, theirs))
+    return Ratio(found.value, found.low, found.high, drift)

@@ -1,0 +1,1 @@
+"""Every figure that the README, the pages and `results/` show, measured again."""

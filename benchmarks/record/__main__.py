@@ -1,0 +1,176 @@
+"""Records every figure that the README, the pages and `results/` show.
+
+    python -m benchmarks.record --list            # what there is, what it costs, what is old
+    python -m benchmarks.record                   # all that is older than the code it measures
+    python -m benchmarks.record --only embedded   # these, however old
+
+In order, one at a time, on a machine that does nothing else: before each recording others' share of
+the cores is looked at, and what was measured while they had more than 5 % of one is thrown away.
+After an interruption the same command goes on where it stopped, as what was recorded is not old.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.alternate import QUIET_CORES
+from benchmarks.record.table import TABLE, Recording
+from client.load.machine import ROOT, Company
+
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "gpu": (lambda: shutil.which("nvidia-smi") is not None, "a GPU"),
+    "peers": (
+        lambda: (ROOT / "build/peers").is_dir(),
+        "the peers' environments: python -m benchmarks.peers --install",
+    ),
+    "development": (
+        lambda: shutil.which("ruff", path=str(Path(sys.executable).parent)) is not None,
+        "the packages of requirements-dev.txt",
+    ),
+    "text-inference-batcher": (
+        lambda: (ROOT / "build/text-inference-batcher").is_dir(),
+        "a built checkout of text-inference-batcher in build/",
+    ),
+}
+LOOK_S = 2.0
+
+
+def changed_s(root: Path, paths: Sequence[str]) -> float | None:
+    """When these last changed: their last commit, or the files' own time where they differ from it.
+
+    None where there are none.
+    """
+    if not any((root / path).exists() for path in paths):
+        return None
+    committed = _git(root, "log", "-1", "--format=%ct", "--", *paths)
+    listed = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *paths)
+    files = [root / line[3:].strip('"') for line in listed.splitlines()]
+    times = [file.stat().st_mtime for file in files if file.exists()]
+    return max([float(committed or 0), *times])
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(
+        command, cwd=root, check=True, capture_output=True, text=True
+    ).stdout.rstrip()
+
+
+def state(recording: Recording, root: Path = ROOT) -> str:
+    """``missing``, ``old`` or ``recorded``."""
+    shown_s = changed_s(root, [f"{recording.folder}/{recording.shows}"])
+    code_s = changed_s(root, recording.measures)
+    if shown_s is None:
+        return "missing"
+    return "old" if code_s is not None and code_s > shown_s else "recorded"
+
+
+def lacks(recording: Recording) -> str | None:
+    """What it needs and is not there."""
+    return next((NEEDS[need][1] for need in recording.needs if not NEEDS[need][0]()), None)
+
+
+def listed(table: Sequence[Recording]) -> str:
+    lines = [f"{'minutes':>7}  {'state':<8}  {'recording':<22}  folder"]
+    for r in table:
+        missing = lacks(r)
+        note = "" if missing is None else f"  (needs {missing})"
+        lines.append(f"{r.minutes:>7g}  {state(r):<8}  {r.name:<22}  {r.folder}{note}")
+    due = [r for r in table if state(r) != "recorded" and lacks(r) is None]
+    lines += ["", f"{len(due)} are due, {sum(r.minutes for r in due):g} minutes"]
+    return "\n".join(lines)
+
+
+def quiet(patience_s: float) -> bool:
+    """Whether the machine does nothing else, or comes to rest within that time."""
+    give_up_s = time.monotonic() + patience_s
+    while True:
+        company = Company()
+        time.sleep(LOOK_S)
+        if (cores := company.cores()) <= QUIET_CORES:
+            return True
+        if time.monotonic() > give_up_s:
+            _say(f"others use {cores:.2f} of a core; at most {QUIET_CORES:g} is quiet")
+            return False
+
+
+def record(recording: Recording, root: Path = ROOT) -> bool:
+    """Makes one and puts it in its place; False where it failed or was not alone."""
+    began_s = time.monotonic()
+    scratch = root / "build" / "record"
+    scratch.mkdir(parents=True, exist_ok=True)
+    company = Company()
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        out = Path(folder) / "out"
+        out.mkdir()
+        command = [
+            word.format(python=sys.executable, out=out) for word in shlex.split(recording.command)
+        ]
+        with (Path(folder) / "printed").open("w+") as printed:
+            done = subprocess.run(command, cwd=root, stdout=printed, check=False)
+            printed.seek(0)
+            text = printed.read()
+        took = f"{(time.monotonic() - began_s) / 60:.1f} minutes"
+        if done.returncode:
+            _say(f"{recording.name} failed with status {done.returncode} after {took}")
+            return False
+        if company.cores() > QUIET_CORES:
+            _say(f"{recording.name} not recorded: others used {company.cores():.2f} of a core")
+            return False
+        if recording.printed is not None:
+            (out / recording.printed).write_text(text)
+        if not (out / recording.shows).exists():
+            _say(f"{recording.name} failed: it left no {recording.shows}")
+            return False
+        shutil.copytree(out, root / recording.folder, dirs_exist_ok=True)
+    _say(f"{recording.name} recorded in {recording.folder}, {took}")
+    return True
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [r.name for r in TABLE]
+    parser.add_argument("--list", action="store_true", help="print the table and measure nothing")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these")
+    parser.add_argument("--all", action="store_true", help="also what is not old")
+    parser.add_argument(
+        "--patience", type=float, default=0, metavar="MINUTES",
+        help="how long to wait for a machine that does nothing else (default: not at all)",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    if args.list:
+        print(listed(TABLE))
+        return 0
+    status = 0
+    for recording in TABLE:
+        chosen = recording.name in args.only if args.only else args.all
+        if not chosen and (args.only or state(recording) == "recorded"):
+            continue
+        if (missing := lacks(recording)) is not None:
+            _say(f"{recording.name} left out: it needs {missing}")
+            status = 1 if args.only else status
+            continue
+        if not quiet(60 * args.patience):
+            return 1
+        _say(f"{recording.name}: {recording.command}, some {recording.minutes:g} minutes")
+        if not record(recording):
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

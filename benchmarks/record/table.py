@@ -1,0 +1,97 @@
+"""What is recorded: a line a recording, in the order in which they are made. Add yours here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOP = (
+    "batching.py", "embedded", "generate", "gpt", "inference.py", "kernels", "memory.py",
+    "model.py", "queueing.py", "scheduling",
+)  # fmt: skip
+SERVER = (*LOOP, "api", "app.py", "gunicorn_conf.py", "stats.py", "text.py")
+COMPARE = (*SERVER, "client", "compare.sh")
+PYTHON = "{python} -m "
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One command and what it leaves.
+
+    ``command`` has ``{python}`` and ``{out}``, a fresh folder; what it writes there moves to
+    ``folder``. With ``printed`` its output is kept, too, under that name. ``shows`` is the file
+    whose age is the recording's, ``measures`` the code that it tells about. ``needs`` is one of
+    NEEDS in the module beside.
+    """
+
+    name: str
+    minutes: float
+    command: str
+    folder: str
+    shows: str
+    measures: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    printed: str | None = None
+
+
+def _compare(name: str, minutes: float, options: str = "") -> Recording:
+    command = f"./compare.sh --out {{out}} {options}"
+    return Recording(name, minutes, command, f"results/reference-{name}", "summary.json", COMPARE)
+
+
+def _bench(
+    name: str,
+    minutes: float,
+    module: str,
+    folder: str,
+    shows: str,
+    measures: tuple[str, ...],
+    *needs: str,
+) -> Recording:
+    command = f"{PYTHON}benchmarks.{module} --out {{out}}"
+    return Recording(name, minutes, command, folder, shows, measures, needs)
+
+
+_HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
+_STORE, _MODES = "results/reference-store", "results/reference-modes"
+_STORED = ("deferred", "benchmarks/store.py", "benchmarks/store_history.py")
+
+TABLE: tuple[Recording, ...] = (
+    _compare("embedded", 5),
+    _compare("embedded-again", 5),
+    _compare("embedded-low", 5, "--arrivals plan:low"),
+    _compare("embedded-medium", 5, "--arrivals plan:medium"),
+    _compare("embedded-high", 5, "--arrivals plan:high"),
+    _compare("gpt2-medium", 16, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16"),
+    Recording(
+        "distributions", 8, "./compare.sh --distributions", "results/reference-distributions",
+        "distributions.txt", COMPARE, printed="distributions.txt",
+    ),
+    _bench("one-run", 1, "one_run", "results/reference-run", "summary.json", COMPARE),
+    _bench("modes", 45, "modes --http", _MODES, "modes.json", LOOP, "development"),
+    _bench("peers", 45, "peers", "results/reference-peers", "peers.json", LOOP, "peers"),
+    _bench("http-peers", 15, "http_peers", _HTTP, "http-peers.json", SERVER, "peers"),
+    _bench("streams", 10, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
+    _bench(
+        "streams-embedded", 4, "http --streams 512 --model embedded", _HTTP,
+        "streams-embedded.json", SERVER,
+    ),
+    _bench("deferred", 25, "deferred", _DEFERRED, "deferred.json", LOOP),
+    _bench(
+        "deferred-gpt2-medium", 45, "deferred --model random:gpt2-medium --dtype bfloat16 "
+        "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
+    ),
+    _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
+    _bench("store-history", 2, "store_history", _STORE, "history-sqlite.json", _STORED),
+    Recording(
+        "client", 2, f"{PYTHON}benchmarks.client_speed --self-test --out {{out}}/speed.json",
+        "results/reference-client", "speed.json", ("client",),
+    ),
+    _bench(
+        "router", 6, "router --litellm --tib build/text-inference-batcher",
+        "results/reference-router", "router.json", ("router", "benchmarks/router"),
+        "text-inference-batcher",
+    ),
+    _bench("pictures", 2, "pictures", "docs/img", "modes.png", LOOP, "development"),
+    _bench("load-pictures", 1, "client_pictures", "docs/img", "load-shapes.png", ("client",),
+           "development"),
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""Sides take turns, and a lead that the machine's drift explains is none."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import common
+from benchmarks.alternate import in_turns, ratio
+from client.load.machine import Company, _ours_s
+
+
+def test_sides_take_turns_in_reverse_order_from_round_to_round() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    found = in_turns({"a": lambda: side("a"), "b": lambda: side("b")}, rounds=3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}
+
+
+def test_a_drift_of_the_machine_leaves_the_ratio_alone() -> None:
+    found = ratio([10.0, 13.0, 17.0], [5.0, 6.5, 8.5])
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert not found.tie
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([10.0, 13.0, 17.0], [9.1, 11.8, 15.4]),  # 10 %, always; the machine moved by 70 %
+        ([10.0, 9.0, 11.0], [10.0, 10.0, 9.8]),  # at times ahead, at times behind
+        ([20.0], [10.0]),  # who knows
+    ],
+)
+def test_a_lead_smaller_than_the_drift_is_a_tie(ours: list[float], theirs: list[float]) -> None:
+    assert ratio(ours, theirs).tie
+
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_work_of_ones_own_children_is_no_company() -> None:
+    before_s = _ours_s()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    assert _ours_s() - before_s >= 0.28  # the kernel counts in hundredths
+
+
+def test_work_of_others_is_company() -> None:
+    """A child of a child that is gone belongs to nobody here."""
+    company, began_s = Company(), time.monotonic()
+    orphan = f"import os\nif os.fork(): os._exit(0)\n{BURN}"
+    # its end closes the pipe
+    subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE)
+    assert company.cores() * (time.monotonic() - began_s) >= 0.28
+
+
+def test_nothing_is_recorded_while_others_use_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(common, "QUIET_CORES", -1.0)
+    with pytest.raises(SystemExit, match=r"other processes took \d"):
+        common.save({"a": 1}, "| a |", tmp_path / "out", "it")
+    assert "| a |" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(common, "QUIET_CORES", math.inf)
+    common.save({"a": 1}, "| a |", tmp_path / "out", "it")
+    assert (tmp_path / "out" / "it.json").exists()

@@ -1,0 +1,114 @@
+"""Recordings know what they are older than, and only a quiet machine leaves one."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record import __main__ as recording
+from benchmarks.record.__main__ import listed, record, state
+from benchmarks.record.table import TABLE, Recording
+from client.load.machine import ROOT
+
+IT = Recording(
+    "it", 1, "true", "results/it", "it.json", ("code", "code.py"), printed="printed.txt"
+)  # fmt: skip
+
+
+def git(root: Path, *arguments: str, at_s: int = 1_000) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    date = {"GIT_AUTHOR_DATE": f"@{at_s} +0000", "GIT_COMMITTER_DATE": f"@{at_s} +0000"}
+    subprocess.run(
+        ["git", *who, *arguments], cwd=root, check=True, capture_output=True,
+        env={**os.environ, **date},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    git(tmp_path, "init")
+    (tmp_path / "code.py").write_text("1")
+    (tmp_path / "other.py").write_text("1")
+    (tmp_path / "results" / "it").mkdir(parents=True)
+    (tmp_path / "results" / "it" / "it.json").write_text("{}")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "all")
+    return tmp_path
+
+
+def test_a_recording_is_old_once_the_code_it_measures_has_changed(checkout: Path) -> None:
+    assert state(IT, checkout) == "recorded"
+    (checkout / "other.py").write_text("2")
+    git(checkout, "commit", "-am", "no concern of it", at_s=2_000)
+    assert state(IT, checkout) == "recorded"
+    (checkout / "code.py").write_text("2")
+    assert state(IT, checkout) == "old", "before it is committed, too"
+    git(checkout, "commit", "-am", "code", at_s=3_000)
+    assert state(IT, checkout) == "old"
+    (checkout / "results" / "it" / "it.json").write_text('{"new": 1}')
+    assert state(IT, checkout) == "recorded", "so that an interrupted series goes on"
+    (checkout / "results" / "it" / "it.json").unlink()
+    assert state(IT, checkout) == "missing"
+
+
+def command(program: str) -> str:
+    return f"{{python}} -c {shlex.quote(program)} {{out}}"
+
+
+WRITES = command(
+    "import pathlib, sys; print('said'); (pathlib.Path(sys.argv[1]) / 'it.json').write_text('new')"
+)
+
+
+def test_what_a_command_leaves_and_says_comes_into_its_folder(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
+    assert record(replace(IT, command=WRITES), checkout)
+    assert (checkout / "results" / "it" / "it.json").read_text() == "new"
+    assert (checkout / "results" / "it" / "printed.txt").read_text() == "said\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "allowed", "reason"),
+    [
+        (WRITES, -1.0, "not recorded: others used "),
+        (command("raise SystemExit(3)"), math.inf, "failed with status 3"),
+        (command("pass"), math.inf, "left no it.json"),
+    ],
+    ids=["busy", "failed", "nothing"],
+)
+def test_what_failed_or_was_not_alone_leaves_the_old_recording(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    program: str, allowed: float, reason: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(recording, "QUIET_CORES", allowed)
+    assert not record(replace(IT, command=program), checkout)
+    assert (checkout / "results" / "it" / "it.json").read_text() == "{}"
+    assert reason in capfd.readouterr().err
+
+
+def test_the_table_names_code_and_commands_that_are_there() -> None:
+    assert len({r.name for r in TABLE}) == len(TABLE)
+    for one in TABLE:
+        for path in one.measures:
+            assert (ROOT / path).exists(), f"{one.name} measures {path}"
+        words = shlex.split(one.command)
+        if words[0] == "{python}":
+            module = ROOT.joinpath(*words[2].split("."))
+            assert (module / "__main__.py").exists() or module.with_suffix(".py").exists()
+        else:
+            assert (ROOT / words[0]).exists()
+
+
+def test_the_list_says_what_each_costs_and_how_much_is_due() -> None:
+    text = listed(TABLE)
+    for one in TABLE:
+        assert one.name in text
+    assert "are due" in text
