@@ -28,6 +28,7 @@ from api.http.departed import Departures
 from api.http.errors import register_errors
 from api.http.keys import require_keys
 from api.http.logs import register_log
+from api.http.traces import register_traces
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
@@ -51,6 +52,7 @@ from scheduling.registry import PolicyOptionError, make_policy, with_deferred
 from seams import Model, Policy
 from stats import Recorders, Stats, describe_machine
 from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
+from tracing import start_tracing
 
 log = logging.getLogger(__name__)
 
@@ -273,6 +275,10 @@ def create_app(
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
     register_log(app, time.perf_counter)
+    tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
+    if tracing is not None:
+        register_traces(app, tracing, generations.model)
+    app.extensions["tracing"] = tracing
     register_cors(app, config.cors_allow_origin)
     register_metrics(app, metrics, manager, JobCollector(jobs))
     require_keys(app, config.keys)

@@ -171,6 +171,11 @@ class Config(Options):
 
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
     """seconds for accepted requests to finish after SIGTERM"""
+    otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
+    """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
+    no traces"""
+    otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
+    """this server's name in traces"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """lowest level that is logged"""
     log_format: Literal["plain", "json"] = PROCESS.option("plain")

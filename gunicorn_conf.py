@@ -119,4 +119,6 @@ def worker_exit(_server: Any, worker: Any) -> None:
     """Python would wait for every handler's thread, and torch's threads may crash a process that
     is being taken down; whatever had to be sent was sent by now."""
     if worker.booted and worker.pid == os.getpid():
+        if (tracing := worker.wsgi.extensions["tracing"]) is not None:
+            tracing.close()
         os._exit(0)

@@ -64,6 +64,7 @@ class Inference:
         self.service_class: ServiceClass = service_class
         self.deadline_s = deadline_s  # after its arrival, as seams.Request has it
         self.streaming = streaming
+        self.trace: str | None = None  # traceparent of its span, where requests are traced
         self.stored = False  # set by the manager where somebody else keeps it
         self.computed = 0  # tokens, those of iterations in flight included
         self.expected = 0  # tokens that iterations in flight are to bring

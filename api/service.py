@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
 from api.http.logs import belongs_to_request
+from api.http.traces import trace_generations
 from api.http.writer import Writer
 from api.metrics import Metrics
 from batching import BatchingManager
@@ -111,6 +112,7 @@ class Service:
             # a normalizer that strips, or a chat template, may leave nothing of a text
             raise ApiError(400, "no token is left of the prompt, at least one is needed")
         belongs_to_request(*inferences)
+        trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):
             try:
                 submit(inference)

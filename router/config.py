@@ -89,6 +89,11 @@ class Config(Options):
 
     drain_timeout: float = PROCESS.option(600.0, least=0)
     """seconds for running requests to finish after SIGTERM"""
+    otlp_endpoint: str = PROCESS.option("")
+    """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
+    no traces"""
+    otlp_service_name: str = PROCESS.option("effective-batching-router")
+    """the router's name in traces"""
     debug: bool = PROCESS.option(False)
     """log every request"""
 

@@ -24,6 +24,7 @@ from router.rules.fleet import Fleet
 from router.rules.held import HeldBytes
 from router.rules.policies import POLICIES
 from router.rules.ticket import Limits
+from tracing import start_tracing
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5): a request sent at that very
 # moment is lost, so the router closes its idle ones first.
@@ -61,7 +62,8 @@ async def serve(config: Config) -> None:
             default_model=config.default_model,
             idle_s=config.stream_idle,
         )
-        proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics)
+        tracing = start_tracing(config.otlp_endpoint or None, config.otlp_service_name)
+        proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics, tracing)
         prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
         app = application(config, proxy, Admin(config, desk, prober, proxy, metrics))
@@ -95,6 +97,8 @@ async def serve(config: Config) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await probing
             await runner.cleanup()
+            if tracing is not None:
+                tracing.close()
 
 
 def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:

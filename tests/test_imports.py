@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT: dict[str, set[str]] = {
     "seams": set(),
     "options": set(),
+    "tracing": set(),
     "config": {"options"},
     "gunicorn_conf": {"config", "api"},  # of api its logs and its worker
     "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
@@ -51,9 +52,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"seams", "gpt"},
     "embedded": {"gpt"},
     "deferred": {"batching", "inference", "text"},
-    "api": {"batching", "inference", "text", "stats", "figures", "deferred", "config", "seams"},
+    "api": {
+        "batching",
+        "inference",
+        "text",
+        "stats",
+        "figures",
+        "deferred",
+        "config",
+        "seams",
+        "tracing",
+    },
     "client": set(),
-    "router": {"options"},
+    "router": {"options", "tracing"},
 }
 MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "gunicorn_conf"}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from router.rules.ticket import Ticket
+from tracing import Traced
 
 
 class ClientGoneError(ConnectionError):
@@ -29,6 +30,7 @@ class Exchange:
     # Of the time from arrival until the answer was ready to go out (`begun_s`), the upstream's.
     upstream_s: float = 0.0
     begun_s: float = 0.0
+    trace: Traced | None = None
 
 
 @dataclass(frozen=True, slots=True)

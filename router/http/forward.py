@@ -5,7 +5,7 @@ Tells a client that is gone from an upstream that fails. Knows nothing of places
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -109,7 +109,10 @@ class Forwarder:
             drop_authorization=self._drop_authorization,
         )
         try:
-            async with asyncio.timeout(limit_s) as clock:
+            async with asyncio.timeout(limit_s) as clock, AsyncExitStack() as stack:
+                if x.trace is not None:
+                    attributes = {"server.address": upstream.url}
+                    sent.update(stack.enter_context(x.trace.call("attempt", attributes)))
                 data: bytearray | AsyncIterator[bytes | memoryview]
                 if not isinstance(body, bytearray):
                     data = _upload(body, clock, limit_s)

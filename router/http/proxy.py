@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from router.rules import ask, errors, headers
 from router.rules.errors import Problem
 from router.rules.held import HeldBytes
 from router.rules.ticket import Refusal, Ticket
+from tracing import Traced, Tracing
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
@@ -44,7 +46,9 @@ class Proxy:
         relay: Relay,
         jobs: JobRelay,
         metrics: Metrics,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._config = config
         self._desk = desk
         self._forwarder = forwarder
@@ -89,6 +93,8 @@ class Proxy:
     ) -> web.StreamResponse:
         request_id = headers.request_id(request.headers)
         x = Exchange(request, self._desk.now(), request_id)
+        if self._tracing is not None:
+            x.trace = self._tracing.serve(request.method, request.headers, time.time_ns())
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -233,10 +239,26 @@ class Proxy:
         response.headers["X-Request-Id"] = x.request_id
         return response
 
+    @staticmethod
+    def _end_trace(x: Exchange, trace: Traced, status: int) -> None:
+        trace.span.update_name(f"{x.request.method} {x.request.path}")
+        attributes: dict[str, str | int | float] = {
+            "http.request.method": x.request.method,
+            "url.path": x.request.path,
+            "http.response.status_code": status,
+            "request.id": x.request_id,
+            "gen_ai.request.model": x.model,
+            "queue_time": x.ticket.queued_s if x.ticket is not None else 0.0,
+            "attempts": len(x.ticket.tried) if x.ticket is not None else 0,
+        }
+        trace.end(time.time_ns(), attributes, error=x.broken or None)
+
     def _record(self, x: Exchange, status: int) -> None:
         ticket = x.ticket
         upstream = ticket.upstream.url if ticket is not None and ticket.upstream else None
         total_s = self._desk.now() - x.started
+        if x.trace is not None:
+            self._end_trace(x, x.trace, status)
         if ticket is not None and upstream is not None:
             self._metrics.requests.labels(upstream, x.model, status).inc()
             self._metrics.queue_seconds.labels(x.model).observe(ticket.queued_s)

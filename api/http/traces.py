@@ -1,0 +1,112 @@
+"""A trace of each request: its HTTP span, a `generate` span for each sequence with Text Generation
+Inference's attribute names, and in it the spans `queue`, `prefill` and `decode`.
+
+The last three are made from the request's record when its response has left, so that traces cost
+the engine nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from flask import Flask, Response, g, has_request_context, request
+
+from api.http.logs import PROBES
+from inference import Inference
+from tracing import Traced, Tracing
+
+
+def register_traces(app: Flask, tracing: Tracing, model: str) -> None:
+    """`model`: its name in the spans."""
+
+    @app.before_request
+    def begin() -> None:
+        if request.path not in PROBES or request.method != "GET":
+            g.trace = tracing.serve(request.method, dict(request.headers), time.time_ns())
+
+    @app.after_request
+    def finish(response: Response) -> Response:
+        trace: Traced | None = g.get("trace")
+        if trace is None:
+            return response
+        route = request.url_rule.rule if request.url_rule is not None else ""
+        trace.span.update_name(f"{request.method} {route}".rstrip())
+        attributes = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "http.response.status_code": response.status_code,
+            "request.id": g.request_id,
+        }
+        generations: Sequence[_Generation] = g.get("generations", ())
+        failed = f"status {response.status_code}" if response.status_code >= 500 else None
+
+        def end() -> None:
+            for generation in generations:
+                generation.end(model)
+            trace.end(time.time_ns(), attributes, error=failed)
+
+        response.call_on_close(end)  # a stream's response has left only then
+        return response
+
+
+def trace_generations(clock: Callable[[], float], *inferences: Inference) -> None:
+    """Begins the spans of sequences that are about to be queued, if the HTTP request that is being
+    handled is traced. `clock`: the one that records read."""
+    if not has_request_context() or (trace := g.get("trace")) is None:
+        return
+    generations = [_Generation(trace, inference, clock) for inference in inferences]
+    g.generations = [*g.get("generations", ()), *generations]
+
+
+class _Generation:
+    """The span of one sequence."""
+
+    def __init__(self, parent: Traced, inference: Inference, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._queued_s = clock()
+        self._zero_ns = time.time_ns() - round(self._queued_s * 1e9)
+        self._inference = inference
+        self._trace = parent.begin("generate", self._at(inference.arrival_s))
+        inference.trace = self._trace.headers["traceparent"]
+
+    def _at(self, at_s: float) -> int:
+        return self._zero_ns + round(at_s * 1e9)
+
+    def end(self, model: str) -> None:
+        inference, record = self._inference, self._inference.record
+        end_s = record.end_s if record is not None else self._clock()  # its client has just left
+        arrival_s = inference.arrival_s
+        admitted_s = inference.admitted_s if inference.admitted_s is not None else end_s
+        first_s = inference.first_token_s if inference.first_token_s is not None else end_s
+        self._trace.part("queue", self._at(self._queued_s), self._at(admitted_s))
+        if inference.admitted_s is not None:
+            self._trace.part("prefill", self._at(admitted_s), self._at(first_s))
+        if inference.first_token_s is not None:
+            self._trace.part("decode", self._at(first_s), self._at(end_s))
+        tokens = inference.generated
+        self._trace.end(
+            self._at(end_s),
+            {
+                "total_time": duration(end_s - arrival_s),
+                "validation_time": duration(self._queued_s - arrival_s),
+                "queue_time": duration(admitted_s - self._queued_s),
+                "inference_time": duration(end_s - admitted_s),
+                "time_per_token": duration((end_s - admitted_s) / max(1, tokens)),
+                "seed": str(inference.sampling.seed),
+                "gen_ai.request.model": model,
+                "gen_ai.usage.input_tokens": inference.prompt_tokens,
+                "gen_ai.usage.output_tokens": tokens,
+                "preemptions": inference.preemptions,
+                "end": record.end if record is not None else "unfinished",
+            },
+            error=inference.error,
+        )
+
+
+def duration(seconds: float) -> str:
+    """As Text Generation Inference writes them: `850µs`, `12.5ms`, `1.25s`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.9g}{unit}"
+    return f"{max(0.0, seconds) * 1e6:.9g}µs"

@@ -1,0 +1,135 @@
+"""A request's trace, as a collector gets it from the router and the server behind it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+import requests
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from api.http.traces import duration
+from tests.router.conftest import RouterProcess
+from tests.server.process import PATIENCE_S, serving
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An OTLP collector that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, Span]] = []  # (service, span)
+
+    def Export(  # noqa: N802 (the protocol's name)
+        self,
+        request: trace_service_pb2.ExportTraceServiceRequest,
+        context: grpc.ServicerContext,
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            names = {a.key: a.value.string_value for a in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [(names["service.name"], span) for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def named(self, service: str, name: str) -> list[Span]:
+        return [span for of, span in self.spans if (of, span.name) == (service, name)]
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield collector, f"http://127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
+
+
+def test_a_trace_leads_from_the_router_over_the_server_to_queue_prefill_and_decode(
+    collector: tuple[Collector, str], tmp_path: Path
+) -> None:
+    spans, endpoint = collector
+    with serving(tmp_path, otlp_endpoint=endpoint, otlp_service_name="server") as server:
+        router = RouterProcess(server.url, otlp_endpoint=endpoint, otlp_service_name="router")
+        try:
+            router.probed()
+            answer = requests.post(
+                f"{router.url}/v1/completions",
+                json={"prompt": "hello", "max_tokens": 5, "seed": 7},
+                headers={"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"},
+                timeout=PATIENCE_S,
+            )
+            assert answer.ok, answer.text
+        finally:
+            router.signal(signal.SIGTERM)
+            router.process.wait(PATIENCE_S)
+            router.close()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(PATIENCE_S)
+    # both processes have ended, and so have sent everything
+    (routed,) = spans.named("router", "POST /v1/completions")
+    (attempt,) = spans.named("router", "attempt")
+    (served,) = spans.named("server", "POST /v1/completions")
+    (generate,) = spans.named("server", "generate")
+    chain = [routed, attempt, served, generate]
+    assert {span.trace_id.hex() for _, span in spans.spans} == {TRACE}
+    assert routed.parent_span_id.hex() == PARENT
+    assert [b.parent_span_id for b in chain[1:]] == [a.span_id for a in chain[:-1]]
+    assert [s.kind for s in chain] == [
+        Span.SPAN_KIND_SERVER,
+        Span.SPAN_KIND_CLIENT,
+        Span.SPAN_KIND_SERVER,
+        Span.SPAN_KIND_INTERNAL,
+    ]
+    (queue,) = spans.named("server", "queue")
+    (prefill,) = spans.named("server", "prefill")
+    (decode,) = spans.named("server", "decode")
+    assert {s.parent_span_id for s in (queue, prefill, decode)} == {generate.span_id}
+    assert queue.end_time_unix_nano == prefill.start_time_unix_nano
+    assert prefill.end_time_unix_nano == decode.start_time_unix_nano
+    assert decode.end_time_unix_nano == generate.end_time_unix_nano
+    facts = attributes(generate)
+    named_by_tgi = {"total_time", "validation_time", "queue_time", "inference_time"}
+    assert named_by_tgi | {"time_per_token", "seed"} <= set(facts)
+    assert (facts["seed"], facts["gen_ai.usage.output_tokens"], facts["end"]) == ("7", 5, "length")
+    assert attributes(served)["request.id"] == attributes(routed)["request.id"] == "mine"
+
+
+def test_a_missing_collector_harms_no_request(tmp_path: Path) -> None:
+    with serving(tmp_path, otlp_endpoint="http://127.0.0.1:9") as server:
+        answer = requests.post(
+            f"{server.url}/inference",
+            json={"prompt": "hello", "num_tokens": 3},
+            timeout=PATIENCE_S,
+        )
+        assert answer.ok
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
+    code = (
+        "import sys, app, router.service; from tracing import start_tracing;"
+        "assert start_tracing(None, 'x') is None;"
+        "print([name for name in sys.modules if 'opentelemetry' in name or name == 'grpc'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.25, "1.25s"), (0.0125, "12.5ms"), (0.00085, "850µs"), (0.0, "0µs")]
+)
+def test_durations_are_written_as_tgi_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

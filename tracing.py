@@ -1,0 +1,118 @@
+"""Traces by OpenTelemetry, for the server, the router and the model server alike.
+
+Off unless an OTLP endpoint is set; then nothing of OpenTelemetry is even imported. Spans are sent
+in the background and dropped when the collector is slow: no request ever waits for a trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+Attributes = Mapping[str, str | int | float]
+
+FLUSH_MS = 2000  # how long the last spans may take at the end of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Makes this process's spans."""
+
+    tracer: Tracer
+    provider: TracerProvider
+
+    def serve(self, name: str, headers: Mapping[str, str], start_ns: int) -> Traced:
+        """A request that this process serves, part of its caller's trace if `headers` has a
+        `traceparent` (W3C Trace Context). Times are nanoseconds since 1970."""
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind
+
+        lowered = {key.lower(): value for key, value in headers.items()}
+        return Traced(
+            self,
+            self.tracer.start_span(
+                name, extract(lowered), kind=SpanKind.SERVER, start_time=start_ns
+            ),
+        )
+
+    def close(self) -> None:
+        """Sends what is left. For the end of the process."""
+        self.provider.force_flush(FLUSH_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A span that has begun."""
+
+    tracing: Tracing
+    span: Span
+
+    def begin(self, name: str, start_ns: int) -> Traced:
+        """A part of it that has begun."""
+        from opentelemetry.trace import set_span_in_context
+
+        context = set_span_in_context(self.span)
+        return Traced(
+            self.tracing, self.tracing.tracer.start_span(name, context, start_time=start_ns)
+        )
+
+    def part(self, name: str, start_ns: int, end_ns: int) -> None:
+        """A part of it that is over."""
+        self.begin(name, start_ns).end(end_ns, {})
+
+    @contextmanager
+    def call(self, name: str, attributes: Attributes) -> Iterator[dict[str, str]]:
+        """A call of another process: gives the headers by which it goes on with the trace."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        span = self.tracing.tracer.start_span(
+            name, set_span_in_context(self.span), kind=SpanKind.CLIENT, attributes=attributes
+        )
+        calling = Traced(self.tracing, span)
+        try:
+            yield calling.headers
+        except BaseException as error:
+            calling.end(time.time_ns(), {}, error=f"{type(error).__name__}: {error}")
+            raise
+        calling.end(time.time_ns(), {})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`traceparent` and, if there is one, `tracestate`."""
+        from opentelemetry.propagate import inject
+        from opentelemetry.trace import set_span_in_context
+
+        carrier: dict[str, str] = {}
+        inject(carrier, set_span_in_context(self.span))
+        return carrier
+
+    def end(self, end_ns: int, attributes: Attributes, *, error: str | None = None) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        self.span.set_attributes(dict(attributes))
+        if error is not None:
+            self.span.set_status(Status(StatusCode.ERROR, error))
+        self.span.end(end_ns)
+
+
+def start_tracing(endpoint: str | None, service: str) -> Tracing | None:
+    """For `--otlp-endpoint` and `--otlp-service-name`; None where there is no endpoint. To be
+    called in the process that makes the spans: threads do not survive a fork."""
+    if endpoint is None:
+        return None
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https://"))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider.get_tracer("effective-batching"), provider)
