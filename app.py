@@ -45,6 +45,7 @@ from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError, m
 from config import Config
 from deferred.jobs import Jobs
 from options import flag
+from recording import Recording
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
@@ -64,6 +65,7 @@ LAST_WORDS_S = 1.0  # for answers to leave, and for whoever asks why the server 
 DAY_S = 86_400
 JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
 POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
+RECORD_S = 5.0  # to write the last lines of --record
 ABORT_S = 5.0  # what an iteration may still take after its requests were given up
 
 
@@ -130,6 +132,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.load = load
         self.model: LoadedModel | None = None
+        self.recording: Recording | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -147,12 +150,33 @@ class Engine:
         if self._thread.is_alive():
             log.warning("requests run after %s s; they are ended", self.config.drain_timeout)
             self.abort(ABORT_S)
+        self._stop_recording()
 
     def abort(self, timeout_s: float) -> None:
         """Ends whatever runs with an error to its client."""
         self.manager.abort("the server is shutting down")
         if self.manager.model is not None:
             self._thread.join(timeout_s)
+        self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self.recording is not None:
+            self.recording.stop(RECORD_S)
+
+    def _record(self, path: str, model: LoadedModel) -> Recording:
+        head = {
+            "mode": self.config.mode,
+            "policy": self.config.policy if self.config.mode == "dynamic" else self.config.mode,
+            "max_batch_size": self.config.max_batch_size,
+            "model": model.info.name,
+            "blocks": self.manager.memory.budget,
+            "block_tokens": self.manager.memory.block_tokens,
+            "clock_s": time.perf_counter(),
+            "unix_s": time.time(),
+        }
+        recording = Recording(Path(path), self.manager.history, head)
+        recording.start()
+        return recording
 
     def _run(self) -> None:
         try:
@@ -176,6 +200,8 @@ class Engine:
                 "--lookahead on a CPU only delays tokens: the model computes when it starts"
             )
         self.manager.serve(model, make_ledger(self.config.mode, model, growth_tokens))
+        if self.config.record is not None:
+            self.recording = self._record(self.config.record, model)
         log.info("ready: %s on %s", self.config.mode, self.config.url)
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
@@ -183,6 +209,7 @@ class Engine:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
         except EngineFailedError as error:
             log.critical("the server has failed and ends: %s", error)
+            self._stop_recording()
             time.sleep(LAST_WORDS_S)
             os._exit(FAILED)
         except BaseException:  # better no server than a mute one
@@ -294,6 +321,7 @@ def main() -> None:
         config,
         data_dir=str(Path(config.data_dir).resolve()),
         model=config.model if folder is None else str(folder.resolve()),
+        record=None if config.record is None else str(Path(config.record).resolve()),
     )
     # a policy of one's own lies where the command was typed
     os.environ.setdefault(POLICY_FOLDER, os.getcwd())
@@ -301,6 +329,7 @@ def main() -> None:
         policy_of_mode(config)
         load_chat_template(config.model, load_tokenizer(config.model))
         _check_port(config)
+        _check_record(config)
     except (VocabularyError, PolicyOptionError, LoadError) as error:
         sys.exit(f"server.sh: {error}")
     print(
@@ -335,6 +364,17 @@ def _check_port(config: Config) -> None:
             raise LoadError(
                 f"cannot listen on {config.host}:{config.port} ({error.strerror}); "
                 f"see {flag('host')} and {flag('port')}"
+            ) from error
+
+
+def _check_record(config: Config) -> None:
+    if config.record is not None:
+        try:
+            open(config.record, "w").close()
+        except OSError as error:
+            raise LoadError(
+                f"cannot write {config.record} ({error.strerror}); {flag('record')} names a file "
+                "in a folder that exists"
             ) from error
 
 

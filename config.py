@@ -169,6 +169,9 @@ class Config(Options):
     """shortest completion_window, in seconds; the earliest deadline runs first, so that a short
     window would overtake others"""
 
+    record: str | None = PROCESS.option(None)
+    """file that every iteration is written to, row by row, as JSON lines; overwritten; none: they
+    are kept in memory only, the newest"""
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
     """seconds for accepted requests to finish after SIGTERM"""
     otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")

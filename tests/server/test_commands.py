@@ -55,6 +55,7 @@ def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
         (["--model", "random:gpt5"], "random:NAME allows gpt2, gpt2-medium"),
         (["--model", "/tmp"], "/tmp holds no vocabulary; allowed: vocab.tiktoken"),
         (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
+        (["--record", "/nowhere/run.jsonl"], "cannot write /nowhere/run.jsonl (No such file"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(
