@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import Flask
 
@@ -55,6 +55,9 @@ from stats import Recorders, Stats, describe_machine
 from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
 from tracing import start_tracing
 
+if TYPE_CHECKING:
+    from model_server.remote.model import RemoteModel
+
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent
@@ -89,7 +92,9 @@ Load = Callable[[Config], LoadedModel]
 
 
 def load_configured_model(config: Config) -> LoadedModel:
-    """Raises LoadError. Called by the engine's thread: here torch is imported."""
+    """Raises LoadError. Called by the engine's thread: here torch, or gRPC, is imported."""
+    if config.remote_model is not None:
+        return find_remote_model(config, config.remote_model)
     import torch
 
     from gpt.budget import KVMemoryError
@@ -112,6 +117,27 @@ def load_configured_model(config: Config) -> LoadedModel:
         )
     except (CheckpointError, KVMemoryError) as error:
         raise LoadError(str(error)) from error
+
+
+def find_remote_model(config: Config, address: str) -> RemoteModel:
+    """Waits for it. Raises LoadError."""
+    from model_server.remote.life import RemoteModelError, RemoteOptions
+    from model_server.remote.model import RemoteModel
+    from model_server.wire.access import Access
+
+    options = RemoteOptions(
+        address=address,
+        access=Access(config.model_token, config.model_tls),
+        model=config.model,
+        mode=config.mode,
+        max_batch_size=config.max_batch_size,
+        patience_s=config.model_patience,
+        deadline_s=config.model_deadline,
+    )
+    try:
+        return RemoteModel(options)
+    except RemoteModelError as error:
+        raise LoadError(f"--remote-model {address}: {error}") from error
 
 
 class Engine:
@@ -195,7 +221,8 @@ class Engine:
             os._exit(FAILED)
         self.model = model
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
-        if self.config.lookahead and str(model.info.device) == "cpu":
+        computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
+        if self.config.lookahead and computes_here:
             log.warning(
                 "--lookahead on a CPU only delays tokens: the model computes when it starts"
             )

@@ -13,6 +13,7 @@ SPARE_THREADS = 32  # for /stats, /health and refusals while every place is take
 
 SHARING = Group("how requests share the model")
 MODEL = Group("model")
+REMOTE = Group("model in a process of its own")
 NETWORK = Group("network")
 QUEUE = Group("batch and queue")
 STATIC = Group("mode static", only="static")
@@ -54,6 +55,22 @@ class Config(Options):
     or an amount such as 2GiB, 500MB, 30000tokens"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
+
+    remote_model: str | None = REMOTE.option(None, pattern=r"unix:/.+|.+:\d+")
+    """address of a model server (./server.sh model-server) that executes --model: unix:/PATH, or
+    HOST:PORT, which needs a token or TLS; --device, --dtype, --kv-memory and --seed are its own
+    then; none: the model runs in this process"""
+    model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
+    """the token that the model server was told; other users of this machine can read a command
+    line, not your environment"""
+    model_tls: str | None = REMOTE.option(None)
+    """folder with ca.pem, cert.pem and key.pem: TLS, with certificates of this authority on both
+    sides"""
+    model_patience: float = REMOTE.option(5.0, least=0.1, most=3600)
+    """seconds without a heartbeat after which the model server is lost: its requests wait for the
+    next one"""
+    model_deadline: float = REMOTE.option(600.0, least=1, most=86_400)
+    """seconds that one iteration may take while heartbeats go on"""
 
     host: str = NETWORK.option("127.0.0.1")
     """address to listen on; 0.0.0.0 opens it to the network"""

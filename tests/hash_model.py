@@ -171,6 +171,11 @@ class HashModel:
     def warm_up(self) -> None:
         """Nothing to warm."""
 
+    def forget(self) -> None:
+        """Drops all sequences; what their blocks hold is nonsense from then on."""
+        self._sequences.clear()
+        self._kv.clear()
+
     @property
     def open_sequences(self) -> int:
         return len(self._sequences)

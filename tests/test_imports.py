@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "gpt": {"seams", "kernels"},
     "model": {"seams", "gpt"},
+    "model_server": {"seams", "model", "gpt", "options"},
     "embedded": {"gpt"},
     "deferred": {"batching", "inference", "text"},
     "api": {
@@ -81,6 +82,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"document"},
     ],
     "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}],
+    "model_server": [{"wire"}, {"remote"}, {"serving", "config"}],
     "router": [{"rules"}, {"config", "log"}, {"desk"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "records", "pace"}, {"lines", "store"}, {"clerk", "worker"}],
     "scheduling": [{"contract", "fitting", "growth"}, {"policies", "classes"}, {"registry"}],
@@ -194,7 +196,7 @@ def test_the_rooms_without_torch_reach_none_through_what_they_import() -> None:
         "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *names, "tests.hash_model"],
+        [sys.executable, "-c", program, *names, "tests.hash_model", "model_server.remote.model"],
         cwd=ROOT,
         capture_output=True,
         text=True,

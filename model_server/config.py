@@ -1,0 +1,66 @@
+"""The options of a model server."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from typing import ClassVar, Literal
+
+from options import Group, Options
+
+MODEL = Group("model")
+NETWORK = Group("network")
+PROCESS = Group("process")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig(Options):
+    """What a model server is told. Raises OptionError."""
+
+    usage: ClassVar = "./server.sh model-server [serve MODEL_ID] --listen ADDRESS [options]"
+    description: ClassVar = (
+        "Executes a model for a server that was started with --remote-model ADDRESS. "
+        "Other commands: ./server.sh model-server download-weights MODEL_ID"
+    )
+    prefix: ClassVar = "EB_"
+
+    model: str = MODEL.option("embedded")
+    """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
+    random:gpt2-medium and the like (random weights of that shape), or a folder in the Hugging Face
+    layout; the server is told the same"""
+    mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
+    """how the server that uses it shares the model, which decides how its memory is laid out"""
+    device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
+    """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
+    dtype: Literal["float32", "bfloat16"] = MODEL.option("float32")
+    """precision of weights and KV cache"""
+    kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
+    """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
+    amount such as 2GiB, 500MB, 30000tokens"""
+    max_batch_size: int = MODEL.option(32, least=1, most=4096)
+    """most requests in one iteration, for which its memory is measured; a server may have less"""
+    seed: int = MODEL.option(0, least=0, most=2**63 - 1)
+    """seed of the random weights of random:NAME"""
+
+    listen: str = NETWORK.option("unix:/tmp/model-server", pattern=r"unix:/.+|.+:\d+")
+    """unix:/PATH, or HOST:PORT, which needs --model-token or --model-tls"""
+    model_token: str | None = NETWORK.option(None, pattern=r"[!-~]+", secret=True)
+    """what whoever connects has to know; other users of this machine can read a command line, not
+    your environment"""
+    model_tls: str | None = NETWORK.option(None)
+    """folder with ca.pem, cert.pem and key.pem: TLS, with certificates of this authority on both
+    sides"""
+
+    log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
+    """least level logged"""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadConfig(Options):
+    """Which weights are fetched. Raises OptionError."""
+
+    usage: ClassVar = "./server.sh model-server download-weights MODEL_ID"
+    description: ClassVar = "Downloads a model's weights from the hub, so that no server waits."
+    prefix: ClassVar = "EB_"
+
+    model: str = MODEL.option(MISSING)
+    """gpt2, gpt2-medium, gpt2-large, gpt2-xl"""

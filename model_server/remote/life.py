@@ -1,0 +1,126 @@
+"""How a session with a model server begins: who its ranks are, what they serve, what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from model_server.remote.ranks import Ranks, describe, is_final
+from model_server.remote.session import Session
+from model_server.wire import model_pb2 as wire
+from model_server.wire.access import Access, AccessError
+
+
+class RemoteModelError(Exception):
+    """A model server that cannot be used, however long one waits; the message says why."""
+
+
+class NotYetError(Exception):
+    """It cannot be used now; later it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    address: str
+    access: Access
+    model: str  # that is expected there
+    mode: str
+    max_batch_size: int
+    patience_s: float  # without a heartbeat, after which a rank is lost
+    deadline_s: float  # of an iteration
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteInfo:
+    """As `gpt.executor.ModelInfo`, and where the model runs."""
+
+    name: str
+    parameters: int
+    dtype: str
+    device: str
+    note: str | None
+    address: str
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the engine's ledger and its clients rely on."""
+
+    context: int
+    vocab_size: int
+    block_tokens: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    session: Session
+    info: RemoteInfo
+    shape: Shape
+
+
+def begin(options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
+    """Start-up as TGI has it: discovery, info, warm-up, an empty cache. Raises NotYetError,
+    RemoteModelError."""
+    ranks = None
+    try:
+        ranks = Ranks([options.address], options.access)
+        (found,) = ranks.ask("ServiceDiscovery", wire.Nothing(), options.patience_s)
+        # of a single shard, the address by which it was found is the one that works from here
+        if len(found.addresses) > 1:
+            ranks.close()
+            ranks = Ranks(list(found.addresses), options.access)
+        return _begin(ranks, options, on_loss)
+    except Exception as error:
+        if ranks is not None:
+            ranks.close()
+        if isinstance(error, AccessError):
+            raise RemoteModelError(str(error)) from None
+        if isinstance(error, grpc.RpcError):
+            reason = f"{options.address}: {describe(error)}"
+            raise (RemoteModelError if is_final(error) else NotYetError)(reason) from None
+        raise
+
+
+def _begin(ranks: Ranks, options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
+    found = ranks.ask("Info", wire.Nothing(), options.patience_s)
+    for rank, info in enumerate(found):
+        _require(ranks.name(rank), "--model", info.name, options.model)
+        _require(ranks.name(rank), "--mode", info.layout, options.mode)
+        if (info.rank, info.shards) != (rank, len(found)):
+            raise RemoteModelError(
+                f"{ranks.name(rank)} is rank {info.rank} of {info.shards}, not of {len(found)}"
+            )
+    limits = wire.Limits(max_batch_size=options.max_batch_size)
+    capacities = ranks.ask("Warmup", limits, options.deadline_s)
+    session = Session(ranks, options.deadline_s, on_loss)
+    ranks.ask("ClearCache", wire.Session(session=session.id), options.deadline_s)
+    first = found[0]
+    return Life(
+        session,
+        RemoteInfo(
+            name=first.name,
+            parameters=first.parameters,
+            dtype=first.dtype,
+            device=first.device,
+            note=first.note if first.HasField("note") else None,
+            address=options.address,
+            shards=len(found),
+        ),
+        Shape(
+            context=first.context,
+            vocab_size=first.vocab_size,
+            block_tokens=capacities[0].block_tokens,
+            blocks=min(capacity.blocks for capacity in capacities),
+        ),
+    )
+
+
+def _require(rank: str, option: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise RemoteModelError(
+            f"{rank} was started with {option} {found}, this server with {option} {expected}"
+        )

@@ -1,0 +1,148 @@
+"""A model server as a `seams.Model`: the engine sees a model that may be lost and comes back.
+
+A thread of its own listens to the ranks' heartbeats and connects again after a loss, so that the
+engine never waits for a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from model_server.remote.life import (
+    Life,
+    NotYetError,
+    RemoteModelError,
+    RemoteOptions,
+    begin,
+)
+from model_server.remote.session import Iteration, Session
+from seams import ModelLostError, Opening, Outcome, Step
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.5  # between heartbeats
+RETRY_S = 0.1  # between attempts to connect
+
+
+class RemoteModel:
+    """As `seams.Model`. `on_return`: called by another thread whenever the model is back."""
+
+    def __init__(self, options: RemoteOptions) -> None:
+        """Waits until the model server is there. Raises RemoteModelError."""
+        self.options = options
+        self.on_return: Callable[[], None] = lambda: None
+        self.lost: str | None = None
+        self._owed: str | None = None  # a loss that the engine has not been told of
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._closed = False
+        self._life = self._wait_for_life()
+        self.info, shape = self._life.info, self._life.shape
+        self.context, self.vocab_size = shape.context, shape.vocab_size
+        self.block_tokens, self.blocks = shape.block_tokens, shape.blocks
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    # --- seams.Model ------------------------------------------------------------------------
+
+    def open(self, new: Sequence[Opening]) -> None:
+        self._session().open(new)
+
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> RemoteIteration:
+        return RemoteIteration(self, self._session().start(steps, released))
+
+    def warm_up(self) -> None:
+        """Done whenever a session begins."""
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        self._thread.join()
+        self._life.session.ranks.close()
+
+    def _session(self) -> Session:
+        with self._lock:
+            owed, self._owed = self._owed, None
+            if (reason := owed or self.lost) is not None:
+                raise ModelLostError(reason)
+            return self._life.session
+
+    def settle(self) -> None:
+        """The engine was told of the loss."""
+        with self._lock:
+            self._owed = None
+
+    # --- the thread that listens and connects -----------------------------------------------
+
+    def _on_loss(self, session: Session) -> None:
+        with self._lock:
+            self.lost = self._owed = session.lost
+        log.warning("the model is lost: %s", session.lost)
+        self._changed.set()
+
+    def _watch(self) -> None:
+        refused = ""
+        while not self._closed:
+            self._changed.clear()
+            if self.lost is None:
+                self._life.session.beat(self.options.patience_s)
+                if self.lost is None:
+                    self._changed.wait(BEAT_S)
+                continue
+            try:
+                life = begin(self.options, self._on_loss)
+                self._require_same(life)
+            except (NotYetError, RemoteModelError) as error:
+                if str(error) != refused:
+                    refused = str(error)
+                    log.info("the model is not back yet: %s", refused)
+                self._changed.wait(RETRY_S)
+                continue
+            refused = ""
+            self._life.session.ranks.close()
+            with self._lock:
+                self._life, self.lost = life, life.session.lost
+            if self.lost is None:
+                log.info("the model is back")
+                self.on_return()
+
+    def _require_same(self, life: Life) -> None:
+        """The ledger and what clients were told stay as they are."""
+        was, came = self._life.shape, life.shape
+        if (was.context, was.vocab_size, was.block_tokens) != (
+            came.context,
+            came.vocab_size,
+            came.block_tokens,
+        ) or came.blocks < was.blocks:
+            life.session.ranks.close()
+            raise RemoteModelError(f"it is another one: {came}, and was {was}")
+
+    def _wait_for_life(self) -> Life:
+        pause, waits_for = threading.Event(), ""
+        while True:
+            try:
+                return begin(self.options, self._on_loss)
+            except NotYetError as error:
+                if str(error) != waits_for:
+                    waits_for = str(error)
+                    log.info("waiting for the model server: %s", waits_for)
+                pause.wait(RETRY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteIteration:
+    """As `seams.Pending`."""
+
+    model: RemoteModel
+    iteration: Iteration
+
+    def result(self) -> Outcome:
+        """Raises ModelLostError, DeviceMemoryError, RuntimeError."""
+        try:
+            return self.iteration.result()
+        except ModelLostError:
+            self.model.settle()
+            raise

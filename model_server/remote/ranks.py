@@ -1,0 +1,54 @@
+"""Connections to all ranks of a model server: one verb for all of them, and what refusals mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from model_server.wire import model_pb2_grpc
+from model_server.wire.access import Access
+
+
+class Ranks:
+    """Raises AccessError. Nothing is connected before the first call."""
+
+    def __init__(self, addresses: Sequence[str], access: Access) -> None:
+        self.addresses = addresses
+        self._metadata = access.metadata
+        self._channels = [access.channel(address) for address in addresses]
+        make_stub: Callable[[grpc.Channel], Any] = model_pb2_grpc.ModelServerStub
+        self._stubs = [make_stub(channel) for channel in self._channels]
+
+    def send(self, verb: str, message: Any, timeout_s: float) -> list[Any]:
+        """To all ranks, side by side; the calls, by rank."""
+        return [
+            getattr(stub, verb).future(message, timeout=timeout_s, metadata=self._metadata)
+            for stub in self._stubs
+        ]
+
+    def ask(self, verb: str, message: Any, timeout_s: float) -> list[Any]:
+        """The answers of all ranks. Raises grpc.RpcError."""
+        return [call.result() for call in self.send(verb, message, timeout_s)]
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} ({self.addresses[rank]})"
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+def describe(call: Any) -> str:
+    """Of a call that failed, or of its error."""
+    return f"{call.code().name}: {call.details()}"
+
+
+def is_final(error: Any) -> bool:
+    """Whether asking again gives the same."""
+    return error.code() in (
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    )

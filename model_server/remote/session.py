@@ -1,0 +1,128 @@
+"""One life of a model server as an engine sees it: from the start of a session to its loss."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from model_server.remote.ranks import Ranks, describe
+from model_server.wire import messages
+from model_server.wire import model_pb2 as wire
+from seams import DeviceMemoryError, ModelLostError, Opening, Outcome, Step
+
+# what these mean to an engine; any other status is a lost model
+ERRORS: dict[grpc.StatusCode, Callable[[str], Exception]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: DeviceMemoryError,
+    grpc.StatusCode.INTERNAL: RuntimeError,
+}
+
+
+class ShardsDivergedError(ModelLostError):
+    """The ranks drew different tokens in one iteration: what they hold is not to be trusted."""
+
+
+class Session:
+    """The ranks of one model, told the same things in the same order.
+
+    `lose` may be called by any thread, `open` and `start` by the engine's.
+    """
+
+    def __init__(self, ranks: Ranks, deadline_s: float, on_loss: Callable[[Session], None]) -> None:
+        """`deadline_s`: of an iteration; a heartbeat decides long before. `on_loss`: called once,
+        by whichever thread notices."""
+        self.id = secrets.randbits(64) or 1
+        self.ranks = ranks
+        self.deadline_s = deadline_s
+        self.lost: str | None = None
+        self._on_loss = on_loss
+        self._number = 0
+        self._lock = threading.Lock()
+        self._calls: set[Any] = set()
+
+    # --- what seams.Model asks --------------------------------------------------------------
+
+    def open(self, new: Sequence[Opening]) -> None:
+        openings = [messages.opening(opening) for opening in new]
+        message = wire.Openings(session=self.id, number=self._take_number(), openings=openings)
+        self._send("Open", message)  # not waited for: an error shows in the iteration that follows
+
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
+        message = messages.iteration(self.id, self._take_number(), steps, released)
+        return Iteration(self, self._send("Advance", message))
+
+    def _take_number(self) -> int:
+        number, self._number = self._number, self._number + 1
+        return number
+
+    def _send(self, verb: str, message: Any) -> list[Any]:
+        calls = self.ranks.send(verb, message, self.deadline_s)
+        with self._lock:
+            self._calls.update(calls)
+        for rank, call in enumerate(calls):
+            call.add_done_callback(lambda call, rank=rank: self._ended(rank, call))
+        if self.lost is not None:  # in the meantime: these were not among the cancelled
+            self._cancel()
+        return calls
+
+    def _ended(self, rank: int, call: Any) -> None:
+        """Whichever rank fails first ends the wait for the others."""
+        with self._lock:
+            self._calls.discard(call)
+        if call.code() not in (grpc.StatusCode.OK, *ERRORS):
+            self.lose(f"{self.ranks.name(rank)}: {describe(call)}")
+
+    # --- its end ----------------------------------------------------------------------------
+
+    def beat(self, timeout_s: float) -> None:
+        """Asks every rank whether it lives; one that does not say so in time is lost."""
+        for rank, call in enumerate(self.ranks.send("Health", wire.Nothing(), timeout_s)):
+            try:
+                report = call.result()
+            except grpc.RpcError as error:
+                self.lose(f"{self.ranks.name(rank)} has no heartbeat: {describe(error)}")
+            else:
+                if report.session != self.id:
+                    self.lose(f"{self.ranks.name(rank)} has forgotten the session")
+
+    def lose(self, reason: str) -> None:
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost = reason
+        self._on_loss(self)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """On its way to all ranks. As `seams.Pending`."""
+
+    session: Session
+    calls: Sequence[Any]
+
+    def result(self) -> Outcome:
+        """Raises ModelLostError, DeviceMemoryError, RuntimeError."""
+        answers: list[wire.Outcome] = []
+        for call in self.calls:
+            try:
+                answers.append(call.result())
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                if self.session.lost is None and call.code() in ERRORS:
+                    raise ERRORS[call.code()](call.details()) from None
+                raise ModelLostError(self.session.lost or describe(call)) from None
+        if len({answer.digest for answer in answers}) > 1:
+            digests = ", ".join(answer.digest.hex() for answer in answers)
+            self.session.lose(f"the ranks drew different tokens (digests {digests})")
+            raise ShardsDivergedError(self.session.lost)
+        return messages.read_outcome(answers[0])

@@ -1,0 +1,71 @@
+"""A shard from its start to its end: listen, load, execute, leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from model_server.serving.service import ModelService, ServedModel
+from model_server.serving.worker import ShardFailedError
+from model_server.wire import model_pb2_grpc
+from model_server.wire.access import OPTIONS, Access
+
+log = logging.getLogger(__name__)
+
+HANDLERS = 16  # threads: an engine has few calls on their way, and heartbeats must find one
+FAILED = 3  # the status of a process that only a new one can replace
+LAST_WORDS_S = 1.0  # for answers to leave
+
+register: Callable[..., None] = model_pb2_grpc.add_ModelServerServicer_to_server
+
+
+def listen(service: ModelService, address: str, access: Access) -> grpc.Server:
+    """Raises AccessError, OSError."""
+    server = grpc.server(
+        ThreadPoolExecutor(HANDLERS, "grpc"), interceptors=access.guards(), options=OPTIONS
+    )
+    register(service, server)
+    access.listen(server, address)
+    server.start()
+    return server
+
+
+def serve(
+    service: ModelService, load: Callable[[], ServedModel], address: str, access: Access
+) -> int:
+    """Until SIGTERM, or until the model fails for good; returns the exit status. Called by the main
+    thread, to which the model belongs from here on. Raises AccessError, OSError, and what `load`
+    raises."""
+    worker = service.worker
+    server = listen(service, address, access)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: worker.stop())
+    service.model = load()
+    log.info("ready: %s on %s", service.model.info.name, address)
+    status = 0
+    try:
+        worker.run()
+    except ShardFailedError as error:
+        log.critical("the shard has failed and ends: %s", error)
+        status = FAILED
+    server.stop(LAST_WORDS_S).wait()
+    return status
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that started it is gone: it holds the other end of our
+    standard input."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        log.warning("the process that started this one is gone")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,0 +1,181 @@
+"""The verbs of `wire/model.proto`: what each asks of the model's thread, and errors as statuses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from model_server.serving.worker import ShardFailedError, StaleSessionError, Worker
+from model_server.wire import messages, model_pb2_grpc
+from model_server.wire import model_pb2 as wire
+from seams import DeviceLostError, DeviceMemoryError, Model, Outcome
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ServedModel(Model, Protocol):
+    """A model as its server needs it, beyond executing iterations."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def info(self) -> Any: ...  # dataclass: name, parameters, dtype, device, note
+
+    def warm_up(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+# what an engine does upon each is decided in remote/errors.py
+STATUS: dict[type[Exception], grpc.StatusCode] = {
+    DeviceMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StaleSessionError: grpc.StatusCode.FAILED_PRECONDITION,
+    ShardFailedError: grpc.StatusCode.ABORTED,
+    FutureTimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class ModelService(model_pb2_grpc.ModelServerServicer):
+    """One shard. Its model is handed in when it is loaded; until then only the verbs that need
+    none are answered."""
+
+    def __init__(
+        self, worker: Worker, layout: str, max_batch_size: int, addresses: Sequence[str], rank: int
+    ) -> None:
+        self.worker = worker
+        self.layout = layout
+        self.max_batch_size = max_batch_size
+        self.addresses = addresses
+        self.rank = rank
+        self.model: ServedModel | None = None
+
+    # --- verbs that disturb nobody ----------------------------------------------------------
+
+    def ServiceDiscovery(  # noqa: N802 - gRPC names methods as the service does
+        self, request: wire.Nothing, context: grpc.ServicerContext
+    ) -> wire.Addresses:
+        return wire.Addresses(addresses=self.addresses)
+
+    def Info(  # noqa: N802
+        self, request: wire.Nothing, context: grpc.ServicerContext
+    ) -> wire.ModelInfo:
+        model = self._loaded(context)
+        return wire.ModelInfo(
+            name=model.info.name,
+            parameters=model.info.parameters,
+            dtype=model.info.dtype,
+            device=model.info.device,
+            note=model.info.note,
+            layout=self.layout,
+            context=model.context,
+            vocab_size=model.vocab_size,
+            rank=self.rank,
+            shards=len(self.addresses),
+        )
+
+    def Health(  # noqa: N802
+        self, request: wire.Nothing, context: grpc.ServicerContext
+    ) -> wire.HealthReport:
+        return wire.HealthReport(ready=self.model is not None, session=self.worker.session)
+
+    # --- verbs for the model's thread -------------------------------------------------------
+
+    def Warmup(  # noqa: N802
+        self, request: wire.Limits, context: grpc.ServicerContext
+    ) -> wire.Capacity:
+        model = self._loaded(context)
+        if request.max_batch_size > self.max_batch_size:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"--max-batch-size {request.max_batch_size} is more than the model server's memory "
+                f"was measured for (--max-batch-size {self.max_batch_size} there)",
+            )
+        self._wait(self.worker.ask(model.warm_up), context)
+        return wire.Capacity(
+            blocks=model.blocks,
+            block_tokens=model.block_tokens,
+            max_total_tokens=model.blocks * model.block_tokens,
+        )
+
+    def ClearCache(  # noqa: N802
+        self, request: wire.Session, context: grpc.ServicerContext
+    ) -> wire.Nothing:
+        model = self._loaded(context)
+
+        def begin() -> None:
+            model.forget()
+            self.worker.begin(request.session)
+
+        self._wait(self.worker.ask(begin), context)
+        log.info("session %016x begins", request.session)
+        return wire.Nothing()
+
+    def Open(  # noqa: N802
+        self, request: wire.Openings, context: grpc.ServicerContext
+    ) -> wire.Nothing:
+        model = self._loaded(context)
+        new = [messages.read_opening(opening) for opening in request.openings]
+        self._in_order(request, context, lambda: model.open(new))
+        return wire.Nothing()
+
+    def Advance(  # noqa: N802
+        self, request: wire.Iteration, context: grpc.ServicerContext
+    ) -> wire.Outcome:
+        model = self._loaded(context)
+        steps = messages.read_steps(request)
+
+        def execute() -> Outcome:
+            return model.start(steps, request.released).result()
+
+        outcome = self._in_order(request, context, execute)
+        return messages.outcome(outcome, self.rank)
+
+    # --- waiting, and errors ----------------------------------------------------------------
+
+    def _loaded(self, context: grpc.ServicerContext) -> ServedModel:
+        if self.model is None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
+        return self.model
+
+    def _in_order(
+        self,
+        request: wire.Openings | wire.Iteration,
+        context: grpc.ServicerContext,
+        work: Callable[[], T],
+    ) -> T:
+        def guarded() -> T:
+            try:
+                return work()
+            except DeviceLostError as error:
+                raise ShardFailedError(f"the device is lost: {error}") from error
+            except Exception as error:
+                if len(self.addresses) == 1:
+                    raise
+                # the other ranks wait in a collective that will never come
+                raise ShardFailedError(f"rank {self.rank} failed: {error}") from error
+
+        return self._wait(
+            self.worker.ask_in_order(request.session, request.number, guarded), context
+        )
+
+    def _wait(self, future: Future[T], context: grpc.ServicerContext) -> T:
+        try:
+            return future.result(min(context.time_remaining(), threading.TIMEOUT_MAX))
+        except Exception as error:
+            self._abort(context, error)
+
+    def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
+        code = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+        if code is grpc.StatusCode.INTERNAL:
+            log.error("a call failed", exc_info=error)
+        context.abort(code, str(error) or type(error).__name__)
+        raise AssertionError("abort raises")

@@ -1,0 +1,88 @@
+"""The thread that owns the model, and the order in which it works. No gRPC, no torch."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class StaleSessionError(Exception):
+    """Of a session that another one has replaced: its sequences are forgotten."""
+
+
+class ShardFailedError(Exception):
+    """This process cannot go on: only a new one helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Callable[[], Any]
+    session: int | None = None  # None: of no session, and of no order
+    number: int = 0
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Worker:
+    """Any thread hands work in; `run` does it. Work of a session is done in the order of its
+    numbers, whichever thread was first."""
+
+    def __init__(self) -> None:
+        self.session = 0  # the present one; 0: none yet
+        self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # put is reentrant
+        self._early: dict[int, _Job] = {}  # by number: those before are still to come
+        self._next = 0
+
+    def ask(self, work: Callable[[], T]) -> Future[T]:
+        job = _Job(work)
+        self._inbox.put(job)
+        return job.future
+
+    def ask_in_order(self, session: int, number: int, work: Callable[[], T]) -> Future[T]:
+        """The future raises StaleSessionError where the session is not the present one."""
+        job = _Job(work, session, number)
+        self._inbox.put(job)
+        return job.future
+
+    def begin(self, session: int) -> None:
+        """Within `run`: a new session. What is left of the one before is refused."""
+        self.session = session
+        early, self._early, self._next = self._early, {}, 0
+        for job in early.values():
+            self._refuse(job)
+
+    def stop(self) -> None:
+        """`run` returns after the work in hand. May be called in a signal handler."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Raises ShardFailedError, after it was told to whoever asked."""
+        while (job := self._inbox.get()) is not None:
+            if job.session is None:
+                self._do(job)
+            elif job.session != self.session:
+                self._refuse(job)
+            else:
+                self._early[job.number] = job
+                while (due := self._early.pop(self._next, None)) is not None:
+                    self._next += 1
+                    self._do(due)
+
+    def _do(self, job: _Job) -> None:
+        try:
+            result = job.work()
+        except ShardFailedError as error:
+            job.future.set_exception(error)
+            raise
+        except Exception as error:  # told to the one who asked, who knows what to do
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(result)
+
+    def _refuse(self, job: _Job) -> None:
+        error = StaleSessionError(f"session {job.session} is over, {self.session} goes on")
+        job.future.set_exception(error)

@@ -1,0 +1,1 @@
+"""What crosses between an engine and a model server."""

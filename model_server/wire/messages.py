@@ -1,0 +1,144 @@
+"""The data of `seams.py` as messages, and back. An iteration crosses column by column: a message
+per row would cost an object per row on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import seams
+from model_server.wire import model_pb2 as wire
+
+OPTIONAL = ("top_k", "logprobs", "prompt_logprobs")
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+SEEDS = 2**64  # noise depends on no more of a seed
+
+
+def opening(new: seams.Opening) -> wire.Opening:
+    sampling = new.sampling
+    given = {name: getattr(sampling, name) for name in NUMBERS + OPTIONAL}
+    return wire.Opening(
+        id=new.id,
+        ids=new.ids,
+        prompt_tokens=new.prompt_tokens,
+        scored=new.scored,
+        sampling=wire.Sampling(
+            seed=sampling.seed % SEEDS,
+            bias_tokens=[token for token, _ in sampling.logit_bias],
+            biases=[bias for _, bias in sampling.logit_bias],
+            **given,
+        ),
+    )
+
+
+def read_opening(new: wire.Opening) -> seams.Opening:
+    sent = new.sampling
+    given = {name: getattr(sent, name) for name in NUMBERS}
+    given |= {name: getattr(sent, name) for name in OPTIONAL if sent.HasField(name)}
+    sampling = seams.Sampling(
+        seed=sent.seed,
+        logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
+        **given,
+    )
+    return seams.Opening(new.id, list(new.ids), new.prompt_tokens, sampling, new.scored)
+
+
+def iteration(
+    session: int, number: int, steps: Sequence[seams.Step], released: Sequence[int]
+) -> wire.Iteration:
+    ids, starts, tokens, draw, blocks, padding = zip(*steps, strict=True)
+    given = any(blocks)
+    return wire.Iteration(
+        session=session,
+        number=number,
+        ids=ids,
+        starts=starts,
+        tokens=tokens,
+        draw=draw,
+        padding=padding if any(padding) else (),
+        block_counts=[len(row) for row in blocks] if given else (),
+        blocks=[block for row in blocks for block in row] if given else (),
+        released=released,
+    )
+
+
+def read_steps(message: wire.Iteration) -> list[seams.Step]:
+    rows = len(message.ids)
+    padding: Sequence[int] = message.padding or [0] * rows
+    blocks = _split(message.blocks, message.block_counts) if message.block_counts else [()] * rows
+    columns = (message.ids, message.starts, message.tokens, message.draw, blocks, padding)
+    return [seams.Step(*row) for row in zip(*columns, strict=True)]
+
+
+def outcome(given: seams.Outcome, rank: int) -> wire.Outcome:
+    digest = digest_of(given.tokens)
+    if rank:
+        return wire.Outcome(digest=digest, duration_s=given.duration_s)
+    return wire.Outcome(
+        digest=digest,
+        token_counts=[len(row) for row in given.tokens],
+        tokens=[token for row in given.tokens for token in row],
+        positions=given.positions,
+        duration_s=given.duration_s,
+        logprobs=[_row(row, 0, scores) for row, scores in given.logprobs.items()],
+        prompt_logprobs=[
+            _row(row, first, scores) for row, (first, scores) in given.prompt_logprobs.items()
+        ],
+    )
+
+
+def read_outcome(message: wire.Outcome) -> seams.Outcome:
+    return seams.Outcome(
+        _split(message.tokens, message.token_counts),
+        message.positions,
+        message.duration_s,
+        {row.row: _scores(row) for row in message.logprobs},
+        {row.row: (row.first, _scores(row)) for row in message.prompt_logprobs},
+    )
+
+
+def digest_of(tokens: Iterable[Sequence[int]]) -> bytes:
+    """Of an iteration's tokens, row by row: ranks that drew others differ in it."""
+    flat = array("q")
+    for row in tokens:
+        flat.append(len(row))
+        flat.extend(row)
+    return hashlib.blake2b(flat.tobytes(), digest_size=8).digest()
+
+
+def _split(flat: Iterable[int], counts: Iterable[int]) -> list[list[int]]:
+    rest = iter(flat)
+    return [list(islice(rest, count)) for count in counts]
+
+
+def _row(row: int, first: int, scores: Sequence[seams.TokenLogprobs]) -> wire.RowLogprobs:
+    tokens = [
+        wire.TokenLogprobs(
+            token=score.token,
+            logprob=score.logprob,
+            top_tokens=[token for token, _ in score.top],
+            top_logprobs=[logprob for _, logprob in score.top],
+        )
+        for score in scores
+    ]
+    return wire.RowLogprobs(row=row, first=first, tokens=tokens)
+
+
+def _scores(row: wire.RowLogprobs) -> list[seams.TokenLogprobs]:
+    return [
+        seams.TokenLogprobs(
+            score.token,
+            score.logprob,
+            tuple(zip(score.top_tokens, score.top_logprobs, strict=True)),
+        )
+        for score in row.tokens
+    ]

@@ -1,0 +1,132 @@
+"""Model servers in the test's own process: real sockets, the hash model, and every call noted."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from model_server.remote.life import RemoteOptions
+from model_server.remote.model import RemoteModel
+from model_server.serving.process import register
+from model_server.serving.service import ModelService
+from model_server.serving.worker import ShardFailedError, Worker
+from model_server.wire import model_pb2_grpc
+from model_server.wire.access import OPTIONS, Access
+from tests.hash_model import HashModel
+
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Calls(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Every call that reached a server, without heartbeats: its verb and its message."""
+
+    seen: list[tuple[str, Any]] = field(default_factory=list)
+
+    def take(self) -> list[tuple[str, Any]]:
+        """Since the last time, in the order in which they are executed."""
+        seen, self.seen[:] = list(self.seen), []
+        return sorted(seen, key=lambda call: getattr(call[1], "number", -1))
+
+    def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        handler = continuation(details)
+        verb = details.method.rpartition("/")[2]
+        if handler is None or verb == "Health":
+            return handler
+
+        def noting(request: Any, context: Any) -> Any:
+            self.seen.append((verb, request))
+            return handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            noting, handler.request_deserializer, handler.response_serializer
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    address: str
+    model: HashModel
+    service: ModelService
+    calls: Calls
+    failures: list[ShardFailedError]
+
+
+@contextlib.contextmanager
+def served(
+    model: HashModel,
+    address: str,
+    *,
+    access: Access | None = None,
+    addresses: Sequence[str] = (),
+    mode: str = "dynamic",
+    max_batch_size: int = 64,
+    loaded: bool = True,
+) -> Iterator[Served]:
+    """One shard. `addresses`: of all of them, where there are several."""
+    addresses = addresses or [address]
+    access = access or Access()
+    service = ModelService(Worker(), mode, max_batch_size, addresses, addresses.index(address))
+    calls, failures = Calls(), list[ShardFailedError]()
+    server = grpc.server(
+        ThreadPoolExecutor(8), interceptors=[*access.guards(), calls], options=OPTIONS
+    )
+    register(service, server)
+    access.listen(server, address)
+    server.start()
+
+    def run() -> None:
+        try:
+            service.worker.run()
+        except ShardFailedError as error:
+            failures.append(error)
+            server.stop(0.5)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    if loaded:
+        service.model = model
+    try:
+        yield Served(address, model, service, calls, failures)
+    finally:
+        service.worker.stop()
+        server.stop(None).wait()
+        thread.join(PATIENCE_S)
+    assert not model.breaches
+
+
+def unix(folder: Path, name: str = "shard") -> str:
+    return f"unix:{folder}/{name}"
+
+
+@contextlib.contextmanager
+def connected(
+    address: str,
+    *,
+    access: Access | None = None,
+    model: str = "hash",
+    mode: str = "dynamic",
+    max_batch_size: int = 64,
+    patience_s: float = 20.0,
+    deadline_s: float = 60.0,
+) -> Iterator[RemoteModel]:
+    remote = RemoteModel(
+        RemoteOptions(
+            address, access or Access(), model, mode, max_batch_size, patience_s, deadline_s
+        )
+    )
+    try:
+        yield remote
+    finally:
+        remote.close()
+
+
+def stub(address: str) -> model_pb2_grpc.ModelServerStub:
+    return model_pb2_grpc.ModelServerStub(grpc.insecure_channel(address))

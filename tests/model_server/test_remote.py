@@ -1,0 +1,194 @@
+"""The engine over a remote model: the same tokens, and errors that mean what they mean locally."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batching import BatchingManager, Wait
+from inference import Inference
+from model_server.remote.life import RemoteModelError
+from model_server.remote.session import ShardsDivergedError
+from model_server.wire import messages
+from model_server.wire import model_pb2 as wire
+from model_server.wire.access import Access, AccessError
+from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
+from tests.batching.virtual import MODES, Books, Mode
+from tests.hash_model import HashModel, reference, reference_logprob
+from tests.model_server.served import connected, served, stub, unix
+from tests.server.process import free_port
+
+WORK = [(list(range(1, 2 + 3 * n)), 3 + n, n % 3) for n in range(6)]
+
+
+def run(model, mode: Mode, lookahead: int = 0) -> list[Inference]:  # type: ignore[no-untyped-def]
+    manager = BatchingManager(
+        mode.policy(0.0), Books(), max_batch_size=4, max_waiting=100, lookahead=lookahead
+    )
+    manager.serve(model, mode.ledger(model.blocks, model.block_tokens))
+    inferences = [
+        Inference(prompt, tokens, Sampling(seed=seed, logprobs=1), 0.0)
+        for prompt, tokens, seed in WORK
+    ]
+    for inference in inferences:
+        manager.submit(inference)
+    if lookahead:
+        manager.drain()
+        manager.drive(mode.lay_out, lambda: 0.0)
+    else:
+        while not isinstance(manager.step(mode.lay_out, lambda: 0.0), Wait):
+            pass
+    assert manager.memory.used == 0
+    return inferences
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_every_mode_gives_the_tokens_that_a_request_gets_alone(mode: Mode, tmp_path: Path) -> None:
+    name = mode.name.partition(",")[0]
+    with (
+        served(HashModel(block_tokens=4), unix(tmp_path), mode=name) as server,
+        connected(server.address, mode=name) as model,
+    ):
+        done = run(model, mode)
+    for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
+        assert inference.error is None
+        assert inference.ids == prompt + reference(prompt, tokens, seed)
+        expected = reference_logprob(prompt, inference.ids[len(prompt)])
+        assert inference.logprobs[0].logprob == expected
+
+
+def test_two_iterations_may_be_on_their_way(tmp_path: Path) -> None:
+    with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as model:
+        done = run(model, MODES[3], lookahead=1)
+    for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
+        assert inference.ids == prompt + reference(prompt, tokens, seed)
+
+
+def one_step(model) -> list[int]:  # type: ignore[no-untyped-def]
+    model.open([Opening(0, [1, 2, 3], 3, Sampling())])
+    outcome = model.start([Step(0, 0, 3, True, range(3))], ()).result()
+    return list(outcome.tokens[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ({"fail_on": {1}}, RuntimeError),
+        ({"fail_on": {1}, "fails_late": False}, RuntimeError),
+        ({"max_rows": 0}, DeviceMemoryError),
+        ({"lost_from": 1}, ModelLostError),
+    ],
+)
+def test_a_model_that_fails_fails_as_if_it_were_here(fault, error, tmp_path: Path) -> None:
+    with served(HashModel(**fault), unix(tmp_path)) as server:
+        with connected(server.address) as model, pytest.raises(error):
+            one_step(model)
+        assert bool(server.failures) == (error is ModelLostError)  # only then does its process end
+
+
+def test_an_iteration_that_failed_harms_no_later_one(tmp_path: Path) -> None:
+    with (
+        served(HashModel(fail_on={1}), unix(tmp_path)) as server,
+        connected(server.address) as model,
+    ):
+        with pytest.raises(RuntimeError, match="iteration 1 fails on request"):
+            one_step(model)
+        assert model.lost is None
+        assert one_step(model) == reference([1, 2, 3], 1, seed=0)
+
+
+def test_every_shard_is_told_everything_and_one_of_them_answers(tmp_path: Path) -> None:
+    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
+    with (
+        served(HashModel(budget=100), addresses[0], addresses=addresses) as first,
+        served(HashModel(budget=80), addresses[1], addresses=addresses) as second,
+        connected(addresses[0]) as model,
+    ):
+        assert model.blocks == 80  # what all of them have
+        assert model.info.shards == 2
+        assert one_step(model) == reference([1, 2, 3], 1, seed=0)
+        assert first.calls.take() == [("ServiceDiscovery", wire.Nothing()), *second.calls.take()]
+
+
+def test_ranks_that_draw_different_tokens_are_an_error_with_a_name(tmp_path: Path) -> None:
+    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
+    astray = HashModel(vocab_size=257)
+    with (
+        served(HashModel(), addresses[0], addresses=addresses),
+        served(astray, addresses[1], addresses=addresses),
+        connected(addresses[0]) as model,
+    ):
+        astray.vocab_size = 2  # its tokens are other ones from here on
+        with pytest.raises(ShardsDivergedError, match="the ranks drew different tokens"):
+            one_step(model)
+
+
+def test_a_shard_that_fails_takes_the_iteration_of_all_with_it(tmp_path: Path) -> None:
+    """The other ranks would wait in a collective for it."""
+    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
+    with (
+        served(HashModel(), addresses[0], addresses=addresses) as first,
+        served(HashModel(fail_on={1}), addresses[1], addresses=addresses) as second,
+        connected(addresses[0]) as model,
+    ):
+        with pytest.raises(ModelLostError, match=r"rank 1 .* fails on request"):
+            one_step(model)
+        assert second.failures
+        assert not first.failures
+
+
+def test_work_of_a_session_that_another_has_replaced_is_refused(tmp_path: Path) -> None:
+    with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as model:
+        stub(server.address).ClearCache(wire.Session(session=4711))
+        with pytest.raises(ModelLostError, match=r"is over|has forgotten the session"):
+            one_step(model)
+
+
+def test_calls_are_executed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    with served(HashModel(), unix(tmp_path)) as server:
+        ask = stub(server.address)
+        ask.ClearCache(wire.Session(session=1))
+        opening = messages.opening(Opening(0, [1, 2], 2, Sampling()))
+        steps = [Step(0, 0, 2, True, range(8))], [Step(0, 2, 1, True, ())]
+        late = ask.Advance.future(messages.iteration(1, 2, steps[1], ()))
+        early = ask.Advance.future(messages.iteration(1, 1, steps[0], ()))
+        ask.Open(wire.Openings(session=1, number=0, openings=[opening]))
+        tokens = [early.result().tokens[0], late.result().tokens[0]]
+        assert tokens == reference([1, 2], 2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"model": "gpt2"}, "was started with --model hash, this server with --model gpt2"),
+        ({"mode": "static"}, "was started with --mode dynamic, this server with --mode static"),
+        ({"max_batch_size": 65}, r"--max-batch-size 65 is more than .*64"),
+    ],
+)
+def test_a_server_and_a_model_server_that_do_not_match_say_so(asked, message, tmp_path) -> None:
+    with (
+        served(HashModel(), unix(tmp_path)) as server,
+        pytest.raises(RemoteModelError, match=message),
+        connected(server.address, **asked),
+    ):
+        pass
+
+
+def test_a_network_address_needs_a_secret() -> None:
+    with pytest.raises(AccessError, match="needs a token"):
+        Access().check("127.0.0.1:5000")
+    with pytest.raises(AccessError, match="unix:/PATH, or HOST:PORT"):
+        Access("secret").check("somewhere")
+
+
+def test_only_who_knows_the_token_is_answered() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with served(HashModel(), address, access=Access("secret")):
+        with connected(address, access=Access("secret")) as model:
+            assert one_step(model) == reference([1, 2, 3], 1, seed=0)
+        with (
+            pytest.raises(RemoteModelError, match="token is missing or another one"),
+            connected(address, access=Access("guess")),
+        ):
+            pass
