@@ -31,11 +31,14 @@ class Sampling:
     temperature: float = 1.0  # 0 is greedy
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
     typical_p: float = 1.0
     repetition_penalty: float = 1.0  # over all known tokens
     presence_penalty: float = 0.0  # over generated tokens, as is the next
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what its logit gains)
+    min_tokens: int = 0  # generated ones before which none of `end_ids` is drawn
+    end_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # alternatives wanted beside each generated token's own
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
 

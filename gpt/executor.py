@@ -20,7 +20,7 @@ from gpt.cache import KVShape, SequenceKV
 from gpt.errors import with_our_errors
 from gpt.linear import pack_linears
 from gpt.network import GPT, Attend
-from gpt.sampling import logprobs, sample
+from gpt.sampling import Sampler, logprobs
 from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step, TokenLogprobs
 
 WARM_UP_TOKENS = 16  # of KV memory
@@ -100,6 +100,7 @@ class Executor(ABC):
             else None,
         )
         self._sequences: dict[int, KnownSequence] = {}
+        self._sampler = Sampler()
         pack_linears(network)
 
     def describe(self) -> str:
@@ -167,7 +168,7 @@ class Executor(ABC):
         wanted = [i for i, step in enumerate(steps) if step.draw]
         if wanted:
             logits = self.network.head(hidden[[ends[i] - 1 for i in wanted]])
-            drawn = sample(logits, [rows[i] for i in wanted]).tolist()
+            drawn = self._sampler.draw(logits, [rows[i] for i in wanted]).tolist()
             for j, (i, token) in enumerate(zip(wanted, drawn, strict=True)):
                 row, tokens[i] = rows[i], [token]
                 row.ids.append(token)

@@ -1,21 +1,26 @@
-"""From logits to the next token. Noise is a function of (seed, position, token id) alone.
+"""The next tokens of a batch, and their logprobs.
 
-Sampling uses the Gumbel-max trick: argmax(log p + g) with independent Gumbel noise g draws from p
-(Gumbel 1954; Maddison et al., "A* Sampling", 2014, section 2). The noise comes from a
-counter-based generator instead of a stateful one (Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", SC '11), so a request draws the same tokens whatever it is batched with, however
-often it was preempted, on any device.
+What the rows ask for is staged as tensors once, when the batch changes, and serves until it changes
+again. `gpt.drawing` defines what is drawn; on CPUs our own kernel draws it (kernels/sampling.cpp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gpt.drawing import Asked, History, draw
+from kernels import sampling_library
 from seams import Sampling, TokenLogprobs
+
+ALWAYS = 2**62  # known tokens that no sequence reaches
+SPARE = 64  # tokens that a staged batch may draw
 
 
 class Known(Protocol):
@@ -31,105 +36,138 @@ class Known(Protocol):
     def sampling(self) -> Sampling: ...
 
 
-def sample(logits: Tensor, rows: Sequence[Known]) -> Tensor:
-    """logits `[R, V]` -> next tokens `[R]`. The logits stay as they are."""
+class Sampler:
+    """Draws for one batch after the other. A batch that stays, each row longer by what was drawn,
+    is staged once."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Sequence[int], Sampling]] = []
+        self._known: list[int] = []
+        self._batch: Batch | None = None
+
+    def draw(self, logits: Tensor, rows: Sequence[Known]) -> Tensor:
+        """logits `[R, V]` -> next tokens `[R]`. The logits stay as they are."""
+        known = [len(row.ids) for row in rows]
+        if self._batch is None or not self._batch.left or not self._continues(rows, known):
+            # not the rows themselves, which may hold more than they know
+            self._rows = [(row.ids, row.sampling) for row in rows]
+            self._batch = Batch(rows, logits.shape[-1], logits.device)
+        self._known = [count + 1 for count in known]
+        return self._batch.draw(logits)
+
+    def _continues(self, rows: Sequence[Known], known: list[int]) -> bool:
+        return known == self._known and all(
+            row.ids is ids and row.sampling is sampling
+            for row, (ids, sampling) in zip(rows, self._rows, strict=True)
+        )
+
+
+class Batch:
+    """Rows that draw together, token after token, as often as there is room for their tokens."""
+
+    def __init__(self, rows: Sequence[Known], vocab_size: int, device: torch.device) -> None:
+        self.asked = asked_of(rows, vocab_size, device)
+        self.history = history_of(rows, device)
+        self.left = SPARE
+        self._greedy = not self.asked.edited.shape[1] and not any(
+            row.sampling.temperature > 0 or _is_penalised(row.sampling) for row in rows
+        )
+        members = [getattr(self.asked, field.name).data_ptr() for field in fields(Asked)]
+        self._members = (ctypes.c_void_p * len(members))(*members)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
+        kernel = _kernel(logits)
+        if kernel is not None:
+            logits = logits.contiguous()
+            tokens = torch.empty(len(logits), dtype=torch.int64)
+            ids = self.history.ids
+            kernel(
+                logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1],
+                ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
+            )  # fmt: skip
+        elif self._greedy:
+            # torch.max also returns the first of equals, and took 2.2 ms where argmax took 10.5
+            # (64 x 50257 bfloat16, one core)
+            tokens = logits.max(-1).indices
+        else:
+            tokens = draw(logits, self.asked, self.history)
+        self.history.append(tokens)
+        self.left -= 1
+        return tokens
+
+
+def _kernel(logits: Tensor) -> Callable[..., None] | None:
+    name = {torch.float32: "draw_f32", torch.bfloat16: "draw_bf16"}.get(logits.dtype)
+    library = sampling_library() if logits.device.type == "cpu" else None
+    return getattr(library, name, None) if library is not None and name else None
+
+
+def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Asked:
+    """What `rows` ask for, in four transfers."""
     samplings = [row.sampling for row in rows]
-    shaped = [i for i, sampling in enumerate(samplings) if _is_shaped(sampling)]
-    if shaped:
-        logits = logits.float().clone()
-        for i in shaped:
-            penalise(logits[i], rows[i])
-    drawing = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
-    if not drawing:
-        return _argmax(logits)
-    if len(drawing) == len(rows):
-        return _argmax(perturbed(logits, rows))
-    tokens = _argmax(logits)
-    tokens[drawing] = _argmax(perturbed(logits[drawing], [rows[i] for i in drawing]))
-    return tokens
-
-
-def _argmax(scores: Tensor) -> Tensor:
-    # torch.max also returns the first of equals, and took 2.2 ms where argmax took 10.5
-    # (64 x 50257 bfloat16, one core)
-    return scores.max(-1).indices
-
-
-def _is_shaped(sampling: Sampling) -> bool:
-    return bool(
-        sampling.logit_bias
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1
+    numbers = np.array(
+        [
+            [sampling.seed % 2**64 for sampling in samplings],
+            [row.prompt_tokens for row in rows],
+            [min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings],
+        ],
+        dtype=np.uint64,
+    )
+    rates = np.array(
+        [
+            [sampling.temperature for sampling in samplings],
+            [sampling.top_p for sampling in samplings],
+            [sampling.min_p for sampling in samplings],
+            [sampling.typical_p for sampling in samplings],
+            [sampling.repetition_penalty for sampling in samplings],
+            [sampling.presence_penalty for sampling in samplings],
+            [sampling.frequency_penalty for sampling in samplings],
+        ],
+        dtype=np.float32,
+    )
+    edits = [_edits(row, vocab_size) for row in rows]
+    most = max(map(len, edits))
+    named = np.zeros((2, len(rows), most), dtype=np.int64)
+    gains = np.zeros((len(rows), most), dtype=np.float32)
+    for i, found in enumerate(edits):
+        for j, (token, until, gain) in enumerate(found):
+            named[:, i, j], gains[i, j] = (token, until), gain
+    return Asked(  # type: ignore[call-arg]  # it cannot count what is unpacked
+        *torch.from_numpy(numbers.view(np.int64)).to(device),
+        *torch.from_numpy(rates).to(device),
+        *torch.from_numpy(named).to(device),
+        torch.from_numpy(gains).to(device),
     )
 
 
-def penalise(logits: Tensor, row: Known) -> None:
-    """Bias and penalties on one row's logits `[V]`, in place.
-
-    Repetition: Keskar et al., "CTRL" (2019), section 4.1, over all known tokens, as TGI and
-    `transformers` have it. Presence and frequency: OpenAI's API reference, over generated tokens:
-    logit - frequency_penalty * count - presence_penalty * (count > 0).
-    """
+def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
+    """(token, known tokens until which it holds, what its logit gains)"""
     sampling = row.sampling
-    if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted(set(row.ids)), device=logits.device)
-        scores = logits[seen]
-        rate = sampling.repetition_penalty
-        logits[seen] = torch.where(scores < 0, scores * rate, scores / rate)
-    generated = row.ids[row.prompt_tokens :]
-    if generated and (sampling.presence_penalty or sampling.frequency_penalty):
-        counts = torch.tensor(generated, device=logits.device).bincount(minlength=len(logits))
-        logits -= counts * sampling.frequency_penalty + (counts > 0) * sampling.presence_penalty
-    if sampling.logit_bias:
-        ids = torch.tensor([token for token, _ in sampling.logit_bias], device=logits.device)
-        bias = torch.tensor([bias for _, bias in sampling.logit_bias], device=logits.device)
-        logits[ids] += bias
+    edits = [(token, ALWAYS, gain) for token, gain in sampling.logit_bias]
+    if until := sampling.min_tokens and row.prompt_tokens + sampling.min_tokens:
+        edits += [(token, until, -torch.inf) for token in sampling.end_ids if token < vocab_size]
+    return edits
 
 
-def perturbed(logits: Tensor, rows: Sequence[Known]) -> Tensor:
-    """Scaled and truncated logits plus noise, `[R, V]` float; the largest of a row is its token."""
-    device = logits.device
-    temperatures = torch.tensor([row.sampling.temperature for row in rows], device=device)
-    scores = logits.float() / temperatures[:, None]
-    for i, row in enumerate(rows):
-        truncate(scores[i], row.sampling)
-    keys = torch.tensor(
-        [_key(row.sampling.seed, len(row.ids)) for row in rows],
-        dtype=torch.int32,
-        device=device,
+def _is_penalised(sampling: Sampling) -> bool:
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
     )
-    return scores.add_(gumbel(keys, scores.shape[-1]))
 
 
-def truncate(scores: Tensor, sampling: Sampling) -> None:
-    """Sets tokens outside of `top_k`, then `top_p`, then `typical_p` to -inf. `[V]`, in place.
-
-    The nucleus (Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR '20) is the
-    smallest set of best tokens whose probabilities, after top_k, reach top_p. The typical set
-    (Meister et al., "Locally Typical Sampling", TACL '23) is the smallest set of mass typical_p
-    whose surprise is closest to the entropy.
-    """
-    size = scores.shape[-1]
-    if sampling.top_k is not None or sampling.top_p < 1:
-        best, ids = scores.topk(min(sampling.top_k or size, size))
-        _keep(scores, ids, best.softmax(-1), sampling.top_p)
-    if sampling.typical_p < 1:
-        log_p = scores.log_softmax(-1)
-        p = log_p.exp()
-        entropy = -(p * log_p).nan_to_num().sum()  # 0 x -inf of tokens that are out already
-        ids = (-log_p - entropy).abs().sort(stable=True).indices
-        _keep(scores, ids, p[ids], sampling.typical_p)
-
-
-def _keep(scores: Tensor, ids: Tensor, p: Tensor, mass: float) -> None:
-    """Leaves the first of `ids`, as many as their probabilities `p` need to reach `mass`."""
-    if mass < 1:
-        before = p.cumsum(-1).roll(1)
-        before[0] = 0.0
-        ids = ids[before < mass]
-    kept = scores[ids]
-    scores.fill_(-torch.inf)[ids] = kept
+def history_of(rows: Sequence[Known], device: torch.device) -> History:
+    """The known tokens of `rows`: themselves only where a row asks for a penalty."""
+    known = [len(row.ids) for row in rows]
+    penalised = any(_is_penalised(row.sampling) for row in rows)
+    ids = np.zeros((len(rows), max(known) + SPARE if penalised else 1), dtype=np.int64)
+    if penalised:
+        for i, row in enumerate(rows):
+            ids[i] = row.ids[0]
+            ids[i, : known[i]] = row.ids
+    return History(torch.from_numpy(ids).to(device), torch.tensor(known).to(device))
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
@@ -144,29 +182,3 @@ def logprobs(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[T
             tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True
         )
     ]
-
-
-def gumbel(keys: Tensor, size: int) -> Tensor:
-    """Standard Gumbel noise `[R, size]` for int32 `keys` `[R]`."""
-    ids = torch.arange(size, dtype=torch.int32, device=keys.device)
-    bits = _mix(_mix(ids)[None, :] ^ keys[:, None])
-    # 23 bits and a half: strictly between 0 and 1 in float32, so both logarithms are finite
-    uniform = (((bits >> 9) & 0x7FFFFF).float() + 0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_()
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Wellons' 32-bit integer hash "lowbias32"; int32 wraps, masks make the shifts logical."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * 0x7FEB352D
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * (0x846CA68B - 2**32)
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def _key(seed: int, position: int) -> int:
-    """A signed 32-bit key of (seed, position): the finaliser of splitmix64."""
-    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) % 2**64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-    return int((z ^ (z >> 31)) % 2**32 - 2**31)

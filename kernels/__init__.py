@@ -66,6 +66,22 @@ def linear_library() -> ctypes.CDLL | None:
     return library
 
 
+@functools.cache
+def sampling_library() -> ctypes.CDLL | None:
+    """`draw_f32` and `draw_bf16` of sampling.cpp, or None where they cannot be built."""
+    library = _library("sampling")
+    if library is not None:
+        for function in (library.draw_f32, library.draw_bf16):
+            function.restype = None
+            function.argtypes = (
+                [ctypes.c_void_p]
+                + [ctypes.c_int64] * 2
+                + [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+                + [ctypes.c_void_p] * 2
+            )
+    return library
+
+
 def _library(name: str) -> ctypes.CDLL | None:
     """Call it after torch was imported: OpenMP's runtime must be the one that torch brought along,
     or two pools of threads would compete for the cores."""

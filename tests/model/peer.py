@@ -13,9 +13,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import gpt.attention
 import gpt.linear
-from gpt import executor, sampling
+import gpt.sampling
 from gpt.executor import Executor
-from gpt.sampling import Known
+from gpt.sampling import Known, Sampler
 from model import LoadOptions, load_model
 
 VOCAB, CONTEXT = 307, 96
@@ -56,13 +56,13 @@ class LogitsTap:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Tensor] = []
-        real = sampling.sample
+        real = Sampler.draw
 
-        def tapped(logits: Tensor, rows: Sequence[Known]) -> Tensor:
+        def tapped(sampler: Sampler, logits: Tensor, rows: Sequence[Known]) -> Tensor:
             self.seen.append(logits.float().clone())
-            return real(logits, rows)
+            return real(sampler, logits, rows)
 
-        monkeypatch.setattr(executor, "sample", tapped)
+        monkeypatch.setattr(Sampler, "draw", tapped)
 
 
 @contextlib.contextmanager
@@ -71,4 +71,5 @@ def without_kernel() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt.attention, "attention_library", lambda: None)
         patch.setattr(gpt.linear, "linear_library", lambda: None)
+        patch.setattr(gpt.sampling, "sampling_library", lambda: None)
         yield

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from batching import LAYOUTS, BatchingManager, Mode, Wait, make_ledger
 from benchmarks.common import Tally
 from generate import dynamic
-from gpt import sampling as sampling_module
+from gpt.drawing import perturbed
 from gpt.linear import runs_in_panels
-from gpt.sampling import Known, perturbed
+from gpt.sampling import Known, Sampler, asked_of, history_of
 from inference import Inference
 from model import LoadOptions, load_model
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import Opening, Outcome, Policy, Sampling
+from seams import Outcome, Policy, Sampling
 from tests.bare import Bare
 
 NEAR_TIE = 1e-4
@@ -107,16 +107,14 @@ def is_near_tie(model: Any, ids: list[int], sampling: Sampling) -> bool:
     scores: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        def tap(logits: torch.Tensor, _: Sequence[Known]) -> torch.Tensor:
-            scores.append(logits)
+        def tap(_: Sampler, logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
+            asked = asked_of(rows, logits.shape[-1], logits.device)
+            scores.append(perturbed(logits, asked, history_of(rows, logits.device)))
             return logits.argmax(-1)
 
-        patch.setattr("gpt.executor.sample", tap)
+        patch.setattr(Sampler, "draw", tap)
         next_token(model, ids, sampling)
-    logits = scores[0]
-    if sampling.temperature > 0:
-        logits = perturbed(logits, [Opening(0, ids, len(ids), sampling)])
-    best = logits[0].topk(2).values
+    best = scores[0][0].topk(2).values
     return float(best[0] - best[1]) < NEAR_TIE
 
 
@@ -148,15 +146,15 @@ def test_a_preempted_request_continues_with_the_same_tokens(models) -> None:
 def all_logits(model: Any, work, limit: int) -> dict[tuple[int, ...], torch.Tensor]:  # type: ignore[no-untyped-def]
     """What the model said after each text that it saw on the way."""
     seen: dict[tuple[int, ...], torch.Tensor] = {}
-    real = sampling_module.sample
+    real = Sampler.draw
 
-    def tap(logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
+    def tap(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
         for scores, row in zip(logits, rows, strict=True):
             seen[tuple(row.ids)] = scores.clone()
-        return real(logits, rows)
+        return real(sampler, logits, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt.executor.sample", tap)
+        patch.setattr(Sampler, "draw", tap)
         run(model, "dynamic", work, limit)
     return seen
 
