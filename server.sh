@@ -10,6 +10,7 @@ usage: ./server.sh MODE [options]      serve a model on port 8500 until Ctrl-C
        ./server.sh MODE --help         every option, with its default and environment variable
        ./server.sh router [options]    one address in front of many servers
        ./server.sh model-server ...    a model in a process of its own, for --remote-model
+       ./server.sh launcher [options]  model servers and a server in front of them
 
 MODE is how requests share the model:
   nobatch   one at a time
@@ -33,11 +34,16 @@ case "${1:-}" in
     use_venv requirements.txt
     run_module model_server "$@"
     ;;
+  launcher)
+    shift
+    use_venv requirements.txt
+    run_module launcher "$@"
+    ;;
   -h | --help)
     usage
     ;;
   *)
-    [[ -n "${1:-}" ]] && echo "error: MODE is '$1'; allowed: nobatch, static, dynamic, router, model-server" >&2
+    [[ -n "${1:-}" ]] && echo "error: MODE is '$1'; allowed: nobatch, static, dynamic, router, model-server, launcher" >&2
     usage >&2
     exit 2
     ;;

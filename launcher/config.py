@@ -1,0 +1,84 @@
+"""The launcher's options; every other option is the HTTP server's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from config import Config
+from launcher import tgi
+from options import Group, Options
+
+LAUNCHER = Group("launcher")
+SHARDS = Group("shards")
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig(Options):
+    """What is started. Raises OptionError."""
+
+    usage: ClassVar = "./server.sh launcher [options] [any option of ./server.sh MODE]"
+    description: ClassVar = (
+        "Starts a model server for each shard and the HTTP server in front of them, waits until "
+        "the model is ready, restarts what dies, and ends all of them in order. Options and "
+        "environment variables of Text Generation Inference's launcher work, see docs/tgi.md."
+    )
+    prefix: ClassVar = "EB_"
+
+    mode: Literal["nobatch", "static", "dynamic"] = LAUNCHER.option("dynamic")
+    """how requests share the model, as in ./server.sh MODE; dynamic runs --policy tgi unless
+    another policy is given"""
+    hub_cache: str | None = LAUNCHER.option(None)
+    """folder of downloaded weights; none: HF_HUB_CACHE, else the default of huggingface_hub"""
+
+    shards: int = SHARDS.option(1, least=1, most=64)
+    """model servers among which the model is split (tensor parallelism)"""
+    socket: str | None = SHARDS.option(None, pattern=r"/.{1,90}")
+    """path of the Unix sockets of the model servers, to which -0, -1 ... is added; none: in a
+    temporary folder"""
+    master_addr: str = SHARDS.option("127.0.0.1")
+    """address at which the shards find each other"""
+    master_port: int = SHARDS.option(0, least=0, most=65535)
+    """its port; 0: any free one"""
+
+
+def read(
+    args: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[LauncherConfig, Config]:
+    """The launcher's configuration and the server's. Ends the process with a message where an
+    option is wrong or not offered."""
+    if any(word in {"-h", "--help"} for word in args):
+        LauncherConfig.from_args(["--help"])
+    try:
+        ours = tgi.from_args(args)
+        ours += tgi.from_environment(environ, ours)
+    except tgi.TranslationError as error:
+        LauncherConfig.refuse(str(error))
+    mine, servers = _split(ours)
+    config = LauncherConfig.from_args(mine, environ)
+    if config.mode == "dynamic" and not {"--policy", "EB_POLICY"} & {*_flags(servers), *environ}:
+        servers += ["--policy", "tgi"]
+    return config, Config.from_args([config.mode, *servers], environ)
+
+
+def _flags(words: Sequence[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words}
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Words of the launcher's options, and the others."""
+    names = {name for option in LauncherConfig.declared() for name in option.names}
+    mine: list[str] = []
+    others: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word.partition("=")[0] not in names:
+            others.append(word)
+            continue
+        mine.append(word)
+        if "=" not in word and left:
+            mine.append(left.pop(0))
+    return mine, others

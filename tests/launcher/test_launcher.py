@@ -1,0 +1,97 @@
+"""The launcher with real processes: a model server, the HTTP server, and their ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from tests.server.process import PATIENCE_S, eventually, free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+class Launched:
+    """`python -m launcher` with the embedded model on a free port."""
+
+    def __init__(self, log_path: Path, *options: str) -> None:
+        self.port = free_port()
+        self._log_path = log_path
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "launcher", "--port", str(self.port), *options],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text()
+
+    def ready(self, times: int = 1) -> None:
+        def said_so() -> bool:
+            assert self.process.poll() is None, self.log
+            return self.log.count("launcher | ready on") >= times
+
+        eventually(said_so, f"ready {times} times, see {self._log_path}")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def generate(self) -> dict[str, Any]:
+        answer = requests.post(
+            f"http://127.0.0.1:{self.port}/generate",
+            json={"inputs": "import os", "parameters": {"max_new_tokens": 8}},
+            timeout=PATIENCE_S,
+        )
+        assert answer.ok, answer.text
+        fields: dict[str, Any] = answer.json()
+        return fields
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    launched = Launched(tmp_path / "log", "--num-shard", "1")
+    left = [psutil.Process(launched.process.pid)]
+    try:
+        launched.ready()
+        left += launched.children()
+        yield launched
+    finally:
+        for process in left:
+            if process.is_running():
+                process.kill()
+        launched.process.wait()
+
+
+def test_sigterm_ends_all_in_order(launched: Launched) -> None:
+    assert launched.generate()["generated_text"]
+    children = launched.children()
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(PATIENCE_S) == 0
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_killed_launcher_leaves_no_process(launched: Launched) -> None:
+    children = launched.children()
+    assert len(children) >= 2
+    os.kill(launched.process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, PATIENCE_S)
+    assert alive == []
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_path: Path) -> None:
+    launched = Launched(tmp_path / "log", "--model-id", "random:gpt2", "--kv-memory", "1tokens")
+    assert launched.process.wait(PATIENCE_S) == 1
+    assert "ended with status 1 before the model was ready" in launched.log
+    assert "shard 0 | model-server: " in launched.log

@@ -1,0 +1,101 @@
+"""Text Generation Inference's command lines and environments, as our users type them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from config import Config
+from launcher import tgi
+from launcher.config import LauncherConfig, read
+
+DOCS = Path(__file__).parents[2] / "docs" / "tgi.md"
+
+
+def test_a_command_line_of_tgi_starts_what_it_means() -> None:
+    typed = (
+        "--model-id ./llama --num-shard 2 --sharded true --quantize eetq --hostname 0.0.0.0 -p 80 "
+        "--max-input-length 1000 --max-total-tokens=1500 --waiting-served-ratio 1.2 --json-output "
+        "--payload-limit 4096 --graceful-termination-timeout 90 --shard-uds-path /tmp/tgi "
+        "--master-port 29500 --messages-api-enabled --validation-workers 4 --usage-stats off"
+    )
+    launched = tgi.from_args(typed.split())
+    assert " ".join(launched) == (
+        "--model ./llama --shards 2 --dtype int8 --host 0.0.0.0 --port 80 "
+        "--max-input-tokens 1000 --max-total-tokens 1500 --waiting-served-ratio 1.2 "
+        "--log-format json --max-body-bytes 4096 --drain-timeout 90 --socket /tmp/tgi "
+        "--master-port 29500"
+    )
+
+
+def test_the_launcher_and_the_server_each_get_their_options() -> None:
+    launcher, server = read(
+        ["--model-id", "random:gpt2", "--num-shard", "2", "--port=9000"],
+        {"MAX_TOTAL_TOKENS": "700", "JSON_OUTPUT": "true", "EB_MAX_WAITING": "9"},
+    )
+    assert (launcher.shards, launcher.mode) == (2, "dynamic")
+    assert (server.model, server.port, server.policy) == ("random:gpt2", 9000, "tgi")
+    assert (server.max_total_tokens, server.log_format, server.max_waiting) == (700, "json", 9)
+
+
+def test_the_command_line_wins_over_the_environment() -> None:
+    launched = tgi.from_args(["--max-total-tokens", "10"])
+    assert tgi.from_environment({"MAX_TOTAL_TOKENS": "20", "MODEL_ID": "gpt2"}, launched) == [
+        "--model",
+        "gpt2",
+    ]
+
+
+def test_a_policy_of_the_user_is_kept() -> None:
+    assert read(["--policy", "orca"], {})[1].policy == "orca"
+    assert read([], {"EB_POLICY": "stall-free"})[1].policy == "stall-free"
+    assert read(["--mode", "static"], {})[1].policy == Config(mode="static").policy
+
+
+def test_sharded_false_means_one_model_server() -> None:
+    assert tgi.from_args(["--sharded", "false"]) == ["--shards", "1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("--speculate 3", "--speculate is not offered: no tokens are speculated"),
+        ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq and bitsandbytes"),
+        ("--quantize awq", "--quantize is 'awq'"),
+        ("--ngrok", "--ngrok is not offered"),
+        ("--watermark-gamma 0.5", "--watermark-gamma is not offered: output is not watermarked"),
+        ("--trust-remote-code", "code from a model's folder is never run"),
+        ("--model-id", "--model-id needs a value"),
+        ("--sharded maybe", "--sharded is 'maybe'; allowed: true, false"),
+        ("--num-shard 0", "--shards (EB_SHARDS) is 0; allowed: 1 to 64"),
+        ("--no-such-option 1", "--no-such-option"),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name_with_the_reason(
+    typed: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(typed.split(), {})
+    assert ended.value.code == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_refused_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read([], {"SPECULATE": "2"})
+    assert "SPECULATE is not offered: no tokens are speculated" in capsys.readouterr().err
+
+
+def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:
+    ours = {name for c in (Config, LauncherConfig) for o in c.declared() for name in o.names}
+    meant = {
+        named.flag if isinstance(named.here, tgi.Same) else named.here.to
+        for named in tgi.OPTIONS
+        if isinstance(named.here, tgi.Same | tgi.Renamed)
+    }
+    assert meant <= ours
+
+
+def test_the_page_shows_every_option() -> None:
+    assert "\n".join(tgi.table()) in DOCS.read_text()
