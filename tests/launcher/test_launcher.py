@@ -74,6 +74,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         launched.process.wait()
 
 
+@pytest.mark.long
 def test_sigterm_ends_all_in_order(launched: Launched) -> None:
     assert launched.generate()["generated_text"]
     children = launched.children()
@@ -91,7 +92,7 @@ def test_a_killed_launcher_leaves_no_process(launched: Launched) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_path: Path) -> None:
-    launched = Launched(tmp_path / "log", "--model-id", "random:gpt2", "--kv-memory", "1tokens")
+    launched = Launched(tmp_path / "log", "--kv-memory", "1tokens")
     assert launched.process.wait(PATIENCE_S) == 1
     assert "ended with status 1 before the model was ready" in launched.log
     assert "shard 0 | model-server: " in launched.log
