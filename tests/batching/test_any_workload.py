@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inference import Inference, TooLongError
 from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
+from tests.examples import examples
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
@@ -98,7 +99,7 @@ def admitted_s(inference: Inference) -> float:
 
 
 @every_mode
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(workload=WORKLOADS, limits=WORLDS)
 def test_every_request_ends_once_with_the_tokens_it_has_alone(
     mode: Mode, workload: list[Client], limits: dict[str, float]
@@ -112,7 +113,7 @@ def test_every_request_ends_once_with_the_tokens_it_has_alone(
 
 
 @every_policy
-@settings(max_examples=30, deadline=None)
+@examples(30, 60)
 @given(
     workload=WORKLOADS,
     limits=WORLDS,
@@ -139,7 +140,7 @@ def test_every_policy_with_each_admission_ends_every_request_once_with_its_token
 
 
 @every_mode
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     workload=WORKLOADS,
     limits=WORLDS,
@@ -170,7 +171,7 @@ IN_ORDER = [MODES[0], *(mode for mode in DYNAMIC_MODES if "shortest" not in mode
 
 
 @pytest.mark.parametrize("mode", IN_ORDER, ids=lambda mode: mode.name)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(workload=WORKLOADS, limits=WORLDS, max_rows=st.one_of(st.none(), st.integers(1, 8)))
 def test_nobody_is_overtaken_where_service_is_first_come_first_served(
     mode: Mode, workload: list[Client], limits: dict[str, float], max_rows: int | None
@@ -200,7 +201,7 @@ def test_orca_admits_whoever_fits_at_every_iteration(
 
 
 @pytest.mark.parametrize("mode", MODES[1:3], ids=lambda mode: mode.name)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(workload=WORKLOADS, limits=WORLDS)
 def test_a_static_batch_forms_in_its_window_and_runs_to_its_end_unchanged(
     mode: Mode, workload: list[Client], limits: dict[str, float]
@@ -223,7 +224,7 @@ def test_a_static_batch_forms_in_its_window_and_runs_to_its_end_unchanged(
         assert size in (decision.limit, len(decision.waiting)) or not decision.room_for_one_more
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(workload=WORKLOADS, limits=WORLDS)
 def test_static_answers_leave_with_the_batch_or_each_on_its_own(
     workload: list[Client], limits: dict[str, float]

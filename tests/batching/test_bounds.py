@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference import Inference
@@ -22,6 +22,7 @@ from tests.batching.virtual import (
     World,
     check_closed,
 )
+from tests.examples import examples
 
 every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
 OPTIMISTIC_MODES = [mode for mode in DYNAMIC_MODES if "optimistic" in mode.name]
@@ -37,7 +38,7 @@ STALL_BOUNDS: dict[str, Callable[[int, int], int]] = {
 
 
 @every_policy
-@settings(max_examples=30, deadline=None)
+@examples(30, 80)
 @given(workload=WORKLOADS, limit=st.integers(2, 8), budget=st.integers(44, 200))
 def test_decoding_stalls_no_longer_than_the_policy_says(
     mode: Mode, workload: list[Client], limit: int, budget: int
@@ -60,7 +61,7 @@ def overtaken_by(inference: Inference, world: World) -> int:
 
 
 @every_policy
-@settings(max_examples=30, deadline=None)
+@examples(30, 80)
 @given(workload=WORKLOADS, limit=st.integers(1, 4), budget=st.integers(44, 100))
 def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
     mode: Mode, workload: list[Client], limit: int, budget: int
@@ -72,7 +73,7 @@ def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
 
 
 @pytest.mark.parametrize("mode", OPTIMISTIC_MODES, ids=lambda mode: mode.name)
-@settings(max_examples=30, deadline=None)
+@examples(30, 80)
 @given(workload=WORKLOADS, limit=st.integers(3, 8), budget=st.integers(44, 80))
 def test_those_who_were_preempted_are_shown_first_and_in_order_of_arrival(
     mode: Mode, workload: list[Client], limit: int, budget: int

@@ -30,6 +30,7 @@ from tests.batching.virtual import (
     World,
     check_closed,
 )
+from tests.examples import examples
 from tests.hash_model import virtual_duration_s
 from tests.scheduling.classes.test_budget import Law
 
@@ -137,7 +138,7 @@ def test_every_request_ends_once_with_the_tokens_it_has_alone(
 
 
 @pytest.mark.parametrize("mode", MODES[:3], ids=lambda mode: mode.name)
-@settings(max_examples=30, deadline=None)
+@examples(30, 60)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), budget=st.integers(44, 400))
 def test_modes_that_cannot_pause_admit_deferred_requests_only_while_no_immediate_one_waits(
     mode: Mode, senders: list[Sender], max_batch_size: int, budget: int
@@ -247,7 +248,7 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     assert floors <= len(policy.taken) / FLOOR_ITERATIONS
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30, 60)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), factor=FACTORS)
 def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_met(
     senders: list[Sender], max_batch_size: int, factor: float

@@ -6,11 +6,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+from tests.examples import examples
 
 every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
 LATE = st.fixed_dictionaries(
@@ -24,7 +25,7 @@ LATE = st.fixed_dictionaries(
 
 
 @every_mode
-@settings(max_examples=40)
+@examples(40)
 @given(
     workload=WORKLOADS,
     limits=LATE,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from records import Arrived, Ended, History, Iterated, Row
 from stats import Stats
 from tests.batching.test_any_workload import WORKLOADS, Client, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+from tests.examples import examples
 
 every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
 LIMITS = st.fixed_dictionaries(
@@ -34,7 +35,7 @@ def kinds(world: World, request: int) -> list[str]:
 
 
 @every_mode
-@settings(max_examples=12)
+@examples(12)
 @given(
     workload=WORKLOADS,
     limits=LIMITS,
@@ -82,7 +83,7 @@ def test_what_rows_add_up_to_is_what_stats_say(
 
 
 @every_mode
-@settings(max_examples=12)
+@examples(12)
 @given(workload=WORKLOADS, limits=LIMITS)
 def test_a_lane_is_one_requests_from_its_admission_until_it_leaves(
     mode: Mode, workload: list[Client], limits: dict[str, int]
