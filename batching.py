@@ -10,25 +10,23 @@ nothing of HTTP, text or torch. `drive` alone waits, on a clock that it is given
 
 from __future__ import annotations
 
-import logging
 import math
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, cast
 
 from failures import Failures
+from flight import Flight, NeverStarted, Wait
 from generate import dynamic, nobatch, static
 from inference import DrainingError, Inference, TooLongError
 from lifecycle import Lifecycle
 from memory import Ledger, RectangleLedger
 from queueing import RequestQueue
-from records import History, PlannedWork, iterated, iteration_record, planned_work
+from records import History, iterated, iteration_record, planned_work
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
 from seams import (
-    DeviceMemoryError,
     End,
     Model,
     Opening,
@@ -41,54 +39,14 @@ from seams import (
     View,
 )
 
-log = logging.getLogger(__name__)
-
 Mode = Literal["nobatch", "static", "dynamic"]
 LayOut = Callable[[Sequence[Step]], Sequence[Step]]  # the layout of a mode
 
 GROWTH_TOKENS = 64  # of optimistic admission; each growth copies what the sequence holds
-REGROW_S = 1.0  # after the device ran out of memory, the batch limit rises this often,
-REGROW_SHARE = 8  # by an eighth
 
 
 class EngineFailedError(Exception):
     """The loop has ended since nothing can be advanced any more; all requests were failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing was started, and nothing can be before `until_s`, or before someone arrives."""
-
-    until_s: float
-
-
-@dataclass(slots=True)
-class Flight:
-    """An iteration that was started and is not finished. `batch`: the requests of its rows."""
-
-    start_s: float
-    work: PlannedWork
-    batch: Sequence[Inference]
-    steps: Sequence[Step]
-    pending: Pending
-    discarded: bool = False  # the iteration before it failed
-
-    def land(self) -> Outcome | Exception:
-        """Waits for it."""
-        try:
-            return self.pending.result()
-        except Exception as error:  # whatever the model raises harms this iteration alone
-            return error
-
-
-@dataclass(frozen=True, slots=True)
-class _NeverStarted:
-    """The model refused to start it; told in its turn, after the iteration before it."""
-
-    error: Exception
-
-    def result(self) -> Outcome:
-        raise self.error
 
 
 class BatchingManager:
@@ -116,14 +74,11 @@ class BatchingManager:
         self.max_waiting = max_waiting
         self.lookahead = lookahead
         self.model: Model | None = None  # until it is loaded
-        self.failed_iterations: Counter[str] = Counter()  # prefill (also in part), decode
-        self._failures = Failures()
         self._queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
         self.history = History(max_batch_size)
         self._life = Lifecycle(self._queue, policy, recorder, self.history, request_timeout_s)
         self._flights: deque[Flight] = deque()
-        self._batch_limit = max_batch_size
-        self._regrow_s = math.inf  # when the batch limit rises again
+        self._failures = Failures(self._life, self._flights, max_batch_size)
         self._last_end_s = -math.inf
 
     @property
@@ -145,6 +100,8 @@ class BatchingManager:
             return f"the server has failed: {self._failures.verdict}"
         if self.model is None:
             return "the model is still being loaded"
+        if (lost := self.model.lost) is not None:
+            return f"the model is lost: {lost}"
         return "the server is shutting down" if self._queue.draining else None
 
     @property
@@ -156,6 +113,11 @@ class BatchingManager:
         """The ledger; there is one as soon as there is a model."""
         assert self._life.ledger is not None
         return self._life.ledger
+
+    @property
+    def failed_iterations(self) -> Counter[str]:
+        """By what they computed: decodes only, or prefill, also in part."""
+        return self._failures.iterations
 
     @property
     def counts(self) -> dict[str, int]:
@@ -213,6 +175,10 @@ class BatchingManager:
         Its place is free within one iteration."""
         self._queue.leave(inference, end)
 
+    def wake(self) -> None:
+        """A model that was lost is back."""
+        self._queue.wake()
+
     def drain(self) -> None:
         """Takes in nothing more; `drive` returns when all that was accepted has ended."""
         self._queue.drain()
@@ -236,11 +202,8 @@ class BatchingManager:
                     self.finish(clock(), outcome)
                     if isinstance(begun, Wait):
                         begun = Wait(-math.inf)  # what was just delivered may be planned
-            except Exception as error:  # a fault of ours or of a policy: the loop must survive it
-                log.exception("the loop failed; its requests are failed, it goes on")
-                self._failures.failed(self._life.present(), error)
-                self._give_up_flights()
-                self._life.fail_all(f"internal error: {error}", clock())
+            except Exception as error:  # the loop must survive it
+                self._failures.of_the_loop(error, clock())
                 begun = Wait(math.inf)
             if (verdict := self._failures.verdict) is not None:
                 self._queue.abort(f"the server has failed: {verdict}")
@@ -261,21 +224,27 @@ class BatchingManager:
         return None
 
     def begin(self, now_s: float, lay_out: LayOut) -> Flight | Wait:
-        """Plans an iteration and starts it. One that waits may wait for what is in flight."""
+        """Plans an iteration and starts it. One that waits may wait for what is in flight, or for
+        a model that is lost."""
+        assert self.model is not None
         life = self._life
         life.take_in(now_s)
         if not (self._queue.waiting or life.resident):
             return Wait(math.inf)
         if self._flights and not self._may_look_ahead():
             return Wait(math.inf)
-        view = View(
-            now_s,
-            self._queue.waiting,
-            list(life.resident.values()),
-            self._batch_limit,
-            self.memory,
-            life.deferred,
-        )
+        if self.model.lost is not None:
+            return Wait(math.inf if self._flights else life.next_due_s)
+        waiting, resident = self._queue.waiting, list(life.resident.values())
+        if (alone := self._failures.alone()) is not None:
+            if self._flights:
+                return Wait(math.inf)
+            for other in resident:
+                if other is not alone:
+                    life.preempt(other, now_s)
+            waiting, resident = ([], [alone]) if alone.resident else ([alone], [])
+        limit = self._failures.batch_limit
+        view = View(now_s, waiting, resident, limit, self.memory, life.deferred)
         plan = self.policy.plan(view)
         check_plan(plan, view)
         if self.memory.growth_tokens is not None:
@@ -295,7 +264,7 @@ class BatchingManager:
 
     def _may_look_ahead(self) -> bool:
         """Not past an iteration of which nothing will come, nor where nobody is left to advance."""
-        if any(f.discarded or isinstance(f.pending, _NeverStarted) for f in self._flights):
+        if any(flight.hopeless for flight in self._flights):
             return False
         return not all(inference.done for inference in self._life.resident.values())
 
@@ -340,7 +309,7 @@ class BatchingManager:
                 self.model.open(openings)
             pending = self.model.start(steps, released)
         except Exception as error:
-            pending = _NeverStarted(error)
+            pending = NeverStarted(error)
         flight = Flight(now_s, work, batch, steps, pending)
         self._flights.append(flight)
         return flight
@@ -370,11 +339,9 @@ class BatchingManager:
         for inference in flight.batch:
             inference.flights -= 1
         if flight.discarded:
-            self._replan(flight, now_s)
+            self._failures.replan(flight, now_s)
         elif isinstance(landed, Exception):
-            for later in self._flights:
-                later.discarded = True
-            self._fail(flight, landed, now_s)
+            self._failures.failed(flight, landed, now_s)
         else:
             self._deliver(flight, landed, now_s)
         self._last_end_s = now_s
@@ -401,10 +368,8 @@ class BatchingManager:
         if self.memory.prefix_caching:
             for inference, step in zip(flight.batch, flight.steps, strict=True):
                 self.memory.share(inference, step.start + step.tokens)
-        if self._regrow_s <= now_s:
-            self._regrow(now_s)
         self._life.retire(now_s)
-        self._failures.succeeded()
+        self._failures.succeeded(now_s)
 
     def _append(
         self, inference: Inference, tokens: Sequence[int], now_s: float, answers: str
@@ -424,64 +389,6 @@ class BatchingManager:
             self._life.answer(inference, now_s)
         elif inference.streaming:
             inference.news.set()
-
-    # --- iterations that fail ---------------------------------------------------------------
-
-    def _fail(self, flight: Flight, error: Exception, now_s: float) -> None:
-        for inference, step in zip(flight.batch, flight.steps, strict=True):
-            inference.expected -= step.draw
-        if isinstance(error, DeviceMemoryError):
-            self._shrink(flight, error, now_s)
-            return
-        # the traceback as text: a log record that is kept must not keep tensors alive
-        log.error("an iteration failed\n%s", "".join(traceback.format_exception(error)))
-        decodes = all(
-            step.tokens <= 1 and inference.generated
-            for inference, step in zip(flight.batch, flight.steps, strict=True)
-        )
-        self.failed_iterations["decode" if decodes else "prefill"] += 1
-        self._failures.failed(flight.batch, error)
-        self._life.fail(flight.batch, f"the model failed: {error}", now_s)
-
-    def _shrink(self, flight: Flight, error: Exception, now_s: float) -> None:
-        """The device is out of memory: the same requests again in smaller batches, before any of
-        them is failed."""
-        life = self._life
-        # paused ones hold memory, too, and a request that found none may find it when they end
-        present = len(life.resident)
-        if present == 1:
-            life.fail(flight.batch, f"out of memory: {error}", now_s)
-            return
-        self._batch_limit = max(1, min(self._batch_limit, present) // 2)
-        self._regrow_s = now_s + REGROW_S
-        log.warning(
-            "the device ran out of memory with %d requests; the batch limit is now %d",
-            present,
-            self._batch_limit,
-        )
-        self._replan(flight, now_s)
-
-    def _regrow(self, now_s: float) -> None:
-        more = max(1, self._batch_limit // REGROW_SHARE)
-        self._batch_limit = min(self._batch_limit + more, self.max_batch_size)
-        done = self._batch_limit == self.max_batch_size
-        self._regrow_s = math.inf if done else now_s + REGROW_S
-
-    def _replan(self, flight: Flight, now_s: float) -> None:
-        """Nothing came of the iteration, by no fault of its requests: they wait again. Those that
-        are in a later one follow when it lands."""
-        for inference in flight.batch:
-            if inference.resident and not inference.flights:
-                self._life.preempt(inference, now_s)
-        self._life.drop_ended(now_s)
-
-    def _give_up_flights(self) -> None:
-        """Waits for what is in flight, so that its blocks can be given to others."""
-        while self._flights:
-            flight = self._flights.popleft()
-            flight.land()
-            for inference in flight.batch:
-                inference.flights -= 1
 
 
 def make_ledger(

@@ -1,26 +1,100 @@
-"""When a process cannot go on: its device is lost, or every iteration fails, whichever requests are
-in it. A supervisor that starts a new process helps then, and nothing else does."""
+"""Iterations that fail: what becomes of their requests, and when the process cannot go on.
+
+A device without memory: the same requests again, in smaller batches. A model that is lost: everyone
+is preempted, and goes on when it is back. Anything else harms the iteration's own requests alone.
+A supervisor helps where the device is lost, or every iteration fails, whichever requests are in it;
+nothing else does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
+from flight import Flight, NeverStarted
 from inference import Inference
-from seams import DeviceLostError
+from lifecycle import Lifecycle
+from seams import DeviceLostError, DeviceMemoryError, ModelLostError
+
+log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 5
+REGROW_S = 1.0  # after the device ran out of memory, the batch limit rises this often,
+REGROW_SHARE = 8  # by an eighth
+LOSSES_IN_COMPANY = 3  # without a token in between: then a request runs alone
 
 
 class Failures:
-    """`verdict`: why the process must end; None while it may go on."""
+    """`verdict`: why the process must end; None while it may go on. `batch_limit`: what the device
+    has memory for, as far as it is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, life: Lifecycle, flights: deque[Flight], max_batch_size: int) -> None:
         self.verdict: str | None = None
+        self.batch_limit = max_batch_size
+        self.iterations: Counter[str] = Counter()  # prefill (also in part), decode
+        self._life = life
+        self._flights = flights
+        self._max_batch_size = max_batch_size
+        self._regrow_s = math.inf  # when the batch limit rises again
         self._in_a_row = 0
         self._prompts: set[tuple[int, ...]] = set()  # of the requests that failed in this row
+        self._suspects: list[Inference] = []  # one of them may be what kills the model
 
-    def failed(self, batch: Sequence[Inference], error: Exception) -> None:
-        """An iteration with these requests failed, or could not be planned."""
+    def succeeded(self, now_s: float) -> None:
+        self._in_a_row = 0
+        self._prompts.clear()
+        if self._regrow_s <= now_s:
+            self.batch_limit += max(1, self.batch_limit // REGROW_SHARE)
+            self.batch_limit = min(self.batch_limit, self._max_batch_size)
+            full = self.batch_limit == self._max_batch_size
+            self._regrow_s = math.inf if full else now_s + REGROW_S
+
+    def failed(self, flight: Flight, error: Exception, now_s: float) -> None:
+        """The oldest iteration in flight. What was started behind it counts as the same failure."""
+        for later in self._flights:
+            later.discarded = True
+        for inference, step in zip(flight.batch, flight.steps, strict=True):
+            inference.expected -= step.draw
+        if isinstance(error, DeviceMemoryError):
+            self._shrink(flight, error, now_s)
+            return
+        decodes = all(
+            step.tokens <= 1 and inference.generated
+            for inference, step in zip(flight.batch, flight.steps, strict=True)
+        )
+        self.iterations["decode" if decodes else "prefill"] += 1
+        if isinstance(error, ModelLostError):
+            self._lose(flight, error, now_s)
+            return
+        # the traceback as text: a log record that is kept must not keep tensors alive
+        log.error("an iteration failed\n%s", "".join(traceback.format_exception(error)))
+        self._judge(flight.batch, error)
+        self._life.fail(flight.batch, f"the model failed: {error}", now_s)
+
+    def replan(self, flight: Flight, now_s: float) -> None:
+        """Nothing came of the iteration, by no fault of its requests: they wait again. Those that
+        are in a later one follow when it lands."""
+        for inference in flight.batch:
+            if inference.resident and not inference.flights:
+                self._life.preempt(inference, now_s)
+        self._life.drop_ended(now_s)
+
+    def of_the_loop(self, error: Exception, now_s: float) -> None:
+        """A fault of ours or of a policy: whoever is here fails."""
+        log.exception("the loop failed; its requests are failed, it goes on")
+        self._judge(self._life.present(), error)
+        self._give_up_flights()
+        self._life.fail_all(f"internal error: {error}", now_s)
+
+    def alone(self) -> Inference | None:
+        """The request that must have the model to itself, until it receives a token."""
+        self._suspects = [i for i in self._suspects if not i.ended and i.ids_at_loss == len(i.ids)]
+        return self._suspects[0] if self._suspects else None
+
+    def _judge(self, batch: Iterable[Inference], error: Exception) -> None:
         self._in_a_row += 1
         # clients try again what failed: one request must not end the server, however often it comes
         self._prompts.update(tuple(request.ids[: request.prompt_tokens]) for request in batch)
@@ -29,6 +103,56 @@ class Failures:
         elif self._in_a_row >= FAILURES_IN_A_ROW and len(self._prompts) > 1:
             self.verdict = f"{self._in_a_row} iterations in a row failed, the last with: {error}"
 
-    def succeeded(self) -> None:
-        self._in_a_row = 0
-        self._prompts.clear()
+    def _shrink(self, flight: Flight, error: Exception, now_s: float) -> None:
+        """The same requests again in smaller batches, before any of them is failed."""
+        # paused ones hold memory, too, and a request that found none may find it when they end
+        present = len(self._life.resident)
+        if present == 1:
+            self._life.fail(flight.batch, f"out of memory: {error}", now_s)
+            return
+        self.batch_limit = max(1, min(self.batch_limit, present) // 2)
+        self._regrow_s = now_s + REGROW_S
+        log.warning(
+            "the device ran out of memory with %d requests; the batch limit is now %d",
+            present,
+            self.batch_limit,
+        )
+        self.replan(flight, now_s)
+
+    def _lose(self, flight: Flight, error: ModelLostError, now_s: float) -> None:
+        """Everyone is preempted. A request that was in flight at so many losses without receiving
+        a token in between may be their cause: it runs alone, and fails at the next."""
+        life = self._life
+        log.warning("the model is lost with %d requests in it: %s", len(life.resident), error)
+        self._give_up_flights()
+        at_fault = [] if isinstance(flight.pending, NeverStarted) else self._blame(flight.batch)
+        for inference in list(life.resident.values()):
+            life.preempt(inference, now_s)
+        life.lose_model()
+        life.fail(
+            at_fault,
+            f"the model was lost {LOSSES_IN_COMPANY + 1} times while it computed this request, "
+            f"the last time alone: {error}",
+            now_s,
+        )
+        life.drop_ended(now_s)
+
+    def _blame(self, batch: Sequence[Inference]) -> list[Inference]:
+        at_fault = []
+        for inference in batch:
+            if inference.ids_at_loss != len(inference.ids):
+                inference.ids_at_loss, inference.losses = len(inference.ids), 0
+            inference.losses += 1
+            if inference.losses == LOSSES_IN_COMPANY:
+                self._suspects.append(inference)
+            elif inference.losses > LOSSES_IN_COMPANY:
+                at_fault.append(inference)
+        return at_fault
+
+    def _give_up_flights(self) -> None:
+        """Waits for what is in flight, so that its blocks can be given to others."""
+        while self._flights:
+            flight = self._flights.popleft()
+            flight.land()
+            for inference in flight.batch:
+                inference.flights -= 1

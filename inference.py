@@ -71,6 +71,8 @@ class Inference:
         self.flights = 0  # iterations in flight that it is part of
         self.resident = False
         self.preemptions = 0
+        self.losses = 0  # of the model while it was in flight, since it had
+        self.ids_at_loss = 0  # so many known tokens
         self.end: End | None = None  # set when no further token is wanted
         self.error: str | None = None
         self.cut_by: Cut | None = None  # where it failed by no fault of the model

@@ -130,6 +130,12 @@ class Lifecycle:
         self.preempted.append(inference.id)
         self.queue.put_back(inference)
 
+    def lose_model(self) -> None:
+        """Everyone was preempted: the next model has been told of nobody, its blocks are empty."""
+        assert self.ledger is not None
+        self.ledger.clear()
+        self.released.clear()
+
     def _release(self, inference: Inference) -> None:
         assert self.ledger is not None
         del self.resident[inference.id]

@@ -152,6 +152,13 @@ class Ledger:
                 else:
                     self._free.append(block)
 
+    def clear(self) -> None:
+        """No sequence is left, and what the cached blocks held is gone."""
+        self._free += self._cached
+        self._cached.clear()
+        self._found.clear()
+        self._digest.clear()
+
     def forget(self, request: Request) -> None:
         """A request that has ended is looked up no more."""
         self._digests.pop(request.id, None)
@@ -324,6 +331,9 @@ class RectangleLedger:
     def release(self, request: Request) -> None:
         self.used -= len(self._rows.pop(request.id))
         self._news.pop(request.id, None)
+
+    def clear(self) -> None:
+        """Nothing is cached."""
 
     def forget(self, request: Request) -> None:
         """Nothing is remembered of a request without a row."""

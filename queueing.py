@@ -91,6 +91,11 @@ class RequestQueue:
             self._aborting = reason
             self._tell()
 
+    def wake(self) -> None:
+        """Something changed elsewhere: the loop is to look again."""
+        with self._changed:
+            self._tell()
+
     def _tell(self) -> None:
         self._unread = True
         self._changed.notify()

@@ -15,9 +15,10 @@ import numpy as np
 import psutil
 import torch
 
-from batching import LAYOUTS, BatchingManager, Mode, Wait, make_ledger
+from batching import LAYOUTS, BatchingManager, Mode, make_ledger
 from benchmarks.alternate import QUIET_CORES
 from client.load.machine import Company
+from flight import Wait
 from inference import Inference
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 

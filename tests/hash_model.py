@@ -13,6 +13,7 @@ contract of `seams.py` is checked on every call: a breach raises `ContractError`
     model = HashModel(duration_s=virtual_duration_s)       # virtual time, exact in binary
     model = HashModel(fail_on={3}, max_rows=8)             # the 3rd iteration fails, 9 rows too
     model = HashModel(lost_from=3)                         # the device is lost in the 3rd
+    model = HashModel(lose_on={3}, poison=7)               # the model is, and wherever 7 is known
     reference([1, 2, 3], 20, seed=7)                       # tokens of that request, alone
     reference([1, 2, 3], 20, seed=None)                    # the same with temperature 0
     reference_logprob([1, 2, 3], 4)                        # of token 4 after that prefix
@@ -27,7 +28,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from seams import DeviceLostError, DeviceMemoryError, Opening, Outcome, Step, TokenLogprobs
+from seams import (
+    DeviceLostError,
+    DeviceMemoryError,
+    ModelLostError,
+    Opening,
+    Outcome,
+    Step,
+    TokenLogprobs,
+)
 
 VOCAB_SIZE = 257
 
@@ -116,7 +125,7 @@ class _Iteration:
     failure: Exception | None
     began_s: float
     outcome: Outcome | None = None
-    landed: bool = False
+    dead: bool = False  # the model was lost with it
 
     def result(self) -> Outcome:
         return self.model.land(self)
@@ -127,6 +136,8 @@ class HashModel:
     `duration_s` (rows, positions): what an iteration reports; None reports the time it took.
     `fail_on`: the numbers of the iterations (from 1) that raise InjectedError.
     `lost_from`: from this iteration on all raise DeviceLostError.
+    `lose_on`: the numbers of the iterations in which the model is lost, and back at once.
+    `poison`: a token; the model is lost in every iteration with a sequence that holds it.
     `fails_late`: whether they do when their result is asked for, or when they are started.
     `max_rows`: more rows raise DeviceMemoryError.
     `before_iteration` (number): called before it is executed; it may block or raise.
@@ -143,6 +154,8 @@ class HashModel:
         duration_s: Callable[[int, int], float] | None = None,
         fail_on: Collection[int] = (),
         lost_from: float = math.inf,
+        lose_on: Collection[int] = (),
+        poison: int | None = None,
         fails_late: bool = True,
         max_rows: int | None = None,
         before_iteration: Callable[[int], None] | None = None,
@@ -156,12 +169,16 @@ class HashModel:
         self.duration_s = duration_s
         self.fail_on = fail_on
         self.lost_from = lost_from
+        self.lose_on = lose_on
+        self.poison = poison
         self.fails_late = fails_late
         self.max_rows = max_rows
         self.lost: str | None = None
         self.before_iteration = before_iteration
         self.iterations = 0  # begun, those that failed included
         self.most_in_flight = 0
+        self.losses = 0  # of the model in an iteration
+        self._owed = False  # a loss that nobody was told of
         self.breaches: list[str] = []
         self._sequences: dict[int, _Sequence] = {}
         self._kv: dict[int, int] = {}  # slot -> hash of the tokens up to its position
@@ -176,6 +193,18 @@ class HashModel:
         self._sequences.clear()
         self._kv.clear()
 
+    def lose(self) -> None:
+        """Loses it, and whatever is in flight; the engine is told once."""
+        self.forget()
+        self._owed = True
+        for iteration in self._flying:
+            iteration.dead, iteration.failure = True, ModelLostError("killed")
+
+    def _tell_loss(self) -> None:
+        if self._owed:
+            self._owed = False
+            raise ModelLostError("killed")
+
     @property
     def open_sequences(self) -> int:
         return len(self._sequences)
@@ -184,6 +213,7 @@ class HashModel:
 
     def open(self, new: Sequence[Opening]) -> None:
         self._check_thread()
+        self._tell_loss()
         self._require(len(new) > 0, "nothing is opened")
         for opening in new:
             self._require(len(opening.ids) >= opening.prompt_tokens > 0, f"{opening} has no prompt")
@@ -195,6 +225,8 @@ class HashModel:
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> _Iteration:
         self._check_thread()
+        self._tell_loss()
+        self._require(self.lost is None, "an iteration is started on a model that is lost")
         for id in released:
             self._require(not self._flies(id), f"{id} is released in flight")
             self._sequences.pop(id, None)
@@ -210,11 +242,16 @@ class HashModel:
         failure: Exception | None = None
         if self.iterations >= self.lost_from:
             failure = DeviceLostError("an assertion failed in a kernel")
+        elif self.iterations in self.lose_on or self._is_poisoned(steps):
+            failure = ModelLostError(f"killed by iteration {self.iterations}")
         elif self.iterations in self.fail_on:
             failure = InjectedError(f"iteration {self.iterations} fails on request")
         elif self.max_rows is not None and len(steps) > self.max_rows:
             failure = DeviceMemoryError(f"{len(steps)} rows, {self.max_rows} fit")
         if failure is not None and not self.fails_late:
+            if isinstance(failure, ModelLostError):
+                self.lose()
+                self._tell_loss()
             raise failure
         iteration = _Iteration(self, list(steps), failure, time.perf_counter())
         self._flying.append(iteration)
@@ -251,6 +288,11 @@ class HashModel:
         self._require(step.tokens > 0 or not step.draw, "a token is wanted of no tokens")
         sequence.planned += step.tokens
 
+    def _is_poisoned(self, steps: Sequence[Step]) -> bool:
+        return self.poison is not None and any(
+            self.poison in self._sequences[step.id].ids for step in steps
+        )
+
     def _flies(self, id: int) -> bool:
         return any(step.id == id for iteration in self._flying for step in iteration.steps)
 
@@ -275,6 +317,12 @@ class HashModel:
         if self.before_iteration is not None:
             self.before_iteration(self.iterations - len(self._flying))
         if iteration.failure is not None:
+            if isinstance(iteration.failure, ModelLostError):
+                if not iteration.dead:
+                    self.losses += 1
+                    self.lose()
+                self._owed = False
+                raise iteration.failure
             for later in self._flying:  # computed from what was not computed
                 later.failure = InjectedError("the iteration before it failed")
             raise iteration.failure

@@ -34,11 +34,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queueing": {"seams", "inference"},
     "records": {"seams", "inference"},
     "recording": {"records"},
-    "failures": {"seams", "inference"},
+    "flight": {"seams", "inference", "records"},
+    "failures": {"seams", "inference", "flight", "lifecycle"},
     "memory": {"seams"},
     "lifecycle": {"seams", "inference", "memory", "queueing", "records", "scheduling"},
     "batching": {
         "failures",
+        "flight",
         "generate",
         "inference",
         "lifecycle",
@@ -93,6 +95,7 @@ UNBOUND = {"benchmarks", "tests"}  # these may import anything
 WITHOUT_TORCH = {
     "batching",
     "failures",
+    "flight",
     "inference",
     "lifecycle",
     "memory",

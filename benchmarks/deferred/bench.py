@@ -15,9 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from batching import BatchingManager, Wait, make_ledger
+from batching import BatchingManager, make_ledger
 from benchmarks.common import Job, Tally
 from benchmarks.deferred.points import Measured, Step
+from flight import Wait
 from generate import dynamic
 from inference import Inference
 from scheduling.classes.budget import Allowance, Budget

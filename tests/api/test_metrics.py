@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import DURATIONS_S, Histogram, Metrics
 from app import create_app
-from batching import BatchingManager, Flight
+from batching import BatchingManager
 from config import Config
+from flight import Flight
 from generate import dynamic
 from inference import Inference
 from memory import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from batching import REGROW_S
+from failures import REGROW_S
 from inference import DrainingError, OverloadedError
 from memory import Ledger
 from scheduling.policies.orca import Orca

@@ -8,8 +8,9 @@ from typing import Literal
 
 import pytest
 
-from batching import BatchingManager, Wait
+from batching import BatchingManager
 from benchmarks.common import Tally
+from flight import Wait
 from generate import dynamic
 from inference import Inference
 from memory import Ledger

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from batching import BatchingManager, Flight, LayOut, Wait
+from batching import BatchingManager, LayOut
+from flight import Flight, Wait
 from generate import dynamic, nobatch, static
 from inference import Inference
 from memory import Ledger, RectangleLedger

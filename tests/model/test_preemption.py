@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batching import BatchingManager, Wait
+from batching import BatchingManager
 from benchmarks.common import Tally
+from flight import Wait
 from generate import dynamic
 from gpt.executor import Executor
 from inference import Inference

@@ -15,8 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batching import LAYOUTS, BatchingManager, Mode, Wait, make_ledger
+from batching import LAYOUTS, BatchingManager, Mode, make_ledger
 from benchmarks.common import Tally
+from flight import Wait
 from generate import dynamic
 from gpt.drawing import perturbed
 from gpt.linear import runs_in_panels

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batching import BatchingManager, Wait
+from batching import BatchingManager
+from flight import Wait
 from inference import Inference
 from model_server.remote.life import RemoteModelError
 from model_server.remote.session import ShardsDivergedError
