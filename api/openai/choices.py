@@ -102,6 +102,8 @@ class Choice:
             return ""
         text = self._detokenizer.push([token])
         self._decoded += len(text)
+        if self.generated <= self.inference.sampling.min_tokens:
+            return text  # no stop is looked for in it, as in vLLM
         return self._finder.push(text)
 
     def _sendable(self) -> tuple[list[Token], list[Token]]:

@@ -183,6 +183,12 @@ class Generations:
                 param=form.prompt_field,
                 code="context_length_exceeded",
             )
+        if (least := wanted.min_tokens or 0) > most:
+            raise ApiError(
+                400,
+                f"'min_tokens' must be at most 'max_tokens' ({most}), not {show(least)}",
+                param="min_tokens",
+            )
         return most
 
     def _generation(
@@ -205,7 +211,7 @@ class Generations:
         for prompt in prompts:
             most = self._most_tokens(wanted, form, len(prompt), asked)
             for number in range(wanted.choices):
-                sampling = wanted.sampling(seed_of_choice(seed, number), of_prompt=echo)
+                sampling = wanted.sampling(seed_of_choice(seed, number), end_ids, of_prompt=echo)
                 known = prompt
                 if most == 0 and len(prompt) > 1:
                     known, sampling = prompt[:-1], forced(prompt[-1], sampling)

@@ -45,8 +45,8 @@ class TextFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What both have in common. `top_k`, `repetition_penalty`, `ignore_eos` and
-    `stop_token_ids` are vLLM's."""
+    """What both have in common. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
+    `stop_token_ids` and `min_tokens` are vLLM's."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -64,6 +64,7 @@ class GenerationRequest(BaseModel):
     top_k: int | None = Field(
         None, ge=-1, description="a whole number from 1 up; 0 or -1: no limit"
     )
+    min_p: float | None = Field(None, ge=0, le=1, description="a number from 0 to 1")
     seed: int | None = Field(
         None, ge=-(2**63), lt=2**63, description="a whole number from -2**63 to 2**63 - 1"
     )
@@ -98,14 +99,16 @@ class GenerationRequest(BaseModel):
         Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_STOP_TOKENS)] | None
     ) = Field(None, description=f"an array of up to {MOST_STOP_TOKENS} token ids")
 
+    min_tokens: int | None = Field(
+        None, ge=0, description="a whole number from 0 to the tokens that may be generated"
+    )
+
     # vLLM's, which would change the answer
     guided_json: None = _left_out()
     guided_regex: None = _left_out()
     guided_choice: None = _left_out()
     guided_grammar: None = _left_out()
     structured_outputs: None = _left_out()
-    min_tokens: Literal[0] | None = _left_out()
-    min_p: Literal[0] | None = _left_out()
 
     @field_validator("temperature")
     @classmethod
@@ -135,18 +138,21 @@ class GenerationRequest(BaseModel):
     def alternatives(self) -> int | None:
         """How many logprobs are wanted beside each token's own; None: not even that."""
 
-    def sampling(self, seed: int, *, of_prompt: bool = False) -> Sampling:
+    def sampling(self, seed: int, end_ids: frozenset[int], *, of_prompt: bool = False) -> Sampling:
         return Sampling(
             seed=seed,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k if self.top_k and self.top_k > 0 else None,
             top_p=1.0 if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
+            min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=tuple(
                 {int(key): bias for key, bias in (self.logit_bias or {}).items()}.items()
             ),
+            min_tokens=self.min_tokens or 0,
+            end_ids=tuple(sorted(end_ids)) if self.min_tokens else (),
             logprobs=self.alternatives,
             prompt_logprobs=self.alternatives if of_prompt else None,
         )

@@ -15,10 +15,12 @@ OPTIONAL = ("top_k", "logprobs", "prompt_logprobs")
 NUMBERS = (
     "temperature",
     "top_p",
+    "min_p",
     "typical_p",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "min_tokens",
 )
 SEEDS = 2**64  # noise depends on no more of a seed
 
@@ -35,6 +37,7 @@ def opening(new: seams.Opening) -> wire.Opening:
             seed=sampling.seed % SEEDS,
             bias_tokens=[token for token, _ in sampling.logit_bias],
             biases=[bias for _, bias in sampling.logit_bias],
+            end_ids=sampling.end_ids,
             **given,
         ),
     )
@@ -47,6 +50,7 @@ def read_opening(new: wire.Opening) -> seams.Opening:
     sampling = seams.Sampling(
         seed=sent.seed,
         logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
+        end_ids=tuple(sent.end_ids),
         **given,
     )
     return seams.Opening(new.id, list(new.ids), new.prompt_tokens, sampling, new.scored)

@@ -71,7 +71,7 @@ class Session(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs")
+    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids")
     SEED_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,9 @@ class Sampling(_message.Message):
     BIASES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_IDS_FIELD_NUMBER: _ClassVar[int]
     seed: int
     temperature: float
     top_k: int
@@ -96,7 +99,10 @@ class Sampling(_message.Message):
     biases: _containers.RepeatedScalarFieldContainer[float]
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    min_p: float
+    min_tokens: int
+    end_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored")

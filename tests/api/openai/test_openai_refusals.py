@@ -29,7 +29,8 @@ WRONG: list[tuple[str, object]] = [
     ("logit_bias", {"257": 1}), ("logit_bias", [1]), ("stream", 1), ("stream", "yes"),
     ("stream_options", 1), ("stream_options", {"include_usage": True}),
     ("service_tier", "priority"), ("ignore_eos", 1), ("model", 5), ("max_tokens", -1),
-    ("max_tokens", 1.5), ("guided_json", {}), ("min_p", 0.5), ("stop_token_ids", [-1]),
+    ("max_tokens", 1.5), ("guided_json", {}), ("min_p", -0.1), ("min_p", 1.5),
+    ("min_tokens", -1), ("min_tokens", 1.5), ("min_tokens", CONTEXT), ("stop_token_ids", [-1]),
     ("stop_token_ids", [257]), ("stop_token_ids", 1), ("stop_token_ids", [1] * 257),
 ]  # fmt: skip
 WRONG_COMPLETION: list[tuple[str, object]] = [

@@ -328,6 +328,40 @@ def test_penalties_make_tokens_rarer(embedded: Server) -> None:
     assert distinct(frequency_penalty=2, presence_penalty=2) > distinct()
 
 
+def test_min_p_of_one_leaves_the_likeliest_token_alone(embedded: Server) -> None:
+    fields: Any = {"model": "embedded", "prompt": "def add(a", "max_tokens": 12, "seed": 5}
+    client = official(embedded)
+    greedy = client.completions.create(temperature=0, **fields).choices[0].text
+    drawn = client.completions.create(temperature=2, **fields).choices[0].text
+    kept = client.completions.create(temperature=2, extra_body={"min_p": 1}, **fields)
+    assert kept.choices[0].text == greedy != drawn
+
+
+def test_neither_stop_tokens_nor_stop_strings_end_an_answer_before_min_tokens(
+    embedded: Server,
+) -> None:
+    client = official(embedded)
+    fields: Any = {"model": "embedded", "prompt": "a a a a a", "max_tokens": 12, "temperature": 0}
+    free = client.completions.create(logprobs=0, **fields).choices[0]
+    assert free.logprobs is not None
+    assert free.logprobs.tokens is not None
+    first = free.logprobs.tokens[0]
+
+    def used(stop: str | None = None, **extra: Any) -> int:
+        answer = client.completions.create(stop=stop, extra_body=extra, **fields)
+        assert answer.usage is not None
+        return answer.usage.completion_tokens
+
+    stop: Any = {"stop_token_ids": [id_of(first)], "ignore_eos": True}
+    assert used(**stop) == 1
+    assert used(min_tokens=5, **stop) > 5
+    assert used(stop=first, ignore_eos=True) == 1
+    assert used(stop=first, ignore_eos=True, min_tokens=5) > 5
+    with pytest.raises(openai.BadRequestError, match="must be at most 'max_tokens'") as wrong:
+        used(min_tokens=13)
+    assert wrong.value.param == "min_tokens"
+
+
 def test_a_chat_with_the_embedded_model_streams_what_it_answers(embedded: Server) -> None:
     client = official(embedded)
     fields: Any = {
