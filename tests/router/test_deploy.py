@@ -13,18 +13,32 @@ import pytest
 import yaml
 
 from config import Config as ServerConfig
+from launcher import tgi
+from launcher.config import LauncherConfig
+from model_server.config import ServeConfig
 from router.config import Config, parse_args
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ["base", "overlays/production", "overlays/two-models"]
+OVERLAYS = [
+    "base",
+    "overlays/production",
+    "overlays/two-models",
+    "overlays/shards",
+    "overlays/remote-model",
+]
 KUBERNETES_VERSION = "1.37.0"
 # Settings of a cluster's own extensions have no schema in Kubernetes.
 EXTENSIONS = {"ServiceMonitor", "Kustomization", "Component"}
 Object = dict[str, Any]
 
 ROUTER_VARIABLES = {name for option in Config.declared() for name in option.variables}
-SERVER_VARIABLES = {name for option in ServerConfig.declared() for name in option.variables}
+SERVER_VARIABLES = {
+    name
+    for program in (ServerConfig, LauncherConfig, ServeConfig)
+    for option in program.declared()
+    for name in option.variables
+}
 
 
 def documents() -> Iterator[tuple[Path, Object]]:
@@ -114,7 +128,7 @@ def test_defect_16_the_manifests_have_probes_accounts_contexts_budgets_and_all_o
     objects = [document for _, document in documents()]
     accounts = {a["metadata"]["name"] for a in of_kind(objects, "ServiceAccount")}
     deployments = of_kind(objects, "Deployment")
-    assert len(deployments) == 2
+    assert {d["metadata"]["name"] for d in deployments} == {"eb-server", "eb-router", "eb-model"}
     for deployment in deployments:
         pod = deployment["spec"]["template"]["spec"]
         container = pod["containers"][0]
@@ -125,7 +139,8 @@ def test_defect_16_the_manifests_have_probes_accounts_contexts_budgets_and_all_o
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert "startupProbe" in container
         ready, alive = container["readinessProbe"], container["livenessProbe"]
-        assert ready["httpGet"]["path"] == "/health"
+        if container["name"] != "model-server":  # which speaks gRPC
+            assert ready["httpGet"]["path"] == "/health"
         assert alive.get("httpGet", {}).get("path") != "/health"
         assert container["envFrom"], "every option can be set by its environment variable"
     budgets = {b["metadata"]["name"] for b in of_kind(objects, "PodDisruptionBudget")}
@@ -155,6 +170,22 @@ def test_compose_runs_two_servers_with_different_models_behind_a_router() -> Non
     assert len({str(s["environment"]) for s in services.values()}) == 2
     grace = int(router["stop_grace_period"].removesuffix("s"))
     assert grace > config.drain_timeout
+
+
+def test_compose_runs_a_launcher_with_two_shards_and_a_server_with_a_remote_model() -> None:
+    text = (DEPLOY / "docker-compose.shards.yml").read_text()
+    services = yaml.safe_load(text)["services"]
+    launched = services["launcher"]["environment"]
+    words = tgi.from_environment(launched, [])
+    config = LauncherConfig.from_args([w for w in words if w in {"--shards", "2"}], {})
+    assert config.shards == 2
+    server, model = services["server"]["environment"], services["model-server"]["environment"]
+    for program, settings in ((ServerConfig, server), (ServeConfig, model)):
+        names = {name for option in program.declared() for name in option.variables}
+        assert set(settings) <= names
+    assert server["EB_MODEL"] == model["EB_MODEL"]
+    port = model["EB_LISTEN"].rpartition(":")[2]
+    assert server["EB_REMOTE_MODEL"] == f"model-server:{port}"
 
 
 @pytest.mark.parametrize("image", ["server", "router"])
