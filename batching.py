@@ -19,9 +19,10 @@ from typing import Literal, cast
 from failures import Failures
 from flight import Flight, NeverStarted, Wait
 from generate import dynamic, nobatch, static
+from generate.rectangle import RectangleLedger
 from inference import DrainingError, Inference, TooLongError
 from lifecycle import Lifecycle
-from memory import Ledger, RectangleLedger
+from memory import BaseLedger, Ledger
 from queueing import RequestQueue
 from records import History, iterated, iteration_record, planned_work
 from scheduling.contract import check_plan
@@ -86,7 +87,7 @@ class BatchingManager:
         """Iterations in flight, the oldest first."""
         return self._flights
 
-    def serve(self, model: Model, ledger: Ledger | RectangleLedger) -> None:
+    def serve(self, model: Model, ledger: BaseLedger) -> None:
         """Requests are taken in from now on."""
         self._life.ledger = ledger
         self.model = model
@@ -109,7 +110,7 @@ class BatchingManager:
         return self.unavailable is None
 
     @property
-    def memory(self) -> Ledger | RectangleLedger:
+    def memory(self) -> BaseLedger:
         """The ledger; there is one as soon as there is a model."""
         assert self._life.ledger is not None
         return self._life.ledger
@@ -391,9 +392,7 @@ class BatchingManager:
             inference.news.set()
 
 
-def make_ledger(
-    mode: Mode, model: Model, growth_tokens: int | None = None
-) -> Ledger | RectangleLedger:
+def make_ledger(mode: Mode, model: Model, growth_tokens: int | None = None) -> BaseLedger:
     """The books of a model's KV memory as the mode takes it. `growth_tokens`: see memory.Ledger."""
     if mode == "dynamic":
         return Ledger(model.blocks, model.block_tokens, growth_tokens=growth_tokens)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from inference import Inference
-from memory import Ledger, RectangleLedger
+from memory import BaseLedger
 from queueing import RequestQueue
 from records import Arrived, Ended, History, request_record
 from scheduling.contract import check_retired
@@ -34,7 +34,7 @@ class Lifecycle:
         self.recorder = recorder
         self.history = history
         self.request_timeout_s = request_timeout_s
-        self.ledger: Ledger | RectangleLedger | None = None  # as soon as there is a model
+        self.ledger: BaseLedger | None = None  # as soon as there is a model
         self.resident: dict[int, Inference] = {}
         self.released: list[int] = []  # sequences that the model has not been told of
         self.next_due_s = math.inf  # nobody is overdue before

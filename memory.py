@@ -14,13 +14,14 @@ for Large Language Model Serving with PagedAttention", SOSP '23, section 4.3).
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from seams import Advance, Request
+from seams import Advance, Request, Trial
 
 
 class Sharer(Request, Protocol):
@@ -41,7 +42,74 @@ class _Table:
     shareable: int = 0  # of them, the full ones that others may find
 
 
-class Ledger:
+class BaseLedger(ABC):
+    """What all ledgers share. Of this kind nothing grows and nothing is shared."""
+
+    growth_tokens: int | None = None
+    prefix_caching = False
+
+    def __init__(self, budget: int, block_tokens: int = 1) -> None:
+        self.budget = budget
+        self.block_tokens = block_tokens
+        self._news: dict[int, Sequence[int]] = {}  # blocks that the model has not been told of
+
+    @property
+    @abstractmethod
+    def used(self) -> int: ...
+
+    @property
+    def cached(self) -> int:
+        return 0
+
+    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
+        """How many of `requests`, in this order, can be admitted together once `releasing` have
+        given up their blocks."""
+        trial, count = self.trial(releasing), 0
+        for request in requests:
+            if not trial.take(Advance(request, 0)):
+                break
+            count += 1
+        return count
+
+    @abstractmethod
+    def freed(self, requests: Iterable[Request]) -> int:
+        """Blocks that become available if these give up theirs; shared ones stay in use."""
+
+    @abstractmethod
+    def trial(self, releasing: Iterable[Request] = ()) -> Trial: ...
+
+    @abstractmethod
+    def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
+        """Gives blocks to requests that are admitted together. Returns by id the tokens that a
+        prefix hit covers, where it covers any. The plan was checked: there are enough."""
+
+    @abstractmethod
+    def release(self, request: Request) -> None:
+        """Takes the blocks back."""
+
+    def news(self) -> Mapping[int, Sequence[int]]:
+        """By sequence, the blocks that it was given since the last call."""
+        news, self._news = self._news, {}
+        return news
+
+    def grow(self, steps: Iterable[Advance]) -> None:
+        """Gives residents room for what they compute next, where they have none."""
+        return
+
+    def share(self, request: Request, computed: int) -> None:
+        """After an iteration that succeeded: full blocks of so many tokens may be shared."""
+        return
+
+    def forget(self, request: Request) -> None:
+        """A request that has ended is looked up no more."""
+        return
+
+    def clear(self) -> None:
+        """No sequence is left, and what the cached blocks held is gone."""
+        return
+
+
+class Ledger(BaseLedger):
     """KV memory of sequences that are stored one by one.
 
     `budget`: blocks. `growth_tokens`: None reserves at admission all that a request may come to
@@ -57,8 +125,7 @@ class Ledger:
         growth_tokens: int | None = None,
         prefix_caching: bool = False,
     ) -> None:
-        self.budget = budget
-        self.block_tokens = block_tokens
+        super().__init__(budget, block_tokens)
         self.growth_tokens = growth_tokens
         self.prefix_caching = prefix_caching
         self._tables: dict[int, _Table] = {}
@@ -68,7 +135,6 @@ class Ledger:
         self._found: dict[bytes, int] = {}  # digest -> the block with these tokens
         self._digest: dict[int, bytes] = {}  # the same, the other way round
         self._digests: dict[int, list[bytes]] = {}  # request -> digests of its full blocks
-        self._news: dict[int, Sequence[int]] = {}  # blocks that the model has not been told of
 
     # --- what policies ask ------------------------------------------------------------------
 
@@ -80,30 +146,17 @@ class Ledger:
     def cached(self) -> int:
         return len(self._cached)
 
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        """How many of `requests`, in this order, can be admitted together once `releasing` have
-        given up their blocks."""
-        return _fit(self.trial(releasing), requests)
-
     def freed(self, requests: Iterable[Request]) -> int:
-        """Blocks that become available if these give up theirs; shared ones stay in use."""
         if self.prefix_caching:
             return len(self.only_of(requests))
         return sum(len(self._tables[request.id].blocks) for request in requests)
 
     def trial(self, releasing: Iterable[Request] = ()) -> Trial:
-        return Trial(self, releasing)
+        return LedgerTrial(self, releasing)
 
     # --- what the engine does ---------------------------------------------------------------
 
-    def news(self) -> Mapping[int, Sequence[int]]:
-        """By sequence, the blocks that it was given since the last call."""
-        news, self._news = self._news, {}
-        return news
-
     def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
-        """Gives blocks to requests that are admitted together. Returns by id the tokens that a
-        prefix hit covers, where it covers any. The plan was checked: there are enough."""
         found = [self.hits(request) for request in requests]
         for hits in found:  # all of them first, so that none is overwritten for another request
             for block in hits:
@@ -119,7 +172,6 @@ class Ledger:
         return hit_tokens
 
     def grow(self, steps: Iterable[Advance]) -> None:
-        """Gives residents room for what they compute next, where they have none."""
         for step in steps:
             table = self._tables[step.request.id]
             if more := self.growth(step, table):
@@ -128,7 +180,6 @@ class Ledger:
                 self._news[step.request.id] = (*self._news.get(step.request.id, ()), *taken)
 
     def share(self, request: Request, computed: int) -> None:
-        """After an iteration that succeeded: full blocks of so many tokens may be shared."""
         table = self._tables[request.id]
         full = computed // self.block_tokens
         if full > table.shareable:
@@ -140,8 +191,8 @@ class Ledger:
             table.shareable = full
 
     def release(self, request: Request) -> None:
-        """Takes the blocks back; those that others may find stay cached. The end of a sequence
-        goes first, since what comes before it is shared more."""
+        # what others may find stays cached; the end of a sequence is overwritten first, since what
+        # comes before it is shared more
         self._news.pop(request.id, None)
         for block in reversed(self._tables.pop(request.id).blocks):
             self._sharers[block] -= 1
@@ -153,14 +204,12 @@ class Ledger:
                     self._free.append(block)
 
     def clear(self) -> None:
-        """No sequence is left, and what the cached blocks held is gone."""
         self._free += self._cached
         self._cached.clear()
         self._found.clear()
         self._digest.clear()
 
     def forget(self, request: Request) -> None:
-        """A request that has ended is looked up no more."""
         self._digests.pop(request.id, None)
 
     # --- what a trial asks ------------------------------------------------------------------
@@ -244,9 +293,8 @@ class Ledger:
         return digests
 
 
-class Trial:
-    """The blocks of a plan, counted step by step while nothing is changed yet. `free`: blocks that
-    remain; below zero, so many are missing."""
+class LedgerTrial(Trial):
+    """As `seams.Trial`; a block that several steps share is counted once."""
 
     def __init__(self, ledger: Ledger, releasing: Iterable[Request] = ()) -> None:
         self._ledger = ledger
@@ -256,7 +304,6 @@ class Trial:
         self.free = ledger.budget - ledger.used + ledger.freed(releasing)
 
     def cost(self, step: Advance) -> int:
-        """Blocks that the step takes beyond those that its request holds or shares."""
         table = self._ledger.table(step.request)
         if table is not None:
             return self._ledger.growth(step, table)
@@ -264,16 +311,7 @@ class Trial:
         shared = sum(not self._is_available(block) for block in hits)
         return self._ledger.admission(step.request) - shared
 
-    def take(self, step: Advance) -> bool:
-        """Counts the step, if there are blocks for it."""
-        cost = self.cost(step)
-        if cost > self.free:
-            return False
-        self.insist(step, cost)
-        return True
-
     def insist(self, step: Advance, cost: int) -> None:
-        """Counts a step of this cost, whether or not there are blocks for it."""
         self.free -= cost
         if self._ledger.prefix_caching and self._ledger.table(step.request) is None:
             hits = self._ledger.hits(step.request)
@@ -282,109 +320,3 @@ class Trial:
     def _is_available(self, block: int) -> bool:
         unused = block in self._gone or not self._ledger.in_use(block)
         return unused and block not in self._hit
-
-
-class RectangleLedger:
-    """KV memory of padded batches. A rectangle opens as a whole: every row has blocks for as many
-    columns as the longest prompt and the longest answer take together. One rectangle lives at a
-    time, so its blocks are consecutive. Nothing in it grows or is shared."""
-
-    cached = 0
-    growth_tokens = None
-    prefix_caching = False
-
-    def __init__(self, budget: int, block_tokens: int = 1) -> None:
-        self.budget = budget
-        self.block_tokens = block_tokens
-        self.used = 0
-        self._rows: dict[int, range] = {}
-        self._news: dict[int, Sequence[int]] = {}
-
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        """As `Ledger.fit`."""
-        return _fit(self.trial(releasing), requests)
-
-    def freed(self, requests: Iterable[Request]) -> int:
-        """As `Ledger.freed`."""
-        return sum(len(self._rows[request.id]) for request in requests)
-
-    def trial(self, releasing: Iterable[Request] = ()) -> RectangleTrial:
-        return RectangleTrial(self.budget, self.block_tokens, self.used - self.freed(releasing))
-
-    def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
-        """As `Ledger.open`; the requests are the rows of one rectangle."""
-        trial = self.trial()
-        for request in requests:
-            trial.take(Advance(request, 0))
-        width = trial.row_blocks
-        for i, request in enumerate(requests):
-            self._rows[request.id] = self._news[request.id] = range(i * width, (i + 1) * width)
-        self.used += len(requests) * width
-        return {}
-
-    def grow(self, steps: Iterable[Advance]) -> None:
-        """A row has all its blocks from the start."""
-
-    def share(self, request: Request, computed: int) -> None:
-        """A rectangle is not shared."""
-
-    def release(self, request: Request) -> None:
-        self.used -= len(self._rows.pop(request.id))
-        self._news.pop(request.id, None)
-
-    def clear(self) -> None:
-        """Nothing is cached."""
-
-    def forget(self, request: Request) -> None:
-        """Nothing is remembered of a request without a row."""
-
-    def news(self) -> Mapping[int, Sequence[int]]:
-        """As `Ledger.news`."""
-        news, self._news = self._news, {}
-        return news
-
-
-class RectangleTrial:
-    """As `Trial`, of a rectangle that is about to open. There is no room beside another one."""
-
-    def __init__(self, budget: int, block_tokens: int, used: int) -> None:
-        self.free = 0 if used else budget
-        self._block_tokens = block_tokens
-        self._rows = self._known = self._further = 0
-
-    @property
-    def row_blocks(self) -> int:
-        return -(-(self._known + self._further) // self._block_tokens)
-
-    def cost(self, step: Advance) -> int:
-        """Blocks by which the rectangle grows: by a row, and by what makes every row longer."""
-        known, further = self._with(step.request)
-        a_row = -(-(known + further) // self._block_tokens)
-        return (self._rows + 1) * a_row - self._rows * self.row_blocks
-
-    def take(self, step: Advance) -> bool:
-        """Counts the step, if there are blocks for it."""
-        cost = self.cost(step)
-        if cost > self.free:
-            return False
-        self.insist(step, cost)
-        return True
-
-    def insist(self, step: Advance, cost: int) -> None:
-        """Counts a step of this cost, whether or not there are blocks for it."""
-        self.free -= cost
-        self._known, self._further = self._with(step.request)
-        self._rows += 1
-
-    def _with(self, request: Request) -> tuple[int, int]:
-        further = request.max_tokens - request.generated
-        return max(self._known, request.known), max(self._further, further)
-
-
-def _fit(trial: Trial | RectangleTrial, requests: Iterable[Request]) -> int:
-    count = 0
-    for request in requests:
-        if not trial.take(Advance(request, 0)):
-            break
-        count += 1
-    return count

@@ -183,8 +183,7 @@ class Advance(NamedTuple):
 class Trial(Protocol):
     """The blocks of a plan, counted step by step while nothing is changed yet."""
 
-    @property
-    def free(self) -> int: ...  # blocks that remain; below zero, so many are missing
+    free: int  # blocks that remain; below zero, so many are missing
 
     def cost(self, step: Advance) -> int:
         """Blocks that the step takes beyond those that its request holds or shares."""
@@ -192,7 +191,11 @@ class Trial(Protocol):
 
     def take(self, step: Advance) -> bool:
         """Counts the step, if there are blocks for it."""
-        ...
+        cost = self.cost(step)
+        if cost > self.free:
+            return False
+        self.insist(step, cost)
+        return True
 
     def insist(self, step: Advance, cost: int) -> None:
         """Counts a step of this cost, whether or not there are blocks for it."""

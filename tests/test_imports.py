@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gunicorn_conf": {"config", "api"},  # of api its logs and its worker
     "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
     "scheduling": {"seams"},
-    "generate": {"seams"},
+    "generate": {"seams", "memory"},
     "figures": set(),
     "stats": {"seams", "figures"},
     "inference": {"seams"},

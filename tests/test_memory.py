@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memory import Ledger, RectangleLedger
+from generate.rectangle import RectangleLedger
+from memory import Ledger
 from seams import Advance
 from tests.scheduling.shown import Shown
 

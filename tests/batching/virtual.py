@@ -16,8 +16,9 @@ from functools import partial
 from batching import BatchingManager, LayOut
 from flight import Flight, Wait
 from generate import dynamic, nobatch, static
+from generate.rectangle import RectangleLedger
 from inference import Inference
-from memory import Ledger, RectangleLedger
+from memory import BaseLedger, Ledger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -121,7 +122,7 @@ class Mode:
     name: str
     policy: Callable[[float], Policy]  # given max_wait_s
     lay_out: LayOut
-    ledger: Callable[[int, int], Ledger | RectangleLedger]  # of so many blocks of so many tokens
+    ledger: Callable[[int, int], BaseLedger]  # of so many blocks of so many tokens
 
 
 def _without_window(make: Callable[[], Policy], _: float) -> Policy:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from memory import Ledger, RectangleLedger
+from generate.rectangle import RectangleLedger
+from memory import BaseLedger, Ledger
 from seams import Request, ServiceClass, View
 
 
@@ -53,7 +54,7 @@ def view(
 ) -> View:
     """A view whose memory has `budget` - `used` free blocks of a token each. What residents hold is
     part of `used` where their `room` says it, and comes on top of the budget where it does not."""
-    memory: Ledger | RectangleLedger = RectangleLedger(budget)
+    memory: BaseLedger = RectangleLedger(budget)
     if not rectangles:
         held = {r.id: r.room or r.most for r in resident}  # type: ignore[attr-defined]
         told = sum(r.room for r in resident)  # type: ignore[attr-defined]
