@@ -15,18 +15,16 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 
 from gpt.attention import RaggedAttention, RectangleAttention, Span, attention_kernel
-from gpt.budget import asked_tokens, cpu_tokens, gpu_tokens, worst_activation_bytes
-from gpt.cache import RectangleKV, RectangleRow, SequenceKV
+from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
 from gpt.checkpoint import load_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
 from gpt.network import Attend
-from seams import Step
+from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ class LoadOptions:
     dtype: str
     seed: int
     max_batch_size: int
-    kv_memory: str = "auto"  # or as gpt.budget.asked_tokens reads it
+    kv_memory: str = "auto"  # or as gpt.budget.asked_blocks reads it
 
 
 def load_model(options: LoadOptions) -> Executor:
@@ -57,76 +55,74 @@ def load_model(options: LoadOptions) -> Executor:
     if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
-    most_tokens = options.max_batch_size * network.config.context
-    model = kind(network, dtype, options.model, most_tokens)
+    model = kind(network, dtype, options.model)
+    rows = options.max_batch_size
     if options.kv_memory != "auto":
-        model.blocks = asked_tokens(options.kv_memory, model.shape)
+        blocks = asked_blocks(options.kv_memory, model.shape)
     elif device.type == "cuda":
-        activations = worst_activation_bytes(model, options.max_batch_size)
-        model.blocks = gpu_tokens(model.shape, most_tokens, activations)
+        activations = worst_activation_bytes(model, rows)
+        blocks = gpu_blocks(model.shape, rows, model.context, activations)
     else:
-        model.blocks = cpu_tokens(model.shape, most_tokens)
+        blocks = cpu_blocks(model.shape, rows, model.context)
+    try:
+        model.allocate(blocks)
+    except DeviceMemoryError as error:
+        raise KVMemoryError(
+            f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
+            f"({error}); a smaller --kv-memory or --max-batch-size takes less"
+        ) from error
     log.info("%s", model.describe())
     return model
 
 
 class ServerModel(Executor):
-    """The rectangle: every row has as many new columns, padded on the left."""
+    """The rectangle: every row has as many new columns, padded on the left, and as many blocks, one
+    row's behind the other's."""
 
     def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
-        if rows[0].kv is None:
-            self._place(steps, rows)
-        places = [cast(RectangleRow, row.kv) for row in rows]
-        rectangle, width = places[0].rectangle, steps[0].padding + steps[0].tokens
+        opens = not len(rows[0].table.blocks)
+        self._take_blocks(steps, rows)
+        firsts = np.array([row.table.blocks[0] for row in rows])
+        row_blocks, first_block = len(rows[0].table.blocks), int(firsts.min())
+        places = (firsts - first_block) // row_blocks
+        count, width = int(places.max()) + 1, steps[0].padding + steps[0].tokens
         # rows that are not advanced keep their places: they are computed as padding
-        counts = np.zeros(rectangle.rows, dtype=np.int64)
-        starts = np.zeros(rectangle.rows, dtype=np.int64)
-        tokens = [0] * (rectangle.rows * width)
+        counts = np.zeros(count, dtype=np.int64)
+        starts = np.zeros(count, dtype=np.int64)
+        tokens = [0] * (count * width)
         ends, spans = [], []
-        for step, row, place in zip(steps, rows, places, strict=True):
-            end = (place.index + 1) * width
+        for step, row, place in zip(steps, rows, places.tolist(), strict=True):
+            end = (place + 1) * width
             tokens[end - step.tokens : end] = row.ids[step.start : step.start + step.tokens]
-            counts[place.index], starts[place.index] = step.tokens, step.start
+            counts[place], starts[place] = step.tokens, step.start
             ends.append(end)
-            spans.append(Span(end - step.tokens, step.tokens, step.start, place))
+            spans.append(Span(end - step.tokens, step.tokens, step.start, row.table))
         columns = (starts + counts - width)[:, None] + np.arange(width)
         positions = columns.clip(0)  # [rows, width]; of padding any that there is
         attend: Attend
         if attention_kernel(self.shape) is None:
-            attend = RectangleAttention(rectangle, positions, counts)
+            if opens:
+                self.pool.clear(slice(first_block, first_block + count * row_blocks))
+            attend = RectangleAttention(self.pool, first_block, row_blocks, positions, counts)
         else:
-            attend = RaggedAttention(spans, self.shape)
+            attend = RaggedAttention(spans, self.pool)
         return Flat(tokens, positions.ravel(), ends, attend)
-
-    def _place(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> None:
-        capacity = max(len(step.blocks) for step in steps) * self.block_tokens
-        masked = attention_kernel(self.shape) is None
-        rectangle = RectangleKV(self.shape, len(rows), capacity, masked=masked)
-        for i, row in enumerate(rows):
-            row.kv = RectangleRow(rectangle, i)
 
 
 class DynamicBatchingServerModel(Executor):
     """The pack: rows of different lengths, one after the other. Nothing is padded, and each
-    sequence owns its keys and values."""
+    sequence's blocks lie anywhere."""
 
     def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
+        self._take_blocks(steps, rows)
         tokens: list[int] = []
         ends, spans = [], []
         for step, row in zip(steps, rows, strict=True):
-            if step.blocks or row.kv is None:
-                self._grow(row, len(step.blocks) * self.block_tokens)
             first = len(tokens)
             tokens += row.ids[step.start : step.start + step.tokens]
             ends.append(len(tokens))
-            spans.append(Span(first, step.tokens, step.start, cast(SequenceKV, row.kv)))
+            spans.append(Span(first, step.tokens, step.start, row.table))
         counts = np.array([step.tokens for step in steps])
         offsets = np.array([step.start for step in steps]) - counts.cumsum() + counts
         positions = np.arange(len(tokens)) + offsets.repeat(counts)
-        return Flat(tokens, positions, ends, RaggedAttention(spans, self.shape))
-
-    def _grow(self, row: KnownSequence, tokens: int) -> None:
-        if row.kv is None:
-            row.kv = SequenceKV.empty(self.shape, tokens)
-        else:
-            row.kv = row.kv.longer(tokens)
+        return Flat(tokens, positions, ends, RaggedAttention(spans, self.pool))

@@ -280,10 +280,14 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
     yield GaugeMetricFamily("tgi_queue_size", "Requests that wait", counts["waiting"])
     yield GaugeMetricFamily("tgi_batch_current_size", "Requests that run", counts["running"])
     if manager.model is not None:
-        memory = manager.memory
+        memory, size = manager.memory, manager.memory.block_tokens
         for names, text, value in (
-            (("tgi_batch_current_max_tokens", "eb_kv_used_tokens"), "KV taken", memory.used),
-            (("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"), "KV budget", memory.budget),
+            (("tgi_batch_current_max_tokens", "eb_kv_used_tokens"), "KV taken", memory.used * size),
+            (
+                ("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"),
+                "KV budget",
+                memory.budget * size,
+            ),
         ):
             yield from (GaugeMetricFamily(name, f"{text}, in tokens", value) for name in names)
 

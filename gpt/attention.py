@@ -1,6 +1,6 @@
 """Attention over cached keys and values: the one operation that must know whose token is whose.
 
-`RaggedAttention` serves rows of any length, each over its own past: the compiled kernel on a CPU,
+`RaggedAttention` serves rows of any length, each over its own blocks: the compiled kernel on a CPU,
 or, row by row, torch's own operator, which also defines what is computed (`attend_rows`).
 `RectangleAttention` serves a padded batch in one masked call: the rectangle on a GPU, or where
 there is no compiler.
@@ -9,6 +9,7 @@ there is no compiler.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.cache import KVShape, RectangleKV, SequenceKV
-from kernels import HEAD_DIMS, attention_library
+from gpt.cache import BlockTable, KVPool, KVShape
+from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_library
 
 # Above this many new tokens in a row torch's blocked operator beats the kernel's plain loops:
 # measured on GPT-2 medium's heads, 2 cores, where the two meet between 64 and 192.
@@ -29,100 +30,128 @@ Counts = NDArray[np.int64]
 
 
 def attention_kernel(shape: KVShape) -> Callable[..., object] | None:
-    """The compiled kernel for such caches; None where torch's operators are used."""
-    library = attention_library() if shape.device.type == "cpu" else None
-    if library is None or shape.head_dim not in HEAD_DIMS:
+    """The compiled kernel for such a pool; None where torch's operators are used."""
+    if shape.device.type != "cpu" or shape.head_dim not in HEAD_DIMS:
+        return None
+    library = attention_library(shape.head_dim)
+    if library is None or shape.block_tokens % KEYS_TOGETHER:
         return None
     kernels = {torch.float32: library.attend_f32, torch.bfloat16: library.attend_bf16}
     return kernels.get(shape.dtype)
 
 
 class Span(NamedTuple):
-    """One row's tokens in the iteration's flat axis, and its cache."""
+    """One row's tokens in the iteration's flat axis, and where its sequence lies."""
 
     first: int
     length: int
-    start: int  # tokens already in the cache
-    kv: SequenceKV
+    start: int  # tokens already in the pool
+    table: BlockTable
 
 
 class RaggedAttention:
-    """`attend` for a flat axis of tokens: q, k, v `[N, H, D]`; tokens of no span give zeros."""
+    """`attend` for a flat axis of tokens: q `[N, H, D]`, k and v `[N, kv_heads, D]`; tokens of no
+    span give zeros. `window`: positions that a token sees, itself included; None: all before it.
+    `scale`: of the scores; None: 1 / sqrt(D)."""
 
-    def __init__(self, spans: Sequence[Span], shape: KVShape) -> None:
-        self._kernel = attention_kernel(shape)
-        if self._kernel is None:
-            by_kernel, self._by_torch = [], [span for span in spans if span.length]
-        else:
-            by_kernel = [span for span in spans if 0 < span.length <= KERNEL_MAX_TOKENS]
-            self._by_torch = [span for span in spans if span.length > KERNEL_MAX_TOKENS]
-        self._rows = len(by_kernel)
-        if by_kernel:
-            self._lay_out(by_kernel, shape.n_layer)
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        pool: KVPool,
+        *,
+        window: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        self._pool = pool
+        self._window = 2**62 if window is None else window
+        self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
+        self._kernel = attention_kernel(pool.shape)
+        most = 0 if self._kernel is None else KERNEL_MAX_TOKENS
+        by_kernel = [span for span in spans if 0 < span.length <= most]
+        self._by_torch = [Chunk(span, pool.shape, window) for span in spans if span.length > most]
+        # what the kernel reads of the rows: first, count, start, address of the blocks
+        rows = [(*span[:3], span.table.address) for span in by_kernel]
+        self._alive = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
+        self._rows = len(rows), [ctypes.c_void_p(row.ctypes.data) for row in self._alive]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        if self._rows:
-            _, heads, dim = q.shape
-            assert self._kernel is not None
+        count, rows = self._rows
+        if self._kernel is not None and count:
+            keys, values = self._pool.keys[layer], self._pool.values[layer]
             self._kernel(
-                dim, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-                self._rows, heads, q.stride(0), *self._geometry,
-                self._key_at[layer], self._value_at[layer],
+                q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+                count, q.shape[1], k.shape[1], q.stride(0), k.stride(0), v.stride(0),
+                *rows, keys.data_ptr(), values.data_ptr(), keys.shape[1],
+                self._window, self._scale,
             )  # fmt: skip
-        attend_rows(self._by_torch, layer, q, k, v, out)
+        attend_rows(self._by_torch, self._pool, layer, q, k, v, out, self._scale)
         return out
 
-    def _lay_out(self, spans: Sequence[Span], layers: int) -> None:
-        """What the kernel reads of the rows; addresses per layer, computed once for all of them."""
-        table = np.array([span[:3] + span.kv.geometry for span in spans], dtype=np.int64).T.copy()
-        first, count, start, head_stride, layer_bytes, key_at, value_at = table
-        offsets = np.arange(layers, dtype=np.int64)[:, None] * layer_bytes
-        keys, values = key_at + offsets, value_at + offsets
-        self._alive = table, keys, values  # what the pointers point into
-        self._geometry = _pointers((first, count, start, head_stride))
-        self._key_at, self._value_at = _pointers(keys), _pointers(values)
 
+class Chunk:
+    """A span as torch's operators take it; the same in every layer."""
 
-def _pointers(rows: Sequence[Counts] | Counts) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(row.ctypes.data) for row in rows]
+    def __init__(self, span: Span, shape: KVShape, window: int | None) -> None:
+        self.new = slice(span.first, span.first + span.length)
+        end = span.start + span.length
+        slots = torch.from_numpy(span.table.slots(0, end, shape.block_tokens)).to(shape.device)
+        self.past, self.written = slots[: span.start], slots[span.start :]
+        self.mask: Tensor | None = None
+        # is_causal aligns the triangle to the first key; over a past it is needed at the last
+        self.is_causal = span.start == 0 and window is None
+        if not self.is_causal:
+            ones = torch.ones(span.length, end, dtype=torch.bool, device=shape.device)
+            self.mask = ones.tril(span.start)
+            if window is not None:
+                self.mask = self.mask.triu(span.start - window + 1)
 
 
 def attend_rows(
-    spans: Sequence[Span], layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    chunks: Sequence[Chunk],
+    pool: KVPool,
+    layer: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    scale: float,
 ) -> None:
-    """Each span's new keys and values go to its cache; its queries see all up to themselves."""
-    for span in spans:
-        new, end = slice(span.first, span.first + span.length), span.start + span.length
-        keys, values = span.kv.keys[layer, :, :end], span.kv.values[layer, :, :end]  # [H, end, D]
-        keys[:, span.start :] = k[new].transpose(0, 1)
-        values[:, span.start :] = v[new].transpose(0, 1)
+    """Each chunk's new keys and values go to its slots; its queries see all up to themselves."""
+    keys_of, values_of = pool.slots(layer)  # [slots, kv_heads, D]
+    for chunk in chunks:
+        keys, values = k[chunk.new], v[chunk.new]  # [n, kv_heads, D]
+        keys_of.index_copy_(0, chunk.written, keys)
+        values_of.index_copy_(0, chunk.written, values)
+        if len(chunk.past):
+            keys = torch.cat([keys_of.index_select(0, chunk.past), keys])
+            values = torch.cat([values_of.index_select(0, chunk.past), values])
         attended = F.scaled_dot_product_attention(
-            q[new].transpose(0, 1)[None],
-            keys[None],
-            values[None],
-            attn_mask=_causal_mask(span, q.device) if span.start and span.length > 1 else None,
-            is_causal=span.start == 0 and span.length > 1,
-        )
-        out[new] = attended[0].transpose(0, 1)
-
-
-def _causal_mask(span: Span, device: torch.device) -> Tensor:
-    # is_causal aligns the triangle to the first key; a chunk over a past needs it at the last
-    end = span.start + span.length
-    return torch.ones(span.length, end, dtype=torch.bool, device=device).tril(span.start)
+            q[chunk.new].transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=chunk.mask,
+            is_causal=chunk.is_causal,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # [1, H, n, D]
+        out[chunk.new] = attended[0].transpose(0, 1)
 
 
 class RectangleAttention:
     """`attend` for a rectangle of rows with as many new columns each, flattened to `[R * W]`.
 
-    `positions` `[R, W]` in the cache; of row r the last `counts[r]` are tokens, the others padding.
-    What comes of padding is finite and means nothing."""
+    Row r lies in the `row_blocks` blocks from `first_block + r * row_blocks` on. `positions`
+    `[R, W]` in it; of row r the last `counts[r]` are tokens, the others padding. What comes of
+    padding is finite and means nothing."""
 
-    def __init__(self, rectangle: RectangleKV, positions: Counts, counts: Counts) -> None:
-        width = positions.shape[1]
-        device = rectangle.keys.device
-        self._rectangle = rectangle
+    def __init__(
+        self, pool: KVPool, first_block: int, row_blocks: int, positions: Counts, counts: Counts
+    ) -> None:
+        rows, width = positions.shape
+        device = pool.shape.device
+        self._pool = pool
+        self._blocks = slice(first_block, first_block + rows * row_blocks)
         self._end = int(positions.max()) + 1
         at = torch.from_numpy(positions).to(device)
         self._mask = (torch.arange(self._end, device=device) <= at[:, :, None])[:, None]
@@ -132,13 +161,16 @@ class RectangleAttention:
         self._flat, self._row, self._column = torch.from_numpy(indices).to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._rectangle.keys[layer], self._rectangle.values[layer]  # [R, H, cap, D]
-        keys[self._row, :, self._column] = k[self._flat]
-        values[self._row, :, self._column] = v[self._flat]
+        rows = len(self._mask)
+        head = k.shape[1:]
+        keys = self._pool.keys[layer, self._blocks].view(rows, -1, *head)  # [R, capacity, H, D]
+        values = self._pool.values[layer, self._blocks].view(rows, -1, *head)
+        keys[self._row, self._column] = k[self._flat]
+        values[self._row, self._column] = v[self._flat]
         attended = F.scaled_dot_product_attention(
-            q.view(len(keys), -1, *q.shape[1:]).transpose(1, 2),  # [R * W, H, D] -> [R, H, W, D]
-            keys[:, :, : self._end],
-            values[:, :, : self._end],
+            q.view(rows, -1, *q.shape[1:]).transpose(1, 2),  # [R * W, H, D] -> [R, H, W, D]
+            keys[:, : self._end].transpose(1, 2),
+            values[:, : self._end].transpose(1, 2),
             attn_mask=self._mask,  # [R, 1, W, end]
         )
         return attended.transpose(1, 2).flatten(0, 1)

@@ -1,8 +1,9 @@
-"""How many tokens' keys and values a server holds: fixed at start, its arithmetic in the log."""
+"""How many blocks of keys and values a server holds: fixed at start, its arithmetic in the log."""
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 
 import psutil
@@ -10,13 +11,14 @@ import torch
 
 from gpt.cache import KVShape
 from gpt.container import container_room_bytes
-from gpt.executor import WARM_UP_TOKENS, Executor
+from gpt.executor import Executor
 from seams import DeviceMemoryError, Opening, Sampling, Step
 
 log = logging.getLogger(__name__)
 
 AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
-FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments, and for a sequence copied as it grows
+FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
+WARM_UP_BLOCKS = 1  # that Executor.warm_up takes
 
 
 class KVMemoryError(ValueError):
@@ -28,8 +30,8 @@ _UNITS = {
 }  # fmt: skip
 
 
-def _parse(amount: str, token_bytes: int) -> int:
-    """`2GiB` or `30000tokens` as tokens. Raises KVMemoryError."""
+def _parse(amount: str, shape: KVShape) -> int:
+    """`2GiB` or `30000tokens` as blocks. Raises KVMemoryError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", amount)
     if found is None or found[2] not in (*_UNITS, "tokens"):
         raise KVMemoryError(
@@ -37,28 +39,26 @@ def _parse(amount: str, token_bytes: int) -> int:
             f"{', '.join(_UNITS)}, tokens"
         )
     number, unit = float(found[1]), found[2]
-    return int(number if unit == "tokens" else number * _UNITS[unit] / token_bytes)
+    if unit == "tokens":
+        return math.ceil(number / shape.block_tokens)
+    return int(number * _UNITS[unit] / shape.block_bytes)
 
 
-def asked_tokens(amount: str, shape: KVShape) -> int:
+def asked_blocks(amount: str, shape: KVShape) -> int:
     """Raises KVMemoryError for less than the server's own warm-up takes."""
-    tokens = _parse(amount, shape.token_bytes)
-    if tokens < WARM_UP_TOKENS:
+    blocks = _parse(amount, shape)
+    if blocks < WARM_UP_BLOCKS:
         raise KVMemoryError(
-            f"--kv-memory {amount} holds {tokens} tokens of {shape.token_bytes} bytes; allowed: "
-            f"{WARM_UP_TOKENS} tokens or more"
+            f"--kv-memory {amount} is less than a block: {shape.block_tokens} tokens of "
+            f"{shape.token_bytes} bytes; allowed: {WARM_UP_BLOCKS} block or more"
         )
-    log.info(
-        "KV budget: --kv-memory %s, at %d bytes a token: %d tokens",
-        amount,
-        shape.token_bytes,
-        tokens,
-    )
-    return tokens
+    log.info("KV budget: --kv-memory %s: %s", amount, _in_words(blocks, shape))
+    return blocks
 
 
-def cpu_tokens(shape: KVShape, most_tokens: int) -> int:
-    """All that the batch limit can use, or a share of the available memory where that is less.
+def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
+    """All that `rows` sequences of `context` tokens can use, or a share of the available memory
+    where that is less.
 
     Available is what the machine has, or what the container's limit leaves where that is less.
     Raises KVMemoryError where the share is less than the server's own warm-up takes.
@@ -68,48 +68,66 @@ def cpu_tokens(shape: KVShape, most_tokens: int) -> int:
     if room_bytes is not None and room_bytes < machine_bytes:
         available_bytes = room_bytes
         whose = f"under the container's limit, of {machine_bytes / 2**30:.1f} GiB on the machine"
-    fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.token_bytes
-    log.info(
-        "KV budget: the smaller of batch limit x context = %d tokens, and %.0f %% of %.1f GiB "
-        "available (%s) / %d bytes a token = %d tokens",
-        most_tokens,
-        100 * AVAILABLE_MEMORY_SHARE,
-        available_bytes / 2**30,
-        whose,
-        shape.token_bytes,
-        fitting,
-    )
-    if fitting < WARM_UP_TOKENS:
+    fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.block_bytes
+    if fitting < WARM_UP_BLOCKS:
         raise KVMemoryError(
             f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
-            f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} tokens of "
-            f"{shape.token_bytes} bytes, and {WARM_UP_TOKENS} are the least"
+            f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} blocks of "
+            f"{shape.block_bytes} bytes, and {WARM_UP_BLOCKS} is the least"
         )
-    return min(most_tokens, fitting)
+    share = (
+        f"{100 * AVAILABLE_MEMORY_SHARE:.0f} % of {available_bytes / 2**30:.1f} GiB available "
+        f"({whose})"
+    )
+    return _smaller(shape, rows, context, fitting, share)
 
 
-def gpu_tokens(shape: KVShape, most_tokens: int, activation_bytes: int) -> int:
+def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -> int:
     """As on a CPU, of what the worst iteration leaves free. Raises KVMemoryError."""
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(shape.device)[0]
-    fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.token_bytes
-    log.info(
-        "KV budget: the smaller of batch limit x context = %d tokens, and %.0f %% of (%.1f GiB "
-        "free - %.1f GiB for the worst iteration) / %d bytes a token = %d tokens",
-        most_tokens,
-        100 * FREE_GPU_MEMORY_SHARE,
-        free_bytes / 2**30,
-        activation_bytes / 2**30,
-        shape.token_bytes,
-        fitting,
-    )
-    if fitting < WARM_UP_TOKENS:
+    fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.block_bytes
+    if fitting < WARM_UP_BLOCKS:
         raise KVMemoryError(
             f"the GPU has {free_bytes / 2**30:.1f} GiB free beside the weights, the worst "
             f"iteration takes {activation_bytes / 2**30:.1f} GiB of it; a smaller "
             "--max-batch-size leaves more"
         )
-    return min(most_tokens, fitting)
+    share = (
+        f"{100 * FREE_GPU_MEMORY_SHARE:.0f} % of ({free_bytes / 2**30:.1f} GiB free - "
+        f"{activation_bytes / 2**30:.1f} GiB for the worst iteration)"
+    )
+    return _smaller(shape, rows, context, fitting, share)
+
+
+def blocks_of(rows: int, context: int, shape: KVShape) -> int:
+    """That so many sequences of so many tokens take."""
+    return rows * math.ceil(context / shape.block_tokens)
+
+
+def _smaller(shape: KVShape, rows: int, context: int, fitting: int, share: str) -> int:
+    most = blocks_of(rows, context, shape)
+    blocks = min(most, fitting)
+    log.info(
+        "KV budget: the smaller of batch limit x context = %d x %d tokens = %d blocks, and %s / "
+        "%d bytes a block = %d blocks: %s",
+        rows,
+        context,
+        most,
+        share,
+        shape.block_bytes,
+        fitting,
+        _in_words(blocks, shape),
+    )
+    return blocks
+
+
+def _in_words(blocks: int, shape: KVShape) -> str:
+    tokens, size = shape.block_tokens, blocks * shape.block_bytes / 2**30
+    return (
+        f"{blocks} blocks of {tokens} tokens x {shape.token_bytes} bytes = {blocks * tokens} "
+        f"tokens, {size:.2f} GiB"
+    )
 
 
 def worst_activation_bytes(model: Executor, rows: int) -> int:
@@ -129,10 +147,11 @@ def worst_activation_bytes(model: Executor, rows: int) -> int:
 
 def _activation_bytes(model: Executor, rows: int) -> int:
     context = model.context
+    each = blocks_of(1, context, model.shape)
+    model.allocate(rows * each)
     model.open([Opening(i, [0] * context, context, Sampling()) for i in range(rows)])
-    steps = [Step(i, 0, context, True, range(context)) for i in range(rows)]
+    steps = [Step(i, 0, context, True, range(i * each, (i + 1) * each)) for i in range(rows)]
     torch.cuda.reset_peak_memory_stats(model.device)
     held_bytes = torch.cuda.memory_allocated(model.device)
     model.start(steps, ())
-    kv_bytes = rows * context * model.shape.token_bytes
-    return torch.cuda.max_memory_allocated(model.device) - held_bytes - kv_bytes
+    return torch.cuda.max_memory_allocated(model.device) - held_bytes

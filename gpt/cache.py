@@ -1,28 +1,36 @@
-"""Keys and values of sequences, in one piece each: a sequence of its own, or a row of a rectangle.
+"""Keys and values: one pool of blocks for all sequences, allocated when a model is loaded.
 
-The engine's ledger counts their blocks; what is here follows it. Memory returns when the sequence
-or, of a rectangle, the last of its rows is dropped.
+A block holds the keys and values of `block_tokens` positions, of all layers. The engine's ledger
+gives blocks out (`memory.py`); a sequence's table says which of its positions lie in which. So a
+sequence grows by taking a block, and nothing is copied (Kwon et al., "Efficient Memory Management
+for Large Language Model Serving with PagedAttention", SOSP '23, section 4.1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpt.network import GPTConfig
 
+BLOCK_TOKENS = 16  # a smaller block shares and fits better, a larger one takes fewer look-ups
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Of one token's keys and values, over all layers."""
+    """Of keys and values. `kv_heads`: each may serve several heads of queries."""
 
     n_layer: int
-    n_head: int
+    kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    block_tokens: int = BLOCK_TOKENS
 
     @classmethod
     def of(cls, config: GPTConfig, dtype: torch.dtype, device: torch.device) -> KVShape:
@@ -30,71 +38,48 @@ class KVShape:
 
     @property
     def token_bytes(self) -> int:
-        return 2 * self.n_layer * self.n_head * self.head_dim * self.dtype.itemsize
-
-
-class SequenceKV:
-    """One sequence: keys and values `[n_layer, H, capacity, D]`, a position to a column."""
-
-    __slots__ = ("geometry", "keys", "values")
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        # elements from head to head, bytes from layer to layer, addresses: read in every iteration
-        self.geometry = (
-            keys.stride(1),
-            keys.stride(0) * keys.element_size(),
-            keys.data_ptr(),
-            values.data_ptr(),
-        )
-
-    @classmethod
-    def empty(cls, shape: KVShape, capacity: int) -> SequenceKV:
-        size = (shape.n_layer, shape.n_head, capacity, shape.head_dim)
-        return cls(
-            torch.empty(size, dtype=shape.dtype, device=shape.device),
-            torch.empty(size, dtype=shape.dtype, device=shape.device),
-        )
+        return 2 * self.n_layer * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
-    def capacity(self) -> int:
-        return self.keys.shape[2]
-
-    def longer(self, tokens: int) -> SequenceKV:
-        """A copy with room for so many more. While it is made, both exist, beyond the budget."""
-        return SequenceKV(_longer(self.keys, tokens), _longer(self.values, tokens))
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
 
 
-def _longer(old: Tensor, tokens: int) -> Tensor:
-    layers, heads, length, dim = old.shape
-    new = old.new_empty((layers, heads, length + tokens, dim))
-    new[:, :, :length] = old
-    return new
+class KVPool:
+    """`keys` and `values`: `[n_layer, blocks, block_tokens, kv_heads, head_dim]`. A system that
+    commits memory when it is first written takes no more than was ever in use."""
 
+    def __init__(self, shape: KVShape, blocks: int) -> None:
+        size = (2, shape.n_layer, blocks, shape.block_tokens, shape.kv_heads, shape.head_dim)
+        self.shape = shape
+        self.keys, self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
 
-class RectangleKV:
-    """A padded batch: keys and values `[n_layer, rows, H, capacity, D]`. Padding has no place in
-    it: each row's tokens begin in the first column."""
+    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as `[slots, kv_heads, head_dim]`: slot = block x block_tokens
+        + the position's place in its block."""
+        return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
 
-    def __init__(self, shape: KVShape, rows: int, capacity: int, *, masked: bool) -> None:
-        """`masked`: a masked attention reads columns that were never written, and a NaN in one of
+    def clear(self, blocks: slice) -> None:
+        """For a masked attention, which reads positions that were never written: a NaN in one of
         them would survive its weight of zero."""
-        size = (shape.n_layer, rows, shape.n_head, capacity, shape.head_dim)
-        make = torch.zeros if masked else torch.empty
-        self.keys = make(size, dtype=shape.dtype, device=shape.device)
-        self.values = make(size, dtype=shape.dtype, device=shape.device)
-
-    @property
-    def rows(self) -> int:
-        return self.keys.shape[1]
+        self.keys[:, blocks] = 0
+        self.values[:, blocks] = 0
 
 
-class RectangleRow(SequenceKV):
-    """A row of a rectangle, which lives as long as one of its rows does."""
+class BlockTable:
+    """The blocks of a sequence, int32, in the order of its positions. `address`: of the first."""
 
-    __slots__ = ("index", "rectangle")
+    __slots__ = ("address", "blocks")
 
-    def __init__(self, rectangle: RectangleKV, index: int) -> None:
-        super().__init__(rectangle.keys[:, index], rectangle.values[:, index])
-        self.rectangle = rectangle
-        self.index = index
+    def __init__(self, blocks: Sequence[int] = ()) -> None:
+        self.blocks = np.empty(0, dtype=np.int32)
+        self.extend(blocks)
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        self.blocks = np.concatenate([self.blocks, np.asarray(blocks, dtype=np.int32)])
+        self.address = self.blocks.ctypes.data  # asked for in every iteration, slow to find out
+
+    def slots(self, start: int, end: int, block_tokens: int) -> NDArray[np.int64]:
+        """Where these positions lie in a pool."""
+        at = np.arange(start, end)
+        return self.blocks[at // block_tokens].astype(np.int64) * block_tokens + at % block_tokens

@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from gpt.attention import Counts
-from gpt.cache import KVShape, SequenceKV
+from gpt.cache import BlockTable, KVPool, KVShape
 from gpt.errors import with_our_errors
 from gpt.linear import pack_linears
 from gpt.network import GPT, Attend
 from gpt.sampling import Sampler, logprobs
 from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step, TokenLogprobs
-
-WARM_UP_TOKENS = 16  # of KV memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,14 @@ def count_parameters(network: GPT) -> int:
 class KnownSequence:
     """What the model knows of a sequence; as `gpt.sampling.Known`."""
 
-    __slots__ = ("ids", "kv", "prompt_tokens", "sampling", "scored")
+    __slots__ = ("ids", "prompt_tokens", "sampling", "scored", "table")
 
     def __init__(self, opening: Opening) -> None:
         self.ids = list(opening.ids)  # and all that is drawn
         self.prompt_tokens = opening.prompt_tokens
         self.sampling = opening.sampling
         self.scored = opening.scored
-        self.kv: SequenceKV | None = None  # from its first step on
+        self.table = BlockTable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +73,16 @@ class Finished:
 
 
 class Executor(ABC):
-    """As `seams.Model`. Its caches are contiguous: a block is a token, and only the number of
-    blocks counts. `blocks` is settled before the model is served."""
+    """As `seams.Model`. `allocate` gives it its KV memory, before it is served."""
 
-    block_tokens = 1
     lost: str | None = None  # it lives and dies with its process
+    pool: KVPool
 
-    def __init__(self, network: GPT, dtype: torch.dtype, name: str, blocks: int) -> None:
+    def __init__(self, network: GPT, dtype: torch.dtype, name: str) -> None:
         self.network = network
         self.device = network.wte.weight.device
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
-        self.blocks = blocks
         self.shape = KVShape.of(network.config, dtype, self.device)
         self.info = ModelInfo(
             name=name,
@@ -103,19 +99,37 @@ class Executor(ABC):
         self._sampler = Sampler()
         pack_linears(network)
 
+    @with_our_errors
+    def allocate(self, blocks: int) -> None:
+        """KV memory for all sequences together; what is there already is given up first. Raises
+        DeviceMemoryError."""
+        if hasattr(self, "pool"):
+            del self.pool
+        self.pool = KVPool(self.shape, blocks)
+
+    @property
+    def blocks(self) -> int:
+        return int(self.pool.keys.shape[1])
+
+    @property
+    def block_tokens(self) -> int:
+        return self.shape.block_tokens
+
     def describe(self) -> str:
         note = f" ({self.info.note})" if self.info.note else ""
         return (
             f"model {self.info.name}{note}: {self.info.parameters / 1e6:.1f} M parameters, "
             f"{self.info.dtype} on {self.info.device} ({torch.get_num_threads()} CPU threads), "
-            f"context {self.context}, KV memory for {self.blocks * self.block_tokens} tokens"
+            f"context {self.context}, KV memory of {self.blocks} blocks of {self.block_tokens} "
+            f"tokens: {self.blocks * self.block_tokens} tokens"
         )
 
     def warm_up(self) -> None:
-        """A prefill and a decode, so that no request pays for what is built at first use."""
-        prompt = WARM_UP_TOKENS - 1
+        """A prefill and a decode, which fill a block, so that no request pays for what is built at
+        first use."""
+        prompt = self.block_tokens - 1
         self.open([Opening(0, [0] * prompt, prompt, Sampling())])
-        self.start([Step(0, 0, prompt, True, range(WARM_UP_TOKENS))], ())
+        self.start([Step(0, 0, prompt, True, (0,))], ())
         self.start([Step(0, prompt, 1, True, ())], ())
         self.forget()
 
@@ -147,9 +161,15 @@ class Executor(ABC):
         duration_s = time.perf_counter() - start_s
         return Finished(Outcome(tokens, len(flat.tokens), duration_s, of_tokens, found))
 
+    @staticmethod
+    def _take_blocks(steps: Sequence[Step], rows: Sequence[KnownSequence]) -> None:
+        for step, row in zip(steps, rows, strict=True):
+            if step.blocks:
+                row.table.extend(step.blocks)
+
     @abstractmethod
     def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
-        """Gives sequences the room that their steps bring, and says where their tokens lie."""
+        """Gives sequences the blocks that their steps bring, and says where their tokens lie."""
 
     def forget(self) -> None:
         """Drops all sequences."""

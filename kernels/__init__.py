@@ -16,8 +16,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -25,27 +25,24 @@ FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
-HEAD_DIMS = (16, 32, 64, 128)  # that the kernel is built for
-
-
-class KernelError(RuntimeError):
-    """A kernel was called with what it was not built for, and has computed nothing."""
+HEAD_DIMS = range(16, 257, 16)  # of attention
+KEYS_TOGETHER = 16  # that attention reads: its blocks hold a multiple of it
 
 
 @functools.cache
-def attention_library() -> ctypes.CDLL | None:
-    """`attend_f32` and `attend_bf16` of attention.cpp, which raise KernelError, or None where they
+def attention_library(head_dim: int) -> ctypes.CDLL | None:
+    """`attend_f32` and `attend_bf16` of attention.cpp for one of HEAD_DIMS, or None where they
     cannot be built."""
-    library = _library("attention")
+    library = _library("attention", f"-DHEAD_DIM={head_dim}")
     if library is not None:
         for function in (library.attend_f32, library.attend_bf16):
-            function.restype = ctypes.c_int32
-            function.errcheck = _check
+            function.restype = None
             function.argtypes = (
-                [ctypes.c_int64]
-                + [ctypes.c_void_p] * 4
-                + [ctypes.c_int64] * 3
+                [ctypes.c_void_p] * 4
+                + [ctypes.c_int64] * 6
                 + [ctypes.c_void_p] * 6
+                + [ctypes.c_int64] * 2
+                + [ctypes.c_float]
             )
     return library
 
@@ -82,7 +79,7 @@ def sampling_library() -> ctypes.CDLL | None:
     return library
 
 
-def _library(name: str) -> ctypes.CDLL | None:
+def _library(name: str, *flags: str) -> ctypes.CDLL | None:
     """Call it after torch was imported: OpenMP's runtime must be the one that torch brought along,
     or two pools of threads would compete for the cores."""
     source = Path(__file__).with_name(f"{name}.cpp")
@@ -91,7 +88,7 @@ def _library(name: str) -> ctypes.CDLL | None:
         log.warning("no C++ compiler found: %s runs on torch's own operators, slower", name)
         return None
     try:
-        return ctypes.CDLL(str(_build(source, compiler)))
+        return ctypes.CDLL(str(_build(source, compiler, [*FLAGS, *flags])))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # no home: RuntimeError
         detail = getattr(error, "stderr", "") or str(error)
         log.warning(
@@ -100,18 +97,10 @@ def _library(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def _check(status: Any, _function: object, arguments: tuple[Any, ...]) -> Any:
-    if status:
-        raise KernelError(
-            f"the attention kernel has no code for heads of {arguments[0]}; allowed: {HEAD_DIMS}"
-        )
-    return status
-
-
-def _build(source: Path, compiler: str) -> Path:
+def _build(source: Path, compiler: str, flags: Sequence[str]) -> Path:
     """The compiled library, made anew whenever source, flags, compiler or processor change."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
-    identity = (source.read_text(), FLAGS, version.stdout, platform.machine(), _processor())
+    identity = (source.read_text(), flags, version.stdout, platform.machine(), _processor())
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "effective-batching"
     library = cache / f"{source.stem}-{digest}.so"
@@ -122,7 +111,7 @@ def _build(source: Path, compiler: str) -> Path:
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             built = Path(folder) / library.name
             subprocess.run(
-                [compiler, *FLAGS, str(source), "-o", str(built)],
+                [compiler, *flags, str(source), "-o", str(built)],
                 capture_output=True,
                 text=True,
                 check=True,

@@ -10,46 +10,51 @@ import pytest
 import torch
 
 from gpt import budget
-from gpt.budget import KVMemoryError, asked_tokens, cpu_tokens
+from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks
 from gpt.cache import KVShape
 from gpt.container import container_room_bytes
 
 SHAPE = KVShape(24, 16, 64, torch.bfloat16, torch.device("cpu"))  # 98,304 bytes a token
 
 
+BLOCK = 16 * 98_304
+
+
 @pytest.mark.parametrize(
-    ("amount", "tokens"),
+    ("amount", "blocks"),
     [
-        ("30000tokens", 30_000),
-        ("2GiB", 2 * 2**30 // 98_304),
-        ("1.5GiB", 3 * 2**29 // 98_304),
-        ("500MB", 500_000_000 // 98_304),
-        ("9830400B", 100),
+        ("30000tokens", 1875),
+        ("30001tokens", 1876),
+        ("2GiB", 2 * 2**30 // BLOCK),
+        ("1.5GiB", 3 * 2**29 // BLOCK),
+        ("500MB", 500_000_000 // BLOCK),
+        ("157286400B", 100),
     ],
 )
-def test_an_amount_is_read_as_tokens_and_told(
-    amount: str, tokens: int, caplog: pytest.LogCaptureFixture
+def test_an_amount_is_read_as_blocks_and_logged(
+    amount: str, blocks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert asked_tokens(amount, SHAPE) == tokens
-    assert f"--kv-memory {amount}, at 98304 bytes a token: {tokens} tokens" in caplog.text
+    assert asked_blocks(amount, SHAPE) == blocks
+    words = f"{blocks} blocks of 16 tokens x 98304 bytes = {16 * blocks} tokens"
+    assert f"--kv-memory {amount}: {words}" in caplog.text
 
 
 @pytest.mark.parametrize("amount", ["2", "GiB", "2gib", "-1GiB", "1e9B", "two tokens", ""])
-def test_an_amount_that_cannot_be_read_is_told_with_what_can(amount: str) -> None:
+def test_an_amount_that_cannot_be_read_is_refused_with_what_can(amount: str) -> None:
     with pytest.raises(KVMemoryError, match="allowed: auto, or a number with one of B, KB"):
-        asked_tokens(amount, SHAPE)
+        asked_blocks(amount, SHAPE)
 
 
-def test_less_than_the_warm_up_takes_is_refused() -> None:
-    with pytest.raises(KVMemoryError, match="holds 10 tokens of 98304 bytes; allowed: 16 tokens"):
-        asked_tokens("1MB", SHAPE)
+def test_less_than_a_block_is_refused() -> None:
+    with pytest.raises(KVMemoryError, match="less than a block: 16 tokens of 98304 bytes"):
+        asked_blocks("1MB", SHAPE)
 
 
 def test_a_cpu_gives_what_the_batch_limit_needs_or_a_quarter_of_what_is_available() -> None:
-    assert cpu_tokens(SHAPE, 1000) == 1000
-    total = psutil.virtual_memory().total // SHAPE.token_bytes
-    assert cpu_tokens(SHAPE, 10 * total) <= total / 4
+    assert cpu_blocks(SHAPE, 10, 100) == 10 * 7
+    total = psutil.virtual_memory().total // BLOCK
+    assert cpu_blocks(SHAPE, 10 * total, 16) <= total / 4
 
 
 def _group(folder: Path, version: int, limit: str, used: int, cache: int) -> None:
@@ -99,16 +104,16 @@ def test_a_containers_limit_makes_the_budget_and_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    room = 400 * SHAPE.token_bytes
-    monkeypatch.setattr(budget, "container_room_bytes", lambda: room)
-    assert cpu_tokens(SHAPE, 10_000) == 100
+    monkeypatch.setattr(budget, "container_room_bytes", lambda: 400 * BLOCK)
+    assert cpu_blocks(SHAPE, 8, 1024) == 100
+    assert "batch limit x context = 8 x 1024 tokens = 512 blocks" in caplog.text
     assert "under the container's limit" in caplog.text
     monkeypatch.setattr(budget, "container_room_bytes", lambda: 2**60)
-    cpu_tokens(SHAPE, 1000)
+    cpu_blocks(SHAPE, 1, 1024)
     assert "available (on the machine)" in caplog.text
 
 
-def test_a_container_too_small_for_the_warm_up_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "container_room_bytes", lambda: 4 * SHAPE.token_bytes)
-    with pytest.raises(KVMemoryError, match="1 tokens of 98304 bytes, and 16 are the least"):
-        cpu_tokens(SHAPE, 1000)
+def test_a_container_too_small_for_the_warm_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "container_room_bytes", lambda: 3 * BLOCK)
+    with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes, and 1 is the least"):
+        cpu_blocks(SHAPE, 1, 1024)

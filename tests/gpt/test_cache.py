@@ -1,47 +1,31 @@
-"""Keys and values in one piece, a sequence's own or a row of a rectangle."""
+"""The pool of keys and values, and the tables of the sequences in it."""
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 
-from gpt.cache import KVShape, RectangleKV, RectangleRow, SequenceKV
+from gpt.cache import BlockTable, KVPool, KVShape
 
-SMALL = KVShape(2, 3, 16, torch.float32, torch.device("cpu"))
+CPU = torch.device("cpu")
 
 
 def test_bytes_of_a_token_are_those_of_the_published_shape() -> None:
-    shape = KVShape(24, 16, 64, torch.bfloat16, torch.device("cpu"))
+    shape = KVShape(24, 16, 64, torch.bfloat16, CPU)
     assert shape.token_bytes == 98_304  # gpt2-medium: 2 x 24 layers x 1024 x 2 bytes
+    pool = KVPool(shape, 3)
+    assert pool.keys.nbytes + pool.values.nbytes == 3 * shape.block_bytes == 3 * 16 * 98_304
 
 
-def test_a_cache_that_grows_keeps_what_it_holds() -> None:
-    kv = SequenceKV.empty(SMALL, 6)
-    kv.keys.normal_()
-    kv.values.normal_()
-    longer = kv.longer(5)
-    assert longer.capacity == 11
-    assert torch.equal(longer.keys[:, :, :6], kv.keys)
-    assert torch.equal(longer.values[:, :, :6], kv.values)
+def test_a_table_that_grows_keeps_its_blocks_and_says_where_they_lie() -> None:
+    table = BlockTable([5, 2])
+    table.extend([9])
+    assert table.blocks.tolist() == [5, 2, 9]
+    assert table.address == table.blocks.ctypes.data
+    assert table.slots(15, 34, 16).tolist() == [95, *range(32, 48), 144, 145]
 
 
-def test_the_geometry_of_a_row_is_where_its_heads_and_layers_lie() -> None:
-    row = RectangleRow(RectangleKV(SMALL, 4, 7, masked=False), 2)
-    for layer in range(2):
-        for head in range(3):
-            head_stride, layer_bytes, *addresses = row.geometry
-            for at, tensor in zip(addresses, (row.keys, row.values), strict=True):
-                expected = tensor[layer, head].data_ptr()
-                assert at + layer * layer_bytes + head * head_stride * 4 == expected
-
-
-def test_a_rectangle_lives_as_long_as_one_of_its_rows() -> None:
-    rectangle = RectangleKV(SMALL, 3, 7, masked=False)
-    rows = [RectangleRow(rectangle, index) for index in range(3)]
-    alive = weakref.ref(rectangle)
-    del rectangle
-    while rows:
-        assert alive() is not None
-        rows.pop()
-    assert alive() is None
+def test_a_slot_is_the_place_of_a_position_in_its_block() -> None:
+    pool = KVPool(KVShape(2, 3, 16, torch.float32, CPU), 4)
+    keys, _ = pool.slots(1)
+    keys[2 * 16 + 5] = 7.0
+    assert (pool.keys[1, 2, 5] == 7.0).all()

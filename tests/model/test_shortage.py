@@ -9,13 +9,14 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from batching import LAYOUTS, Mode
+from gpt.budget import KVMemoryError
 from gpt.errors import with_our_errors
+from model import LoadOptions, load_model
 from seams import DeviceMemoryError
 from tests.bare import Bare
-from tests.model.peer import VOCAB, load, peer_logits
+from tests.model.peer import load, peer_logits
 
 MODES: list[Mode] = ["static", "dynamic"]
-TOO_MANY = range(2**40)  # blocks; no machine has the memory
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -23,34 +24,25 @@ def test_without_memory_an_iteration_fails_as_one_that_may_fit_later_and_harms_n
     mode: Mode, checkpoint: tuple[Path, GPT2LMHeadModel]
 ) -> None:
     folder, peer = checkpoint
-    bare = Bare(load(folder, mode), LAYOUTS[mode])
+    model = load(folder, mode)
+    bare = Bare(model, LAYOUTS[mode])
     (fine,) = bare.open([[5, 7, 11]], 4)
     bare.advance([fine])
     (large,) = bare.open([[1, 2]], 4)
-    large.blocks = TOO_MANY
+    greedy = model.network.register_forward_pre_hook(lambda *_: torch.empty(2**55))
     with pytest.raises(DeviceMemoryError, match="memory"):
         bare.advance([large])
+    greedy.remove()
     bare.released.append(large.id)
     for _ in range(2):
         text = list(fine.ids)
         assert bare.advance([fine]).tokens == [[int(peer_logits(peer, text).argmax())]]
 
 
-def test_a_sequence_that_cannot_grow_is_opened_again_and_computed_anew(
-    checkpoint: tuple[Path, GPT2LMHeadModel],
-) -> None:
-    """As the engine does it, which preempts all that were in the iteration."""
-    folder, peer = checkpoint
-    bare = Bare(load(folder, "dynamic"), LAYOUTS["dynamic"])
-    first, second = bare.open([[5, 7, 11], [VOCAB - 1]], 1)
-    bare.advance([first, second])
-    texts = [list(first.ids), list(second.ids)]
-    second.blocks = TOO_MANY
-    with pytest.raises(DeviceMemoryError):
-        bare.advance([first, second])
-    again = bare.open(texts, 1)
-    bare.released += [first.id, second.id]
-    assert bare.advance(again).tokens == [[int(peer_logits(peer, t).argmax())] for t in texts]
+def test_a_model_without_memory_for_its_pool_is_not_served() -> None:
+    asked = LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8, kv_memory="999999999GiB")
+    with pytest.raises(KVMemoryError, match="a smaller --kv-memory"):
+        load_model(asked)
 
 
 class Allocating:
