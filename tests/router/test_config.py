@@ -149,7 +149,7 @@ def test_the_router_imports_nothing_of_the_server() -> None:
 
 
 def test_the_documentation_says_of_every_option_what_its_help_says() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "router-options.md").read_text()
     for option in Config.declared():
         names = f"| `{flag(option.name)}` | `{option.variables[0]}` |"
         assert f"{names} {option.shown_default} | {option.help} |" in text
