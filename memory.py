@@ -146,6 +146,11 @@ class Ledger(BaseLedger):
     def cached(self) -> int:
         return len(self._cached)
 
+    @property
+    def remembered(self) -> int:
+        """Requests whose digests are kept."""
+        return len(self._digests)
+
     def freed(self, requests: Iterable[Request]) -> int:
         if self.prefix_caching:
             return len(self.only_of(requests))

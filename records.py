@@ -6,6 +6,7 @@ The history is always on: it costs some tenths of a microsecond per row, and 25 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -201,16 +202,10 @@ def iteration_record(
     work: PlannedWork, batch: Sequence[Inference], outcome: Outcome, start_s: float, end_s: float
 ) -> IterationRecord:
     """Made before the requests of the rows (`batch`) are given their tokens."""
-    generated = deferred_generated = 0
+    rows = zip(batch, outcome.tokens, strict=True)
+    given = [(i, len(tokens)) for i, tokens in rows if tokens and i.end is None]
     # most rows had their last token in the same iteration: few different gaps to keep
-    since: dict[tuple[ServiceClass, float | None], int] = {}
-    for inference, tokens in zip(batch, outcome.tokens, strict=True):
-        if tokens and inference.end is None:
-            generated += len(tokens)
-            if inference.service_class == "deferred":
-                deferred_generated += len(tokens)
-            key = inference.service_class, inference.last_token_s
-            since[key] = since.get(key, 0) + 1
+    since = Counter([(inference.service_class, inference.last_token_s) for inference, _ in given])
     gaps = [(of, end_s - at_s, n) for (of, at_s), n in since.items() if at_s is not None]
     return IterationRecord(
         start_s=start_s,
@@ -218,11 +213,11 @@ def iteration_record(
         rows=work.batch,
         tokens=work.tokens,
         positions=outcome.positions,
-        generated=generated,
+        generated=sum([tokens for _, tokens in given]),
         attended=work.attended,
         context=work.context,
         deferred_tokens=work.deferred_tokens,
-        deferred_generated=deferred_generated,
+        deferred_generated=sum([n for i, n in given if i.service_class == "deferred"]),
         gaps=tuple(gaps),
     )
 

@@ -69,6 +69,8 @@ def _check_held(plan: Plan, resident: set[int], planned: set[int]) -> None:
 
 def check_retired(retired: Sequence[Request], resident: Sequence[Request]) -> None:
     """Raises PolicyError unless all that retire are resident and done."""
+    if not retired:
+        return
     here = {request.id for request in resident}
     if len({request.id for request in retired}) < len(retired):
         raise PolicyError("the policy retires a request twice")

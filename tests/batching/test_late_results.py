@@ -3,12 +3,15 @@ requests are cancelled, preempted and resumed meanwhile. With shared prefixes, t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.policies.orca import Orca
+from seams import Advance, Plan, View
 from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
 from tests.examples import examples
@@ -87,3 +90,39 @@ def test_a_stop_token_is_noticed_one_iteration_late_and_its_successor_is_dropped
     assert stopped.end == "stop"
     assert stopped.ids == reference.ids[: reference.ids.index(end, 2) + 1]
     assert other.end == "length"
+
+
+def test_an_iteration_behind_one_that_cannot_start_changes_nothing() -> None:
+    """What is in flight is delivered before the failure is told."""
+    world = World(DYNAMIC_MODES[0], lookahead=1)
+    world.model.fail_on, world.model.fails_late = {3}, False
+    inference = world.submit([1], 8)
+    world.run()
+    check_closed(world)
+    assert inference.error == "the model failed: iteration 3 fails on request"
+    assert inference.generated == 2
+
+
+class YoungestFirst(Orca):
+    """The oldest resident gives up its place to whoever waits, and is younger."""
+
+    def plan(self, view: View) -> Plan:
+        if view.resident and view.waiting and view.waiting[0].id > view.resident[0].id:
+            return Plan([Advance(r, r.known - r.computed) for r in view.waiting], view.resident)
+        return super().plan(view)
+
+
+def test_a_row_that_is_preempted_in_flight_still_receives_its_token() -> None:
+    mode = replace(DYNAMIC_MODES[0], policy=lambda _: YoungestFirst())
+    world = World(mode, max_batch_size=1, lookahead=1)
+    first = world.submit([1, 2], 8)
+    world.step()  # the first token is delivered, the second is in flight
+    assert (len(first.ids), first.generated) == (3, 2)
+    second = world.submit([3], 2)
+    world.step()
+    assert (len(first.ids), first.preemptions) == (4, 0)
+    world.step()
+    assert (len(first.ids), first.preemptions) == (4, 1)
+    world.run()
+    check_closed(world)
+    assert second.end == first.end == "length"

@@ -270,6 +270,8 @@ def check_closed(world: World) -> None:
     assert model.breaches == []
     assert manager.counts == {"waiting": 0, "running": 0}
     assert world.memory.used == 0
+    if isinstance(world.memory, Ledger):
+        assert world.memory.remembered == 0
     assert len(books.requests) == len(world.submitted)
     for inference in world.submitted:
         check_ended(inference, model.vocab_size)
