@@ -1,6 +1,6 @@
 """OpenAI's API: `/v1/models`, `/v1/completions`, `/v1/chat/completions`.
 
-What is offered of it, and what differs, is in docs/apis.md.
+What is offered of it, and what differs, is in docs/openai.md.
 """
 
 from __future__ import annotations

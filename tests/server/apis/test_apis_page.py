@@ -1,4 +1,4 @@
-"""The examples of docs/apis.md run."""
+"""The examples of the pages on APIs run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from tests.server.process import PATIENCE_S, ROOT, Server
 
-PAGE = (ROOT / "docs" / "apis.md").read_text()
-EXAMPLES = re.findall(r"^```(python|bash)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("apis", "openai", "tgi")]
+FENCED = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXAMPLES = [example for page in PAGES for example in FENCED.findall(page)]
 
 
 @pytest.mark.parametrize(("language", "source"), EXAMPLES)
