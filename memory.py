@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from seams import Advance, Request, Trial
+from seams import Advance, Memory, Request, Trial
 
 
 class Sharer(Request, Protocol):
@@ -42,7 +42,7 @@ class _Table:
     shareable: int = 0  # of them, the full ones that others may find
 
 
-class BaseLedger(ABC):
+class BaseLedger(Memory, ABC):
     """What all ledgers share. Of this kind nothing grows and nothing is shared."""
 
     growth_tokens: int | None = None
@@ -54,29 +54,8 @@ class BaseLedger(ABC):
         self._news: dict[int, Sequence[int]] = {}  # blocks that the model has not been told of
 
     @property
-    @abstractmethod
-    def used(self) -> int: ...
-
-    @property
     def cached(self) -> int:
         return 0
-
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        """How many of `requests`, in this order, can be admitted together once `releasing` have
-        given up their blocks."""
-        trial, count = self.trial(releasing), 0
-        for request in requests:
-            if not trial.take(Advance(request, 0)):
-                break
-            count += 1
-        return count
-
-    @abstractmethod
-    def freed(self, requests: Iterable[Request]) -> int:
-        """Blocks that become available if these give up theirs; shared ones stay in use."""
-
-    @abstractmethod
-    def trial(self, releasing: Iterable[Request] = ()) -> Trial: ...
 
     @abstractmethod
     def open(self, requests: Sequence[Request]) -> Mapping[int, int]:

@@ -206,8 +206,7 @@ class Memory(Protocol):
     """KV memory as policies see it, in blocks. Policies never add blocks up themselves: sequences
     may share some."""
 
-    @property
-    def budget(self) -> int: ...
+    budget: int
 
     @property
     def used(self) -> int: ...  # by residents; budget - used can be had
@@ -218,10 +217,15 @@ class Memory(Protocol):
     def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
         """How many of `requests`, in this order, can be admitted together once `releasing` have
         given up their blocks."""
-        ...
+        trial, count = self.trial(releasing), 0
+        for request in requests:
+            if not trial.take(Advance(request, 0)):
+                break
+            count += 1
+        return count
 
     def freed(self, requests: Iterable[Request]) -> int:
-        """Blocks that can be had if these residents give up theirs."""
+        """Blocks that can be had if these residents give up theirs; shared ones stay in use."""
         ...
 
     def trial(self, releasing: Iterable[Request] = ()) -> Trial: ...

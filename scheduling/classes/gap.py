@@ -9,21 +9,18 @@ is (the victims of vLLM's preemption, the latest arrivals, cost twice as much of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from seams import Advance, Memory, Plan, Policy, Request, Trial, View
 
 
-@dataclass(frozen=True, slots=True)
-class LentMemory:
-    """The memory as immediate requests see it: what deferred ones hold can be had."""
+class LentMemory(Memory):
+    """The memory as immediate requests see it: what deferred ones hold can be had. `lent`: the
+    deferred residents."""
 
-    memory: Memory
-    lent: Sequence[Request]  # the deferred residents
-
-    @property
-    def budget(self) -> int:
-        return self.memory.budget
+    def __init__(self, memory: Memory, lent: Sequence[Request]) -> None:
+        self.memory = memory
+        self.lent = lent
+        self.budget = memory.budget
 
     @property
     def used(self) -> int:
@@ -32,9 +29,6 @@ class LentMemory:
     @property
     def cached(self) -> int:
         return self.memory.cached
-
-    def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
-        return self.memory.fit(requests, [*self.lent, *releasing])
 
     def freed(self, requests: Iterable[Request]) -> int:
         return self.memory.freed(requests)
