@@ -1,4 +1,4 @@
-"""The contracts between the rooms: what varies, varies at one of these. No torch, no threads.
+"""The contracts between the packages: what varies, varies at one of these. No torch, no threads.
 
 Three seams. The **Model** executes one iteration. The **Policy** decides what the next iteration
 holds. **Time** is handed in: nothing here or in `batching.py` waits or reads a clock.

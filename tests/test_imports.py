@@ -1,8 +1,8 @@
-"""Holds the table of rooms: who may import what of ours, and which rooms never import torch.
+"""Holds the table of packages: who may import what of ours, and which packages never import torch.
 
 Imports are read from the source, those inside functions and under TYPE_CHECKING included, so a
 seam cannot be crossed in a corner. Modules of ours that are not in the table fail the test: a new
-room begins with a line here.
+package begins with a line here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# room -> rooms it may import, besides itself
+# package -> packages it may import, besides itself
 MAY_IMPORT: dict[str, set[str]] = {
     "seams": set(),
     "options": set(),
@@ -114,7 +114,7 @@ NOT_OURS = {"build", "data", "results", "scripts", "docs", "deploy"}  # folders 
 
 @functools.cache
 def modules() -> list[tuple[str, Path]]:
-    """Every module of ours, as (room, path)."""
+    """Every module of ours, as (package, path)."""
     found = []
     for top in sorted(ROOT.iterdir()):
         if top.suffix == ".py":
@@ -126,7 +126,7 @@ def modules() -> list[tuple[str, Path]]:
 
 @functools.cache
 def imported(path: Path) -> set[str]:
-    """The first names of all that a module imports; relative imports stay in their room."""
+    """The first names of all that a module imports; relative imports stay in their package."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -137,18 +137,18 @@ def imported(path: Path) -> set[str]:
 
 
 def test_every_module_belongs_to_a_room_of_the_table() -> None:
-    assert {room for room, _ in modules()} <= set(MAY_IMPORT)
+    assert {package for package, _ in modules()} <= set(MAY_IMPORT)
 
 
 def test_the_rooms_have_an_order_without_circles() -> None:
     graphlib.TopologicalSorter(MAY_IMPORT).prepare()
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_room_imports_only_the_rooms_it_may(package: str) -> None:
     for of, path in modules():
-        if of == room:
-            strangers = (imported(path) & set(MAY_IMPORT)) - MAY_IMPORT[room] - {room}
+        if of == package:
+            strangers = (imported(path) & set(MAY_IMPORT)) - MAY_IMPORT[package] - {package}
             tests = imported(path) & UNBOUND
             assert not strangers | tests, f"{path.relative_to(ROOT)} imports {strangers | tests}"
 
@@ -210,6 +210,6 @@ def test_the_rooms_without_torch_reach_none_through_what_they_import() -> None:
 
 
 def test_the_rooms_without_torch_do_not_name_it_either() -> None:
-    for room, path in modules():
-        if room in WITHOUT_TORCH:
+    for package, path in modules():
+        if package in WITHOUT_TORCH:
             assert "torch" not in imported(path), path
