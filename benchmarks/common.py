@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from inference import Inference
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
 COMPANY = Company()  # from the start of the benchmark on
+
+GREEDY = Sampling(temperature=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,22 @@ class BareRun:
 
 
 def run_bare(
-    model: Model, policy: Policy, mode: Mode, work: Sequence[Job], max_batch_size: int
+    model: Model,
+    policy: Policy,
+    mode: Mode,
+    work: Sequence[Job],
+    max_batch_size: int,
+    sampling: Sampling = GREEDY,
 ) -> BareRun:
-    """The mode's own loop over the work, in this thread, greedy, all requests present at once."""
+    """The mode's own loop over the work, in this thread, all requests present at once, each with a
+    seed of its own."""
     tally = Tally()
     manager = BatchingManager(policy, tally, max_batch_size=max_batch_size, max_waiting=len(work))
     manager.serve(model, make_ledger(mode, model))
     start_s = time.perf_counter()
     inferences = [
-        Inference(job.prompt, job.output_tokens, Sampling(temperature=0), start_s) for job in work
+        Inference(job.prompt, job.output_tokens, replace(sampling, seed=seed), start_s)
+        for seed, job in enumerate(work)
     ]
     for inference in inferences:
         manager.submit(inference)

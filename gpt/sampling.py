@@ -145,9 +145,10 @@ def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
     """(token, known tokens until which it holds, what its logit gains)"""
     sampling = row.sampling
     edits = [(token, ALWAYS, gain) for token, gain in sampling.logit_bias]
-    if until := sampling.min_tokens and row.prompt_tokens + sampling.min_tokens:
-        edits += [(token, until, -torch.inf) for token in sampling.end_ids if token < vocab_size]
-    return edits
+    if sampling.min_tokens:
+        until = row.prompt_tokens + sampling.min_tokens
+        edits += [(token, until, -torch.inf) for token in sampling.end_ids]
+    return [edit for edit in edits if edit[0] < vocab_size]
 
 
 def _is_penalised(sampling: Sampling) -> bool:

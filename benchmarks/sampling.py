@@ -1,0 +1,107 @@
+"""What drawing tokens costs: tokens per second of the bare loop, greedy and with sampling.
+
+    python -m benchmarks.sampling                    # the embedded model and gpt2-medium's shape
+    python -m benchmarks.sampling --models embedded --dtypes float32 --rounds 5
+
+Each model has 64 requests of the same lengths, all present at once, so that each step draws 64
+tokens. Kinds of sampling take turns (see benchmarks/alternate.py); ratios are to greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
+from benchmarks.common import Job, run_bare, save
+from gpt.executor import Executor
+from model import DTYPES, LoadOptions, load_model
+from scheduling.policies.orca import Orca
+from seams import Sampling
+
+ROWS = 64
+PROMPT_TOKENS = 16
+KINDS = {
+    "greedy": Sampling(temperature=0),
+    "temperature 0.8": Sampling(temperature=0.8),
+    "top_p 0.9": Sampling(temperature=0.8, top_p=0.9),
+    "top_k 50, top_p 0.9": Sampling(temperature=0.8, top_k=50, top_p=0.9),
+    "min_p 0.1": Sampling(temperature=0.8, min_p=0.1),
+    "penalties": Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    model: str
+    dtype: str
+    kind: str
+    tokens_per_s: list[float]  # by round
+    to_greedy: Ratio
+
+
+def measure(name: str, dtype: str, kinds: list[str], tokens: int, rounds: int) -> list[Result]:
+    model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
+    model.warm_up()
+    work = jobs(model.vocab_size, tokens)
+    sides = {kind: partial(tokens_per_s, model, work, KINDS[kind]) for kind in kinds}
+    run_bare(model, Orca(), "dynamic", jobs(model.vocab_size, 2), ROWS)  # what is made at first use
+    found = in_turns(sides, rounds)
+    return [
+        Result(name, dtype, kind, speeds, ratio(speeds, found["greedy"]))
+        for kind, speeds in found.items()
+    ]
+
+
+def jobs(vocab_size: int, tokens: int) -> list[Job]:
+    rng = np.random.default_rng(0)
+    return [Job(rng.integers(0, vocab_size, PROMPT_TOKENS).tolist(), tokens) for _ in range(ROWS)]
+
+
+def tokens_per_s(model: Executor, work: list[Job], sampling: Sampling) -> float:
+    return run_bare(model, Orca(), "dynamic", work, ROWS, sampling).tokens_per_s
+
+
+def table(results: list[Result]) -> str:
+    lines = [
+        f"{ROWS} rows, tokens/s of the bare loop",
+        "",
+        "| model | dtype | sampling | tokens/s | to greedy |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for result in results:
+        middle = float(np.median(result.tokens_per_s))
+        lines.append(
+            f"| {result.model} | {result.dtype} | {result.kind} | {middle:,.0f} "
+            f"| {result.to_greedy} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["embedded", "random:gpt2-medium"])
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="beside greedy"
+    )
+    parser.add_argument("--tokens", type=int, default=32, help="that each request generates (32)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"({ROUNDS})")
+    parser.add_argument("--out", type=Path, help="folder for sampling.json and sampling.md")
+    args = parser.parse_args()
+    kinds = list(dict.fromkeys(["greedy", *args.kinds]))
+    results = [
+        result
+        for name in args.models
+        for dtype in args.dtypes
+        for result in measure(name, dtype, kinds, args.tokens, args.rounds)
+    ]
+    save({"results": [asdict(r) for r in results]}, table(results), args.out, "sampling")
+
+
+if __name__ == "__main__":
+    main()
