@@ -1,0 +1,13 @@
+"""The benchmark of sampling measures every kind beside greedy."""
+
+from __future__ import annotations
+
+from benchmarks.sampling import measure, table
+
+
+def test_each_kind_has_its_ratio_to_greedy() -> None:
+    results = measure("embedded", "float32", ["greedy", "top_p 0.9"], tokens=2, rounds=1)
+    assert [result.kind for result in results] == ["greedy", "top_p 0.9"]
+    assert results[0].to_greedy.value == 1
+    assert all(result.tokens_per_s[0] > 0 for result in results)
+    assert table(results).count("| embedded | float32 |") == 2
