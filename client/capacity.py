@@ -28,9 +28,9 @@ from client.contestant import Contestant, server_command
 from client.experiment import Fleet, calibrate, knee
 from client.load.live import live_view, say
 from client.load.machine import commit, machine, versions
-from client.load.play import play
 from client.load.servers import Server, ServerError, described, end_as_ctrl_c, settled_stats, stats
 from client.load.target import parse_target
+from client.load.workers import Crew
 from client.report.page import Row, Table
 from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
 from client.workloads.spec import SpecError, refuse_given
@@ -131,6 +131,7 @@ class Search:
     """Plays probes and remembers them. All of a seed are one path, scaled in time."""
 
     server: Server
+    crew: Crew
     recipe: Recipe
     objectives: Objectives
     share: float
@@ -150,7 +151,9 @@ class Search:
         for _ in range(PLAYS):
             settled_stats(self.server.target)  # what was cut before must not run beside this
             with live_view(title, len(workload.requests), leave=False) as watch:
-                run = play(workload, self.server.target, drain_s=self.drain_s, watch=watch)
+                run = self.crew.play(
+                    workload, self.server.target, drain_s=self.drain_s, watch=watch
+                )
             if run.interrupted:
                 raise KeyboardInterrupt
             measured = measure(run, self.objectives)
@@ -279,7 +282,7 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
         latest = _latest_good_end(objectives, longest)
         search = Search(
-            server, recipe, objectives, args.share,
+            server, fleet.crew, recipe, objectives, args.share,
             None if latest is None else max(latest, 5 * alone.longest_s),
             max(args.requests, math.ceil(limit * least_s)), found.probes,
         )  # fmt: skip

@@ -30,9 +30,10 @@ from client.load import servers
 from client.load.deferred import JobRun, split
 from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
-from client.load.play import SILENCE_S, play
+from client.load.play import SILENCE_S
 from client.load.records import Run
 from client.load.target import Target, authorization, parse_target
+from client.load.workers import Crew, WorkerError
 from client.report.run import OneRun, run_figures, run_text, write_run_report
 from client.selftest import self_test
 from client.workloads.spec import SpecError
@@ -50,8 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(args)
         if args.self_test:
             servers.end_as_ctrl_c()
-            return self_test(as_json=args.json)
+            return self_test(
+                as_json=args.json, workers=args.workers or 1, keep_alive=args.keep_alive
+            )
         target = parse_target(args.target or _default_target())
+        target = replace(target, keep_alive=args.keep_alive)
         if args.prompt is not None:
             return _one(target, args)
         objectives = parse_objectives(args.slo) if args.slo else None
@@ -72,7 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # of the self-test
         say("interrupted")
         return 130
-    return _run(args, target, workload, jobs, objectives)
+    try:
+        return _run(args, target, workload, jobs, objectives)
+    except WorkerError as error:
+        say(f"error: {error}")
+        return 1
 
 
 def _run(
@@ -92,13 +100,15 @@ def _run(
         run = Run.never_begun(target.name, workload, str(error))
     else:
         before = servers.handled(servers.settled_stats(target))
-        if jobs is not None:
-            jobs.start()
         title = target.name
         if workload.users is None:
             title += f", sending until {clock_in(workload.duration_s)}"
-        with live_view(title, len(workload.requests)) as watch:
-            run = play(workload, target, drain_s=args.drain_s, silence_s=silence_s, watch=watch)
+        with Crew(args.workers or 1) as crew, live_view(title, len(workload.requests)) as watch:
+            if jobs is not None:
+                jobs.start()
+            run = crew.play(
+                workload, target, drain_s=args.drain_s, silence_s=silence_s, watch=watch
+            )
         if jobs is not None:
             job = jobs.end(cancel=bool(run.interrupted))
         if servers.unreachable(target) is None:
@@ -111,7 +121,12 @@ def _run(
     cut = None if args.warmup is None else WarmUp(args.warmup, settled=True)
     measured = measure(run, objectives, cut)
     verdict = judge(run, measured, handled)
-    environment = {"machine": machine(), "versions": versions(), "commit": commit()}
+    environment = {
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "client_processes": args.workers or 1,
+    }
     one = OneRun(run, measured, verdict, objectives, args.warmup, stats, handled, job, environment)
     if args.out is not None:
         write_run_report(args.out, one)

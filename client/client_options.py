@@ -29,6 +29,7 @@ _SAMPLES = (
     "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
     *SHAPE_OPTIONS,
 )  # fmt: skip
+MOST_WORKERS = 64
 _RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 
 
@@ -88,6 +89,14 @@ def parser() -> argparse.ArgumentParser:
         help=f"a request that hears nothing for so long has failed ({SILENCE_S:g})",
     )  # fmt: skip
     load.add_argument(
+        "--workers", type=int, metavar="N",
+        help="processes that play, for servers faster than one client can read (1)",
+    )  # fmt: skip
+    load.add_argument(
+        "--keep-alive", action="store_true",
+        help="use connections again (without it a connection per request, as independent users)",
+    )  # fmt: skip
+    load.add_argument(
         "--deferred-as-batch", action="store_true",
         help="send the deferred requests as one job of /v1/batches, its window their last deadline",
     )  # fmt: skip
@@ -112,7 +121,8 @@ def check(args: argparse.Namespace) -> None:
         others = ("--workload", "--seed", "--target", "--timeout-s")
         refuse_given(args, (*one, *others, *_SAMPLES, *_RUN), "with --self-test")
     elif args.prompt is not None:
-        refuse_given(args, ("--workload", *_SAMPLES, *_RUN), "with --prompt, which sends one")
+        several = ("--workload", "--workers", "--keep-alive", *_SAMPLES, *_RUN)
+        refuse_given(args, several, "with --prompt, which sends one")
     else:
         refuse_given(
             args, ["--numtokens"],
@@ -120,6 +130,8 @@ def check(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.workload is not None:
         refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which says what is sent when")
+    if args.workers is not None and not 1 <= args.workers <= MOST_WORKERS:
+        raise SpecError(f"--workers must be 1 to {MOST_WORKERS}, not {args.workers}")
     for name in ("wait", "duration", "warmup", "drain_s", "timeout_s"):
         value = getattr(args, name)
         if value is not None and not (value > 0 or (name in ("drain_s", "warmup") and value == 0)):

@@ -31,8 +31,9 @@ from client.compare_options import BUDGET_S, Asked, parser, understood
 from client.contestant import Contestant
 from client.experiment import Fleet, calibrate, carry_out, knee
 from client.load.live import clock_in, say
-from client.load.machine import commit, machine, versions
+from client.load.machine import Company, commit, machine, versions
 from client.load.servers import ServerError, end_as_ctrl_c, note_of
+from client.load.workers import WorkerError
 from client.report.comparison import judged, write_comparison
 from client.report.comparison_page import as_text, write_comparison_page
 from client.schedule import Experiment, schedule, telling_loads
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _REPORT_S = 12.0
+_QUIET_CORES = 0.05  # of others; more is worth a warning
 _ORIGINAL_S = 100.0  # as many requests
 
 
@@ -80,7 +82,11 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
     losses: list[Loss] = []
     warnings: list[str] = []
     status = 0
-    with Fleet(asked.recipe, logs, asked.start_s, together=asked.together) as fleet:
+    others = Company()
+    with Fleet(
+        asked.recipe, logs, asked.start_s, together=asked.together, workers=asked.args.workers
+    ) as fleet:
+        manifest["cores"] = str(fleet.cores)
         calibration = _calibrated(asked, fleet, losses)
         if calibration is not None:
             try:
@@ -100,6 +106,9 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
                 for one in carry_out(plan, fleet, calibration.capacity):
                     # one by one, so that an interruption keeps them
                     losses.append(one) if isinstance(one, Loss) else played.append(one)
+            except WorkerError as error:
+                warnings.append(f"Ended early: {error}.")
+                status = 1
             except KeyboardInterrupt:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
                 warnings.append("Interrupted: what had been measured until then is reported.")
@@ -109,6 +118,12 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
                     f"Ratios and loads refer to {calibration.baseline}, as "
                     f"{asked.contestants[0].name} failed."
                 )
+        company = round(others.cores(), 2)
+    if company > _QUIET_CORES:
+        warnings.append(
+            f"Other programs took {company:g} of a core on average: figures are lower, and "
+            "intervals wider, than on a machine that does nothing else."
+        )
     objectives = asked.objectives
     if objectives is None and calibration is not None:
         objectives = calibration.objectives(asked.args.slo_multiple or 5.0)
@@ -116,6 +131,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
     manifest |= {
         "ended": _utc(),
         "loadavg_after": machine()["loadavg"],
+        "cores_of_others": company,
         "notes": notes,
         "warnings": [*warnings, *notes],
         "order": [r.job.name for r in played],
@@ -146,7 +162,8 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
 def _distributions(asked: Asked, logs: Path) -> int:
     """Arrivals compared, not modes."""
     try:
-        with Fleet(asked.recipe, logs, asked.start_s, together=True) as fleet:
+        workers = asked.args.workers
+        with Fleet(asked.recipe, logs, asked.start_s, together=True, workers=workers) as fleet:
             found = distributions.distributions(asked, fleet)
     except ServerError as error:
         say(f"error: {error}")

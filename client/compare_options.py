@@ -13,6 +13,7 @@ from pathlib import Path
 
 from client.analysis.metrics import Objectives, parse_objectives
 from client.analysis.results import MODES
+from client.client_options import MOST_WORKERS
 from client.contestant import Contestant, server_command
 from client.load.machine import ROOT
 from client.load.target import parse_target
@@ -103,6 +104,11 @@ def parser() -> argparse.ArgumentParser:
         "--start-s", type=float, help="how long a server may take to start (default 600)"
     )
     p.add_argument(
+        "--workers", type=int, default=1,
+        help="processes that play, for servers faster than one client can read (default "
+        "%(default)s)",
+    )  # fmt: skip
+    p.add_argument(
         "--out", type=Path, default=None, help="folder to write (default results/<time>)"
     )
     p.add_argument("--json", action="store_true", help="print all figures as JSON, for machines")
@@ -168,6 +174,8 @@ def understood(args: argparse.Namespace) -> Asked:
     ):  # fmt: skip
         if seconds is not None and not 0 < seconds < math.inf:
             raise SpecError(f"{option} must be seconds > 0, not {seconds}")
+    if not 1 <= args.workers <= MOST_WORKERS:
+        raise SpecError(f"--workers must be 1 to {MOST_WORKERS}, not {args.workers}")
     if args.slo:
         refuse_given(args, ["--slo-multiple"], "with --slo")
     if args.slo_multiple is not None and not 0 < args.slo_multiple < math.inf:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,15 @@ class Contestant:
     command: tuple[str, ...] | None
     target: Target | None
 
-    def open(self, logs: Path, start_s: float) -> AbstractContextManager[servers.Server]:
+    def open(
+        self, logs: Path, start_s: float, cores: Collection[int] | None = None
+    ) -> AbstractContextManager[servers.Server]:
         """Raises servers.ServerError when entered, where it does not come up."""
         if self.command is None:
             assert self.target is not None  # one of the two is always there
             return nullcontext(servers.Server(self.target))
-        return servers.started(self.command, self.name, logs / f"server-{self.name}.log", start_s)
+        log = logs / f"server-{self.name}.log"
+        return servers.started(self.command, self.name, log, start_s, cores=cores)
 
 
 def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, ...]:

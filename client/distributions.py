@@ -21,7 +21,6 @@ from client.experiment import Fleet, calibrate, knee
 from client.load import servers
 from client.load.live import live_view, say
 from client.load.machine import commit, machine
-from client.load.play import play
 from client.report.page import Row, Table, seconds
 from client.report.tables import ratio_text
 from client.workloads.recipe import make
@@ -77,7 +76,7 @@ def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
                 servers.settled_stats(target)
                 title = f"{name} at {rate:g} of the limit, seed {seed}"
                 with live_view(title, count, leave=False) as watch:
-                    run = play(make(recipe), target, watch=watch)
+                    run = fleet.crew.play(make(recipe), target, watch=watch)
                 if run.interrupted:
                     raise KeyboardInterrupt
                 m = measure(run, None, WarmUp(0.0, settled=True))

@@ -21,10 +21,11 @@ from client.analysis.metrics import measure, tokens_between
 from client.analysis.results import Calibration, Job, Loss, Played
 from client.contestant import Contestant
 from client.load import servers
+from client.load.cores import of_this_machine
 from client.load.live import live_view, say
-from client.load.play import play
 from client.load.records import Run
 from client.load.target import Target
+from client.load.workers import Crew
 from client.schedule import Experiment, schedule
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload, write_workload
@@ -39,28 +40,38 @@ class Fleet:
     Those that live together are idle but for one, so that runs that are compared lie seconds apart.
     """
 
-    def __init__(self, recipe: Recipe, logs: Path, start_s: float, *, together: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, logs: Path, start_s: float, *, together: bool, workers: int = 1
+    ) -> None:
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
         self._together = together
+        self.cores = of_this_machine(workers)
+        self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
         self._alive: dict[str, tuple[servers.Server, ExitStack]] = {}
 
     def __enter__(self) -> Self:
+        self.crew.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._alive):
-            self.end(name)
+        self._end_all()
+        self.crew.__exit__()
 
     def server(self, contestant: Contestant) -> servers.Server:
         """Running and warm. Raises servers.ServerError where it does not come up or answer."""
         if contestant.name not in self._alive:
             if not self._together:
-                self.__exit__()
+                self._end_all()
+            cores = None if self.cores.shared else self.cores.servers
             with ExitStack() as stack:
-                server = stack.enter_context(contestant.open(self._logs, self._start_s))
-                server = ready(server, self._recipe)
+                server = stack.enter_context(contestant.open(self._logs, self._start_s, cores))
+                server = ready(server, self._recipe, self.crew)
                 self._alive[contestant.name] = server, stack.pop_all()
         return self._alive[contestant.name][0]
+
+    def _end_all(self) -> None:
+        for name in list(self._alive):
+            self.end(name)
 
     def end(self, name: str) -> None:
         """Ends it where it lives."""
@@ -78,7 +89,7 @@ def calibrate(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: flo
     took_s = time.monotonic() - before
     target = server.target
     alone = replace(recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0)
-    probe = play(
+    probe = fleet.crew.play(
         make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)),
         target,
         silence_s=servers.FIRST_ANSWER_S,
@@ -86,7 +97,7 @@ def calibrate(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: flo
     _must_answer(probe, server)
     count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
     with live_view(f"capacity of {contestant.name}", count, leave=False) as watch:
-        run = play(
+        run = fleet.crew.play(
             make(replace(alone, requests=count)),
             target,
             silence_s=servers.FIRST_ANSWER_S,
@@ -117,7 +128,7 @@ def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -
     )  # fmt: skip
     workload = make(crowd)
     with live_view(f"limit of {contestant.name}", len(workload.requests), leave=False) as watch:
-        run = play(
+        run = fleet.crew.play(
             workload, server.target, drain_s=seconds, silence_s=servers.FIRST_ANSWER_S, watch=watch
         )
     if run.interrupted:
@@ -162,7 +173,7 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
         else:
             why = server.why_dead()  # it may have gone while others were measured
             if why is None:
-                yield from _played(plan, job, server, capacity, title)
+                yield from _played(plan, job, server, fleet.crew, capacity, title)
                 why = server.why_dead()
         if why is not None:
             fleet.end(job.contestant)
@@ -187,7 +198,7 @@ def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Wo
 
 
 def _played(
-    plan: Experiment, job: Job, server: servers.Server, capacity: float, title: str
+    plan: Experiment, job: Job, server: servers.Server, crew: Crew, capacity: float, title: str
 ) -> Iterator[Played]:
     """One run, and what the server says of it."""
     target = server.target
@@ -196,7 +207,7 @@ def _played(
     servers.reset_stats(target)
     drain_s = plan.drain_of(job)
     with live_view(title, len(workload.requests), leave=False) as watch:
-        run = play(workload, target, drain_s=drain_s, watch=watch)
+        run = crew.play(workload, target, drain_s=drain_s, watch=watch)
     dead = server.why_dead() is not None
     stats = None if dead else servers.settled_stats(target)
     measured = measure(run)
@@ -211,14 +222,15 @@ def _played(
         raise KeyboardInterrupt
 
 
-def ready(server: servers.Server, recipe: Recipe) -> servers.Server:
+def ready(server: servers.Server, recipe: Recipe, crew: Crew) -> servers.Server:
     """Streaming where it can, and warm: the first measured request must not pay for first times.
 
     Raises servers.ServerError where it does not answer.
     """
     server = replace(server, target=adapted(server.target))
     warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)
-    _must_answer(play(make(warm), server.target, silence_s=servers.FIRST_ANSWER_S), server)
+    run = crew.play(make(warm), server.target, silence_s=servers.FIRST_ANSWER_S)
+    _must_answer(run, server)
     return server
 
 

@@ -6,15 +6,17 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from client.analysis.gates import judge
 from client.analysis.metrics import measure
+from client.load.cores import of_this_machine
 from client.load.live import live_view, say
 from client.load.machine import machine, versions
-from client.load.play import play
 from client.load.servers import ROOT, started
+from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 
 GAP_S = 0.1
@@ -25,25 +27,35 @@ SECONDS = 12.0
 def self_test(
     *,
     as_json: bool,
+    workers: int = 1,
+    keep_alive: bool = False,
     streams: Sequence[tuple[int, int]] = STREAMS,
     seconds: float = SECONDS,
 ) -> int:
-    """Play streams at several rates; 0 when all were on time. The last line is JSON on request.
+    """Play streams at several rates, for each process of the client; 0 when all were on time.
 
+    The null server has as many processes as the client. The last line is JSON on request.
     Raises KeyboardInterrupt, for half a run tells nothing, and ServerError.
     """
     found = []
-    command = (sys.executable, "-m", "client.load.nullserver", "--gap-s", str(GAP_S))
-    with tempfile.TemporaryDirectory() as folder:
+    command = (
+        sys.executable, "-m", "client.load.nullserver", "--gap-s", str(GAP_S),
+        "--processes", str(workers),
+    )  # fmt: skip
+    cores = of_this_machine(workers)
+    say(f"{cores}; processes of the client: {workers}")
+    own = (None, None) if cores.shared else (cores.client, cores.servers)
+    with tempfile.TemporaryDirectory() as folder, Crew(workers, own[0]) as crew:
         log = Path(folder) / "null-server.log"
-        for rate, tokens in streams:
-            with started(command, "null", log, 60.0, cwd=ROOT) as server:
+        for rate, tokens in ((rate * workers, tokens) for rate, tokens in streams):
+            with started(command, "null", log, 60.0, cwd=ROOT, cores=own[1]) as server:
+                target = replace(server.target, keep_alive=keep_alive)
                 count = round(rate * seconds)
                 recipe = Recipe(
                     requests=count, rate=rate, prompts="request", output_tokens=f"fixed:{tokens}"
                 )
                 with live_view(f"{rate} requests/s", count, leave=False) as watch:
-                    run = play(make(recipe), server.target, watch=watch)
+                    run = crew.play(make(recipe), target, watch=watch)
             if run.interrupted:
                 raise KeyboardInterrupt
             m = measure(run)
@@ -66,7 +78,8 @@ def self_test(
                 f"{verdict.word} {verdict.reason}"
             )
     if as_json:
-        print(json.dumps({"self_test": found, "machine": machine(), "versions": versions()}))
+        told = {"self_test": found, "workers": workers, "cores": asdict(cores)}
+        print(json.dumps({**told, "machine": machine(), "versions": versions()}))
     return 0 if all(line["verdict"] == "VALID" for line in found) else 1
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import socket
 import time
 
 from aiohttp import web
@@ -59,8 +61,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="on 127.0.0.1")
     parser.add_argument("--gap-s", type=float, default=0.1, help="seconds between tokens")
+    parser.add_argument("--processes", type=int, default=1, help="that share the port")
     args = parser.parse_args()
-    web.run_app(make_app(args.gap_s), host="127.0.0.1", port=args.port, print=None, access_log=None)
+    with socket.create_server(("127.0.0.1", args.port), backlog=1024) as listener:
+        for _ in range(args.processes - 1):
+            if os.fork() == 0:
+                break
+        web.run_app(make_app(args.gap_s), sock=listener, print=None, access_log=None)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
@@ -25,6 +26,7 @@ from client.load.target import Target, authorization
 from client.workloads.workload_file import Request, Workload
 
 _SAMPLE_S = 0.02
+_KEPT_S = 1.0  # an idle connection; servers close theirs after two and more
 _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast streams
 _LINE_BYTES = 2**22  # a stream without an end of line is no stream of events
 SILENCE_S = 600.0
@@ -57,15 +59,17 @@ def play(
     drain_s: float | None = None,
     silence_s: float = SILENCE_S,
     watch: Watcher | None = None,
+    begin: Callable[[], float] = time.monotonic,
 ) -> Run:
     """Play it. ``drain_s`` after the sending window what still runs is cut and called unfinished;
     a closed loop has no such window, and is cut so long after its start.
 
     None waits for every answer; a connection without a byte for ``silence_s`` has failed.
+    ``begin`` is asked, once all is prepared, when by the machine's clock the run begins.
     KeyboardInterrupt ends the run early and keeps what was measured.
     """
     with _no_collector_pauses(), _first_in_line():
-        return asyncio.run(_Player(workload, target, drain_s, silence_s, watch).run())
+        return asyncio.run(_Player(workload, target, drain_s, silence_s, watch).run(begin))
 
 
 @contextlib.contextmanager
@@ -146,10 +150,12 @@ class _Player:
         """Whole microseconds, so that the raw data say exactly what was measured."""
         return round(time.monotonic() - self.start, 6)
 
-    async def run(self) -> Run:
-        # One connection per request, as independent users have; also, a kept one may be closed
-        # by the server at the moment it is used again, a failure that would be the client's own.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async def run(self, begin: Callable[[], float]) -> Run:
+        # Unless it is told otherwise, a connection per request, as independent users have.
+        kept: dict[str, Any] = {"force_close": True}
+        if self.target.keep_alive:
+            kept = {"keepalive_timeout": _KEPT_S}
+        connector = aiohttp.TCPConnector(limit=0, **kept)
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(
@@ -158,7 +164,8 @@ class _Player:
             read_bufsize=_READ_BUFFER_BYTES,
             headers=authorization(),
         ) as session:
-            self.start = time.monotonic()
+            self.start = begin()
+            await asyncio.sleep(self.start - time.monotonic())
             sampler = asyncio.create_task(self._sample())
             try:
                 if self.workload.users is None:
@@ -280,6 +287,16 @@ class _Exchange:
         self.server_first_s: float | None = None
 
     async def talk(self, session: aiohttp.ClientSession) -> None:
+        """Once more where a kept connection was closed at the moment it was used again, which is
+        the client's own doing."""
+        try:
+            await self._talk(session)
+        except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+            if not self.player.target.keep_alive or self.end_s is not None:
+                raise
+            await self._talk(session)
+
+    async def _talk(self, session: aiohttp.ClientSession) -> None:
         player = self.player
         async with session.post(
             player.url,

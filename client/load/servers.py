@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,19 @@ def end_as_ctrl_c() -> None:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None
+    command: Sequence[str],
+    name: str,
+    log: Path,
+    start_s: float,
+    *,
+    cwd: Path | None = None,
+    cores: Collection[int] | None = None,
 ) -> Iterator[Server]:
     """Run ``command --port P`` until the block ends; yields when ``/health`` says 200.
 
     The server leads a process group of its own, so that nothing of it survives the block, and a
     Ctrl-C in the terminal reaches the caller alone. Without `cwd` it runs where the caller does, so
-    that relative paths among its options mean the same.
+    that relative paths among its options mean the same. ``cores`` are those it may run on.
     """
     # it must not work off jobs that are stored for the user's own server
     environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
@@ -91,6 +97,8 @@ def started(
             start_new_session=True,
         )  # fmt: skip
         try:
+            if cores is not None:  # long before it has threads or processes of its own
+                os.sched_setaffinity(process.pid, cores)
             target = parse_target(f"{name}=http://127.0.0.1:{port}")
             _await_health(process, target, log, start_s)
             yield Server(target, process, log)

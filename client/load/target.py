@@ -24,12 +24,14 @@ def authorization() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``stream`` False asks for whole answers; the first token's time is then the server's word."""
+    """``stream`` False asks for whole answers; the first token's time is then the server's word.
+    ``keep_alive`` uses connections again."""
 
     name: str
     url: str
     dialect: Dialect
     stream: bool = True
+    keep_alive: bool = False
 
     @property
     def native(self) -> bool:

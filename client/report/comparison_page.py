@@ -211,6 +211,7 @@ def _configuration(manifest: dict[str, Any]) -> str:
     )
     return (
         f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
+        f"{manifest.get('cores', 'cores unknown')}; "
         f"commit {manifest['commit']}; {runs}"
         f"arrivals {recipe['arrivals']}, output tokens {recipe['output_tokens']}"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from client.analysis.gates import VALID, Verdict, judge
+from client.analysis.gates import SATURATED, VALID, Verdict, judge, void_of
 from client.analysis.metrics import LATENCIES, Measured, Objectives, WarmUp, measure
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
@@ -20,6 +20,7 @@ from client.report.chart import Axis, Bar, Chart, Line, Mark, Shape
 from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
 from client.report.pictures import latency_by_tokens
 from client.report.server import server_table
+from client.report.tables import VOID
 from client.report.words import number, objectives_text
 from client.workloads.workload_file import read_workload, write_workload
 
@@ -53,8 +54,8 @@ class OneRun:
 
 def run_text(one: OneRun) -> str:
     """What a terminal shows last: some fifteen lines, the verdict at the end."""
-    m, stats, verdict = one.measured, one.server, one.verdict
-    lines = [_latency_table(m, ("ttft", "tpot", "itl", "e2e", "deferred_e2e")).as_text(), ""]
+    stats, verdict = one.server, one.verdict
+    lines = [_latency_table(one, ("ttft", "tpot", "itl", "e2e", "deferred_e2e")).as_text(), ""]
     lines += _lines(one)
     own = _server_line(stats)
     lines += [own] if own else []
@@ -95,12 +96,13 @@ def run_figures(one: OneRun) -> dict[str, Any]:
         "counted": run.counted,
         "streamed": run.streamed,
         "workload_sha256": run.workload.sha256,
+        "void": [void.figure for void in verdict.voids],
         "latency_s": {
             name: {
                 **{k: _finite(v) for k, v in m.percentiles(name).items()},
                 "n": m.latencies[name].size,
             }
-            for name in LATENCIES
+            for name in _told(one, LATENCIES)
         },
     }
 
@@ -145,7 +147,7 @@ def read_run(folder: Path) -> OneRun:
 
 
 def write_run_page(path: Path, one: OneRun) -> None:
-    run, m, stats = one.run, one.measured, one.server
+    run, stats = one.run, one.server
     table = server_table([(run.target, [stats or {}])], "/stats after the run")
     by_size = latency_by_tokens(
         "Latency by requested tokens", [(run.target, _END, [(0, o) for o in run.outcomes])]
@@ -166,7 +168,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
         f"One run against {run.target}",
         Lead(
             _sentences(one),
-            table if table.rows else _latency_table(m, LATENCIES),
+            table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
             f"server: {described(stats) or 'it did not say what it is'}; workload "
             f"{run.workload.sha256[:12]}, arrivals {run.workload.generator.get('arrivals')}",
@@ -174,7 +176,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
         [text for text in (note_of(stats), one.verdict.reason) if text],
         [
             Section("The load, and the latency it caused", charts=[_load(run), _latencies(run)]),
-            Section("Latency", _lines(one), _latency_table(m, LATENCIES)),
+            Section("Latency", _lines(one), _latency_table(one, LATENCIES)),
             Section("Gates", table=gates, folded=True),
             Section("Details", folds=folds, folded=True),
         ],
@@ -205,19 +207,34 @@ def _sentences(one: OneRun) -> list[str]:
     return [*told, judged]
 
 
-def _latency_table(m: Measured, names: tuple[str, ...]) -> Table:
+def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
+    """Without TPOT where the server was saturated: it is of those that ended, the quickest."""
+    left_out = "tpot" if one.verdict.word == SATURATED else ""
+    return [name for name in names if name != left_out]
+
+
+def _latency_table(one: OneRun, names: tuple[str, ...]) -> Table:
+    """Figures that the client's lateness falsified are marked."""
+    m = one.measured
     rows = [
         Row(
             (
                 _NAMES[name],
-                *(seconds(m.percentiles(name)[f"p{p}"]) for p in PERCENTILES),
+                *(
+                    seconds(m.percentiles(name)[f"p{p}"]) + _mark(one, f"{name}_p{p}")
+                    for p in PERCENTILES
+                ),
                 str(m.latencies[name].size),
             )
         )
-        for name in names
+        for name in _told(one, names)
         if m.latencies[name].size
     ]
     return Table(("from the intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
+
+
+def _mark(one: OneRun, figure: str) -> str:
+    return "" if void_of(one.verdict.voids, figure) is None else VOID
 
 
 def _lines(one: OneRun) -> list[str]:
@@ -227,20 +244,22 @@ def _lines(one: OneRun) -> list[str]:
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
         f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "
-        f"{m.throughput:.1f} output tokens/s in the window",
+        f"{m.throughput:.1f}{_mark(one, 'throughput')} output tokens/s in the window",
     ]
     if run.workload.users is not None:
         lines.append(f"closed loop of {run.workload.users} users: no intended times")
     if not run.streamed:
         lines.append("answers were not streamed: TTFT is the server's word, there is no ITL")
     if m.goodput is not None and m.attained is not None:
-        lines.append(
-            f"goodput {m.goodput:.3g} requests/s: {m.attained:.1%} of the requests met them all"
-        )
+        goodput = f"{m.goodput:.3g}{_mark(one, 'goodput')}"
+        lines.append(f"goodput {goodput} requests/s: {m.attained:.1%} of them met all objectives")
     if m.deferred:
         lines.append(f"deferred: {m.deadlines_met} of {m.deferred} met their deadline")
     if job is not None:
         lines.append(job.line())
+    if one.verdict.voids:
+        void = one.verdict.voids[-1]
+        lines.append(f"{VOID} not to be used: {void.reason}; {void.advice}")
     return lines
 
 

@@ -84,8 +84,6 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
     assert ratio is not None  # they make the pair
     sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
     told = f"{ratio.value:.2g} times{_within(ratio)} the wait, paired over seeds"
-    sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
-    told = f"{ratio.value:.2g} times{_within(ratio)} the wait, paired over seeds"
     return (
         f"At {mine.offered:.3g} requests a second (load {pair.load:g}), which both sustain, half "
         f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
@@ -119,7 +117,8 @@ def _capacity(found: Headline, hero: str, names: Sequence[str]) -> str:
 def _bracket(b: Bracket) -> str:
     who = spoken(b.contestant)
     if b.passed is None:
-        return f"{who} sustained no load" if b.failed is None else f"{who} not even {b.failed:g}"
+        least = "no load" if b.failed is None else f"not even load {b.failed:g}"
+        return f"{who} sustained {least}"
     end = "the highest" if b.failed is None else f"and not {b.failed:g}"
     return f"{who} sustained load {b.passed:g}, {end}"
 

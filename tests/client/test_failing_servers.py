@@ -26,6 +26,7 @@ from client.contestant import Contestant
 from client.experiment import Fleet, carry_out
 from client.load.servers import Server, started
 from client.load.target import parse_target
+from client.load.workers import Crew
 from client.workloads.recipe import Recipe
 from tests.client.conftest import StartServer, command, contestant
 from tests.client.test_compare import apart, planned
@@ -300,9 +301,10 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
 
 def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Faulty) -> None:
     probes: list[capacity.Probe] = []
-    search = capacity.Search(
-        Server(parse_target(faulty("busy", after=0))), RECIPE, Objectives(ttft_s=60.0), 0.9, None,
-        12, probes,
-    )  # fmt: skip
-    assert not search.probe(0, 50.0)
+    server = Server(parse_target(faulty("busy", after=0)))
+    with Crew() as crew:
+        search = capacity.Search(
+            server, crew, RECIPE, Objectives(ttft_s=60.0), 0.9, None, 12, probes
+        )
+        assert not search.probe(0, 50.0)
     assert [(p.good, p.passed, p.verdict) for p in probes] == [(0.0, False, "FAILED")]
