@@ -32,6 +32,7 @@ from client.contestant import Contestant
 from client.experiment import Fleet, calibrate, carry_out, knee
 from client.load.live import clock_in, say
 from client.load.machine import Company, commit, machine, versions
+from client.load.rows import stretches
 from client.load.servers import ServerError, end_as_ctrl_c, note_of
 from client.load.workers import WorkerError
 from client.report.comparison import judged, write_comparison
@@ -99,7 +100,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
                 )  # fmt: skip
                 manifest |= _plan_figures(plan, calibration)
                 say(
-                    f"{len(schedule(plan))} runs of {plan.window_s:.1f} s each at loads "
+                    f"{len(schedule(plan))} runs of {_lengths(plan)} at loads "
                     f"{', '.join(f'{x:g}' for x in plan.loads)}, until {_end(plan)} at the "
                     f"earliest -> {asked.folder}"
                 )
@@ -142,7 +143,13 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         "objectives": None if objectives is None else asdict(objectives),
         "share": asked.args.share,
     }
-    comparison = judged(played, losses, calibration, manifest)
+    rows = {
+        r.job.name: stretches(contestant.rows(logs), r.run)
+        for r in played
+        for contestant in asked.contestants
+        if r.job.contestant == contestant.name and r.job.seed == asked.args.seed
+    }
+    comparison = judged(played, losses, calibration, manifest, rows)
     figures = write_comparison(asked.folder, comparison)
     write_comparison_page(asked.folder / "report.html", comparison)
     if losses:
@@ -254,7 +261,8 @@ def _with_window(
     drains = sum(plan.drain_of(job) for job in jobs if plan.beyond(job.contestant, job.load))
     fixed = starts * (calibration.start_s + 1.5) + drains + 0.3 * len(jobs)
     budget_s = asked.args.budget_s or BUDGET_S
-    window = (budget_s - spent_s - _REPORT_S - fixed) / max(len(jobs), 1)
+    parts = sum(replace(plan, window_s=1.0).window_of(job.load) for job in jobs)
+    window = (budget_s - spent_s - _REPORT_S - fixed) / max(parts, 1)
     least = max(2.0, 10 / (calibration.capacity * max(plan.loads)))
     if window < least:
         say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
@@ -264,7 +272,12 @@ def _with_window(
 
 def _end(plan: Experiment) -> str:
     """When the last run would end if every answer came with the last send."""
-    return clock_in(len(schedule(plan)) * plan.window_s)
+    return clock_in(sum(plan.window_of(job.load) for job in schedule(plan)))
+
+
+def _lengths(plan: Experiment) -> str:
+    """Those of its runs, in seconds."""
+    return " and ".join(f"{s:.1f} s" for s in sorted({plan.window_of(x) for x in plan.loads}))
 
 
 def _manifest(asked: Asked) -> dict[str, Any]:
@@ -290,6 +303,7 @@ def _plan_figures(plan: Experiment, calibration: Calibration) -> dict[str, Any]:
         "order_seed": plan.order_seed,
         "servers_together": plan.together,
         "window_s": plan.window_s,
+        "windows_s": {f"{load:g}": plan.window_of(load) for load in plan.loads},
         "drain_s": plan.drain_s,
         "capacity": asdict(calibration),
     }

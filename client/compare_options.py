@@ -20,7 +20,7 @@ from client.load.target import parse_target
 from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
 from client.workloads.spec import SpecError, refuse_given
 
-BUDGET_S = 250.0
+BUDGET_S = 270.0
 _DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)
 
 
@@ -230,7 +230,12 @@ def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
             "(dynamic:tgi), each once"
         )
     made = [
-        Contestant(m, server_command(m, args.model or "embedded", args.server_options), None)
+        Contestant(
+            m,
+            server_command(m, args.model or "embedded", args.server_options),
+            None,
+            records=not any(o.startswith("--record") for o in args.server_options),
+        )
         for m in modes
     ]
     for text in args.target:

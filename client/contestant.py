@@ -13,11 +13,15 @@ from client.load.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A mode of our server (``command`` starts it) or a server that already runs (``target``)."""
+    """A mode of our server (``command`` starts it) or a server that already runs (``target``).
+
+    ``records``: it is told to write its iterations into ``rows-NAME-*.jsonl`` among the logs.
+    """
 
     name: str
     command: tuple[str, ...] | None
     target: Target | None
+    records: bool = False
 
     def open(
         self, logs: Path, start_s: float, cores: Collection[int] | None = None
@@ -27,7 +31,19 @@ class Contestant:
             assert self.target is not None  # one of the two is always there
             return nullcontext(servers.Server(self.target))
         log = logs / f"server-{self.name}.log"
-        return servers.started(self.command, self.name, log, start_s, cores=cores)
+        command = [*self.command]
+        if self.records:
+            number = len(self.rows(logs))  # each start writes a file anew
+            command += ["--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())]
+        return servers.started(command, self.name, log, start_s, cores=cores)
+
+    def rows(self, logs: Path) -> list[Path]:
+        """What its servers wrote of their iterations, one file a start."""
+        return sorted(logs.glob(f"rows-{self._file}-*.jsonl"))
+
+    @property
+    def _file(self) -> str:
+        return self.name.replace(":", "_")
 
 
 def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
 def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Workload:
     """The workload of a load and seed, the same for every contestant; kept as a file."""
     rate = load * capacity
-    count = max(round(rate * plan.window_s), 3)
+    count = max(round(rate * plan.window_of(load)), 3)
     workload = make(replace(plan.recipe, requests=count, rate=rate, seed=seed))
     folder = plan.folder / "workloads"
     folder.mkdir(exist_ok=True)

@@ -21,12 +21,13 @@ from client.workloads.recipe import Recipe
 
 BEYOND = 1.25  # times its limit, at which a contestant surely cannot keep up
 _BELOW, _TWICE, _APART = 0.7, 2.0, 1.5
+_LONGER = 2.5  # a run at a load that is beyond all, than others
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is to be run. ``window_s`` is how long each run sends, ``drain_s`` how long its answers
-    are awaited.
+    """What is to be run. ``window_s`` is how long a run sends, ``drain_s`` how long its answers
+    are awaited, but for loads beyond all limits.
 
     ``limits`` are the contestants' knees in loads, as far as known. ``control`` is played twice at
     the highest load. ``together``: all servers live side by side; otherwise one lives at a time,
@@ -54,8 +55,20 @@ class Experiment:
         lost = [x for x in self.loads if self.beyond(contestant, x)]
         return load in (*lost[:1], max(self.loads)) or load not in lost
 
+    def beyond_all(self, load: float) -> bool:
+        """Whether no contestant can keep up there: where their limits are compared."""
+        return all(self.beyond(c.name, load) for c in self.contestants)
+
+    def window_of(self, load: float) -> float:
+        """Longer where limits are compared: a static batch lasts as long as a short run, and what
+        part of it a run saw decided its throughput."""
+        return self.window_s * (_LONGER if self.beyond_all(load) else 1.0)
+
     def drain_of(self, job: Job) -> float:
-        """Shorter where much stays unfinished however long one waits."""
+        """Shorter where much stays unfinished however long one waits; none where latency tells
+        nothing of any of them."""
+        if self.beyond_all(job.load):
+            return 0.0
         return self.drain_s * (0.4 if self.beyond(job.contestant, job.load) else 1.0)
 
 

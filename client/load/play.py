@@ -166,6 +166,7 @@ class _Player:
         ) as session:
             self.start = begin()
             await asyncio.sleep(self.start - time.monotonic())
+            began_unix_s = time.time()
             sampler = asyncio.create_task(self._sample())
             try:
                 if self.workload.users is None:
@@ -185,6 +186,7 @@ class _Player:
             counted=self.target.dialect.counted,
             streamed=self.target.stream,
             interrupted=self.interrupted,
+            began_unix_s=began_unix_s,
         )
 
     async def _open_loop(self, session: aiohttp.ClientSession) -> None:

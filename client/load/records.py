@@ -57,7 +57,7 @@ class Run:
 
     ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` says what a
     token count rests on. ``interrupted`` says why the run ended early; what was measured is kept.
-    ``not_begun`` says why nothing was sent at all.
+    ``not_begun`` says why nothing was sent at all. ``began_unix_s`` is the start by the wall clock.
     """
 
     target: str
@@ -69,6 +69,7 @@ class Run:
     streamed: bool
     interrupted: str | None = None
     not_begun: str | None = None
+    began_unix_s: float | None = None
 
     @staticmethod
     def never_begun(target: str, workload: Workload, why: str) -> Run:

@@ -27,6 +27,8 @@ from client.analysis.summary import (
 )
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
+from client.load.rows import as_json, from_json
+from client.report.gantt import Rows, middle, pictured
 from client.workloads.workload_file import read_workload
 
 
@@ -42,6 +44,7 @@ class Comparison:
     found: Headline | None
     predicted: Prediction | None
     manifest: dict[str, Any]
+    rows: Rows
 
 
 def judged(
@@ -49,8 +52,10 @@ def judged(
     losses: Sequence[Loss],
     calibration: Calibration | None,
     manifest: dict[str, Any],
+    rows: Rows,
 ) -> Comparison:
-    """Figures, verdicts and the headline; ``manifest`` holds objectives and share."""
+    """Figures, verdicts and the headline; ``manifest`` holds objectives and share, ``rows`` what
+    servers wrote of the requests of some runs."""
     goal = manifest["objectives"]
     objectives = None if goal is None else Objectives(**goal)
     results = measured_together(played, objectives)
@@ -61,7 +66,7 @@ def judged(
             found = headline(results, at, objectives, manifest["share"])
     predicted = length_variance_gain(results, "static", "dynamic")
     return Comparison(
-        tuple(results), tuple(at), tuple(losses), calibration, found, predicted, manifest
+        tuple(results), tuple(at), tuple(losses), calibration, found, predicted, manifest, rows
     )
 
 
@@ -81,6 +86,12 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
         "lost": [asdict(loss) for loss in c.losses],
         "manifest": c.manifest,
     }
+    kept = {
+        r.name: as_json(c.rows[r.name], [o.index for o in middle(r.run.outcomes)])
+        for r in pictured(c.results)
+        if r.name in c.rows
+    }
+    (folder / "rows.json").write_text(json.dumps(kept) + "\n")
     drawn = min((r.seed for r in c.results), default=0)
     write_raw(((_about(r, drawn), r.run) for r in c.results), folder / "runs.jsonl.gz")
     write_requests(
@@ -118,4 +129,12 @@ def read_comparison(folder: Path) -> Comparison:
         Played(Job(**about["job"]), run, about["server"], about["iterations"])
         for about, run in read_raw(folder / "runs.jsonl.gz", workloads.__getitem__)
     ]
-    return judged(played, losses, calibration, manifest)
+    return judged(played, losses, calibration, manifest, _read_rows(folder / "rows.json"))
+
+
+def _read_rows(path: Path) -> Rows:
+    """None where servers wrote none, or an earlier version measured."""
+    try:
+        return {name: from_json(own) for name, own in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -113,9 +113,10 @@ def _loads(c: Comparison) -> list[Section]:
         ),
         Section(
             "The same requests in each mode",
-            ["Grey: waiting. Orange: prefill. Blue: decode. Light blue: done, but held back until "
-             "the batch is. A red end: cut. Consecutive requests from the middle of one run."],
-            selector=_over_loads(c, lambda load: gantt(at, results, load)),
+            ["Grey: waiting. Orange: prefill, light orange a chunk of it. Blue: decode. Light "
+             "blue: done, but held back until the batch is. Violet: paused. A red end: cut. "
+             "Consecutive requests from the middle of one run."],
+            selector=_over_loads(c, lambda load: gantt(at, results, load, c.rows)),
         ),
     ]  # fmt: skip
     if c.found is not None and (pairs := pair_table(c.found)).rows:
@@ -204,11 +205,10 @@ def _gates(result: Result) -> Fold:
 
 def _configuration(manifest: dict[str, Any]) -> str:
     recipe = manifest["recipe"]
-    runs = (
-        f"{len(manifest['seeds'])} seeds, {manifest['window_s']:.1f} s a run; "
-        if "window_s" in manifest
-        else ""
-    )
+    lengths = manifest.get("windows_s") or {"": manifest.get("window_s")}
+    known = sorted({length for length in lengths.values() if length is not None})
+    runs = f"runs of {' and '.join(f'{s:.1f} s' for s in known)}; " if known else ""
+    runs = f"{len(manifest['seeds'])} seeds, {runs}" if runs else ""
     return (
         f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
         f"{manifest.get('cores', 'cores unknown')}; "

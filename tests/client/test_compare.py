@@ -74,7 +74,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
         "contestants": ["nobatch", "static", "dynamic"], "warnings": ["random weights"],
         "objectives": {"ttft_s": 1.0}, "share": 0.9,
     }  # fmt: skip
-    comparison = judged(played, [], calibration, manifest)
+    comparison = judged(played, [], calibration, manifest, {})
     figures = write_comparison(tmp_path, comparison)
     write_comparison_page(tmp_path / "report.html", comparison)
     json.dumps(figures, allow_nan=False)

@@ -71,6 +71,16 @@ def test_a_contestant_far_beyond_its_limit_plays_only_the_highest_load() -> None
     assert told["static"] == told["dynamic"] == {0.7, 2.0, 5.0, 8.0}
 
 
+def test_runs_are_longer_and_end_at_once_where_only_limits_are_compared() -> None:
+    asked = plan(loads=(0.7, 5.0, 12.0), limits={"nobatch": 1.0, "static": 3.0, "dynamic": 6.0})
+    assert [asked.window_of(load) for load in asked.loads] == [1.0, 1.0, 2.5]
+    drains = {(j.contestant, j.load): asked.drain_of(j) for j in schedule(asked)}
+    assert {drains[name, 12.0] for name in NAMES} == {0.0}
+    assert drains["dynamic", 0.7] == drains["dynamic", 5.0] == 1.0
+    assert 0 < drains["static", 5.0] < 1, "its latencies are drawn"
+    assert plan().window_of(8.0) == 1.0, "nobody's limit is known"
+
+
 @given(st.lists(st.floats(0.2, 500), min_size=1, max_size=5))
 def test_loads_lie_below_the_first_limit_between_those_apart_and_beyond_the_last(
     limits: list[float],
