@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from flask import Flask
 
@@ -220,6 +220,8 @@ class Engine:
             log.critical("the model cannot be loaded", exc_info=True)
             os._exit(FAILED)
         self.model = model
+        if self.config.remote_model is not None:
+            cast("RemoteModel", model).on_return = self.manager.wake
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
         computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
         if self.config.lookahead and computes_here:

@@ -24,6 +24,8 @@ from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, wors
 from gpt.checkpoint import load_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
 from gpt.network import Attend
+from gpt.part import WHOLE, Part
+from gpt.shards import connect, join
 from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class LoadOptions:
     seed: int
     max_batch_size: int
     kv_memory: str = "auto"  # or as gpt.budget.asked_blocks reads it
+    part: Part = WHOLE
+    rendezvous: str = ""  # of the shards, HOST:PORT
 
 
 def load_model(options: LoadOptions) -> Executor:
@@ -51,7 +55,10 @@ def load_model(options: LoadOptions) -> Executor:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device, dtype = torch.device(name), DTYPES[options.dtype]
-    network = load_network(options.model, device, dtype, options.seed)
+    network = load_network(options.model, device, dtype, options.seed, options.part)
+    if options.part != WHOLE:
+        join(options.rendezvous, options.part, device)
+        connect(network, options.part)
     if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel

@@ -34,7 +34,8 @@ class KVShape:
 
     @classmethod
     def of(cls, config: GPTConfig, dtype: torch.dtype, device: torch.device) -> KVShape:
-        return cls(config.n_layer, config.n_head, config.head_dim, dtype, device)
+        heads = config.n_head // config.shards
+        return cls(config.n_layer, heads, config.head_dim, dtype, device)
 
     @property
     def token_bytes(self) -> int:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from gpt.network import GPT, GPTConfig, init_weights
+from gpt.part import WHOLE, Part, PartError
 from seams import RANDOM_PREFIX
 
 EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "embedded"
@@ -56,16 +57,18 @@ class CheckpointError(Exception):
     """A model that cannot be loaded; the message says what was found and what is allowed."""
 
 
-def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
-    """The network that `model` names, ready for inference.
+def load_network(
+    model: str, device: torch.device, dtype: torch.dtype, seed: int, part: Part = WHOLE
+) -> GPT:
+    """The network that `model` names, or a shard's part of it, ready for inference.
 
     `model`: `embedded`, a GPT-2 name of the hub, a local folder, or `random:NAME`, whose weights
     are drawn from `seed`. Raises CheckpointError.
     """
     if model.startswith(RANDOM_PREFIX):
-        network = random_network(model.removeprefix(RANDOM_PREFIX), seed)
+        network = split(random_network(model.removeprefix(RANDOM_PREFIX), seed), part)
     else:
-        network = load_checkpoint(find_folder(model))
+        network = load_checkpoint(find_folder(model), part)
     return network.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
@@ -112,14 +115,13 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def load_checkpoint(folder: Path) -> GPT:
-    """Reads a folder in the Hugging Face layout into float32. Raises CheckpointError."""
-    with torch.device("meta"):
-        network = GPT(read_config(folder))
-    expected = {ours: tuple(tensor.shape) for ours, tensor in network.state_dict().items()}
+def load_checkpoint(folder: Path, part: Part = WHOLE) -> GPT:
+    """Reads a folder in the Hugging Face layout, or a shard's part of it, into float32. Raises
+    CheckpointError."""
+    network, expected = _empty(read_config(folder), part)
     names = _hub_names(network.config.n_layer)
     state: dict[str, Tensor] = {}
-    for hub_name, tensor in tqdm(
+    for hub_name, source in tqdm(
         _tensors(folder),
         total=len(names),
         desc=f"loading {folder.name}",
@@ -129,13 +131,14 @@ def load_checkpoint(folder: Path) -> GPT:
         ours, transposed = names.get(hub_name.removeprefix("transformer."), ("", False))
         if not ours:
             continue  # causal masks and a tied head that some exports carry along
-        loaded = (tensor.t() if transposed else tensor).float().contiguous()
-        if tuple(loaded.shape) != expected[ours]:
+        shape = tuple(source.get_shape())
+        if (shape[::-1] if transposed else shape) != expected[ours]:
             raise CheckpointError(
-                f"{folder}: tensor '{hub_name}' has shape {tuple(tensor.shape)}, "
+                f"{folder}: tensor '{hub_name}' has shape {shape}, "
                 f"config.json implies {expected[ours]}"
             )
-        state[ours] = loaded
+        own = part.cut(ours, source, shape)
+        state[ours] = (own.t() if transposed else own).float().contiguous()
     state["head.weight"] = state.get("wte.weight", torch.empty(0))
     missing = sorted(expected.keys() - state.keys()) or ([] if "wte.weight" in state else ["wte"])
     if missing:
@@ -143,6 +146,36 @@ def load_checkpoint(folder: Path) -> GPT:
     network.load_state_dict(state, assign=True)
     network.head.weight = network.wte.weight
     return network
+
+
+def split(network: GPT, part: Part) -> GPT:
+    """A shard's part of a network. Raises CheckpointError."""
+    if part == WHOLE:
+        return network
+    own, _ = _empty(network.config, part)
+    whole, state = network.state_dict(), {}
+    for ours, transposed in _hub_names(network.config.n_layer).values():
+        source = whole[ours].t() if transposed else whole[ours]
+        cut = part.cut(ours, source, source.shape)
+        state[ours] = (cut.t() if transposed else cut).contiguous()
+    own.load_state_dict({**state, "head.weight": state["wte.weight"]}, assign=True)
+    own.head.weight = own.wte.weight
+    return own
+
+
+def _empty(config: GPTConfig, part: Part) -> tuple[GPT, dict[str, tuple[int, ...]]]:
+    """A network of the part's shape without weights, and the shapes of the whole network's. Raises
+    CheckpointError."""
+    try:
+        part.check(config)
+    except PartError as error:
+        raise CheckpointError(str(error)) from None
+    with torch.device("meta"):
+        whole, own = GPT(config), GPT(replace(config, shards=part.shards))
+        tokens = len(range(config.vocab_size)[part.of(config.vocab_size)])
+        own.wte = nn.Embedding(tokens, config.n_embd)
+        own.head = nn.Linear(config.n_embd, tokens, bias=False)
+    return own, {ours: tuple(tensor.shape) for ours, tensor in whole.state_dict().items()}
 
 
 def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
@@ -222,7 +255,8 @@ def _hub_names(n_layer: int) -> dict[str, tuple[str, bool]]:
     return names
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Names and slices: of a slice, what is asked for is read."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.exists():
@@ -235,7 +269,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         for file in files:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
-                    yield name, opened.get_tensor(name)
+                    yield name, opened.get_slice(name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder}: no readable model.safetensors or model.safetensors.index.json: {error}"

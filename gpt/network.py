@@ -31,6 +31,7 @@ class GPTConfig:
     n_embd: int
     norm_eps: float = 1e-5
     gelu: str = "tanh"  # torch's name of the approximation; GPT-2 uses tanh
+    shards: int = 1  # that share the heads, the MLP's columns and the vocabulary (gpt/part.py)
 
     @property
     def head_dim(self) -> int:
@@ -51,14 +52,14 @@ class GeluLinear(nn.Linear):
 class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        c = config.n_embd
-        self.n_head, self.head_dim = config.n_head, config.head_dim
+        c, own = config.n_embd, config.n_embd // config.shards
+        self.n_head, self.head_dim = config.n_head // config.shards, config.head_dim
         self.ln_1 = nn.LayerNorm(c, eps=config.norm_eps)
-        self.qkv = nn.Linear(c, 3 * c)
-        self.attn_proj = nn.Linear(c, c)
+        self.qkv = nn.Linear(c, 3 * own)
+        self.attn_proj = nn.Linear(own, c)
         self.ln_2 = nn.LayerNorm(c, eps=config.norm_eps)
-        self.fc = GeluLinear(c, 4 * c, config.gelu)
-        self.mlp_proj = nn.Linear(4 * c, c)
+        self.fc = GeluLinear(c, 4 * own, config.gelu)
+        self.mlp_proj = nn.Linear(4 * own, c)
 
     def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
         # [..., C] -> three of [..., n_head, head_dim]

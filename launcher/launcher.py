@@ -120,13 +120,16 @@ class Launcher:
         self._started_s = time.monotonic()
         config, shards = self.config, self.config.shards
         port = config.master_port or free_port(config.master_addr)
-        common = ["--shards", str(shards), "--rendezvous", f"{config.master_addr}:{port}"]
+        common = [
+            *("--shards", str(shards), "--addresses", ",".join(self._addresses)),
+            *("--rendezvous", f"{config.master_addr}:{port}"),
+        ]
         return [
             await self._start(
                 f"shard {rank}",
                 [
                     *("-P", "-m", "model_server", "serve", "--listen", address),
-                    *((*common, "--rank", str(rank)) if shards > 1 else ()),
+                    *(*common, "--rank", str(rank)),
                 ],
             )
             for rank, address in enumerate(self._addresses)

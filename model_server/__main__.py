@@ -1,17 +1,29 @@
-"""`python -m model_server`: a model server as a command (`./server.sh model-server`)."""
+"""`python -m model_server`: a model server as a command (`./server.sh model-server`).
+
+The process that is started watches those that execute, one for each shard (`group.py`). With --rank
+it is a shard itself, for somebody else to watch.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from model_server.config import DownloadConfig, ServeConfig
-from model_server.serving.process import serve
+from model_server.group import Group, Shard, address_of, cores_each
+from model_server.serving.process import end_with_parent, fail, serve
 from model_server.serving.service import ModelService, ServedModel
 from model_server.serving.worker import Worker
 from model_server.wire.access import Access, AccessError
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: the group's process holds our standard input
 
 
 class LoadError(Exception):
@@ -22,23 +34,18 @@ def main(args: Sequence[str]) -> None:
     match args:
         case ["download-weights", *rest]:
             download(DownloadConfig.from_args(rest))
+            return
         case ["serve", model, *rest] if not model.startswith("-"):
-            run(ServeConfig.from_args(["--model", model, *rest]))
+            config = ServeConfig.from_args(["--model", model, *rest])
         case ["serve", *rest] | [*rest]:
-            run(ServeConfig.from_args(rest))
-
-
-def run(config: ServeConfig) -> None:
-    """Until it is told to end; ends the process."""
+            config = ServeConfig.from_args(rest)
+    rank = f" rank {config.rank}" if config.shards > 1 and config.rank is not None else ""
     logging.basicConfig(
         level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname)s{rank} %(name)s: %(message)s",
     )
-    access = Access(config.model_token, config.model_tls)
-    service = ModelService(Worker(), config.mode, config.max_batch_size, [config.listen], 0)
-
     try:
-        status = serve(service, lambda: load(config), config.listen, access)
+        status = watch(config) if config.rank is None else run(config, config.rank)
     except (AccessError, OSError, LoadError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         status = 1
@@ -46,10 +53,59 @@ def run(config: ServeConfig) -> None:
     os._exit(status)  # torch's threads may crash a process that is being taken down
 
 
-def load(config: ServeConfig) -> ServedModel:
+def watch(config: ServeConfig) -> int:
+    """All shards, on this machine. Raises AccessError."""
+    access = Access(config.model_token, config.model_tls)
+    access.check(config.listen)
+    group = Group(lambda: shards_of(config), access, config.model_patience)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: group.stop())
+    return group.run()
+
+
+def shards_of(config: ServeConfig) -> list[Shard]:
+    """How they are started; they meet at another port each time, unless one is given."""
+    addresses = [address_of(config.listen, rank) for rank in range(config.shards)]
+    rendezvous = config.rendezvous or f"127.0.0.1:{free_port()}"
+    made = []
+    for rank, listen in enumerate(addresses):
+        own = replace(
+            config,
+            rank=rank,
+            listen=listen,
+            addresses=config.addresses or tuple(addresses),
+            rendezvous=rendezvous,
+        )
+        environment = {**os.environ, **own.as_environment(), IN_GROUP: "1"}
+        environment["PYTHONPATH"] = str(ROOT)
+        if config.shards > 1:
+            environment.setdefault("OMP_NUM_THREADS", cores_each(config.shards))
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        made.append(Shard([sys.executable, "-P", "-m", "model_server"], environment, listen))
+    return made
+
+
+def run(config: ServeConfig, rank: int) -> int:
+    """One shard, until it is told to end. Raises AccessError, OSError, LoadError."""
+    access = Access(config.model_token, config.model_tls)
+    service = ModelService(
+        Worker(),
+        config.mode,
+        config.max_batch_size,
+        config.addresses or [config.listen],
+        rank,
+        fail,
+    )
+    if IN_GROUP in os.environ:
+        end_with_parent()
+    return serve(service, lambda: load(config, rank), config.listen, access)
+
+
+def load(config: ServeConfig, rank: int) -> ServedModel:
     """Raises LoadError."""
     from gpt.budget import KVMemoryError
     from gpt.checkpoint import CheckpointError
+    from gpt.part import Part
     from model import LoadOptions, load_model
 
     try:
@@ -62,6 +118,8 @@ def load(config: ServeConfig) -> ServedModel:
                 seed=config.seed,
                 max_batch_size=config.max_batch_size,
                 kv_memory=config.kv_memory,
+                part=Part(rank, config.shards),
+                rendezvous=config.rendezvous or "",
             )
         )
     except (CheckpointError, KVMemoryError) as error:
@@ -75,6 +133,13 @@ def download(config: DownloadConfig) -> None:
         print(find_folder(config.model))
     except CheckpointError as error:
         sys.exit(f"model-server: {error}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 if __name__ == "__main__":

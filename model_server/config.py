@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
-from options import Group, Options
+from options import Group, OptionError, Options
 
 MODEL = Group("model")
 NETWORK = Group("network")
+SHARDS = Group("shards")
 PROCESS = Group("process")
 
 
@@ -50,8 +51,40 @@ class ServeConfig(Options):
     """folder with ca.pem, cert.pem and key.pem: TLS, with certificates of this authority on both
     sides"""
 
+    shards: int = SHARDS.option(1, least=1, most=64, flags=["--num-shard"])
+    """processes that share the model: heads, columns and vocabulary are split over them, and each
+    reads its own part of the weights; further ones listen beside --listen (PATH-1, PORT+1)"""
+    rank: int | None = SHARDS.option(None, least=0, most=63)
+    """which of --shards this process is, where others run elsewhere; it ends when it cannot go on,
+    and whoever started it starts it again; none: all shards run here, and are started again by
+    this process"""
+    addresses: tuple[str, ...] = SHARDS.option(())
+    """where all shards listen, by rank, as the server reaches them; none: at --listen, and
+    beside it"""
+    rendezvous: str | None = SHARDS.option(None, pattern=r".+:\d+")
+    """HOST:PORT of rank 0 where the shards meet, on a network that nobody else can use; none: a
+    free port of this machine"""
+
+    model_patience: float = PROCESS.option(5.0, least=0.1, most=3600)
+    """seconds without a heartbeat after which a shard is taken to hang, and all are started
+    again"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """least level logged"""
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.rank is not None:
+            if self.rank >= self.shards:
+                raise OptionError(
+                    f"--rank is {self.rank}; allowed: less than --shards ({self.shards})"
+                )
+            if self.shards > 1 and not (self.rendezvous and self.addresses):
+                raise OptionError("--rank needs --rendezvous and --addresses")
+        if self.addresses and len(self.addresses) != self.shards:
+            raise OptionError(
+                f"--addresses has {len(self.addresses)}; allowed: one for each of --shards "
+                f"({self.shards})"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class RemoteModel:
                 if self.lost is None:
                     self._changed.wait(BEAT_S)
                 continue
+            self._life.session.dismiss(BEAT_S)
             try:
                 life = begin(self.options, self._on_loss)
                 self._require_same(life)

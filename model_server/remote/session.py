@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -96,6 +97,13 @@ class Session:
             self.lost = reason
         self._on_loss(self)
         self._cancel()
+
+    def dismiss(self, timeout_s: float) -> None:
+        """After the loss: shards that are left of several cannot go on without the lost one."""
+        if len(self.ranks.addresses) > 1:
+            for call in self.ranks.send("ClearCache", wire.Session(lost=self.id), timeout_s):
+                with contextlib.suppress(grpc.RpcError):
+                    call.result()
 
     def _cancel(self) -> None:
         with self._lock:

@@ -59,6 +59,12 @@ def serve(
     return status
 
 
+def fail(reason: str) -> None:
+    """Ends the process soon, whatever its model's thread is doing: it may hang in a collective."""
+    log.critical("the shard ends: %s", reason)
+    threading.Timer(LAST_WORDS_S, os._exit, [FAILED]).start()
+
+
 def end_with_parent() -> None:
     """Ends this process when the one that started it is gone: it holds the other end of our
     standard input."""

@@ -49,13 +49,21 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
     none are answered."""
 
     def __init__(
-        self, worker: Worker, layout: str, max_batch_size: int, addresses: Sequence[str], rank: int
+        self,
+        worker: Worker,
+        layout: str,
+        max_batch_size: int,
+        addresses: Sequence[str],
+        rank: int,
+        fail: Callable[[str], None],
     ) -> None:
+        """`fail` (reason): ends the process, whatever the worker is doing."""
         self.worker = worker
         self.layout = layout
         self.max_batch_size = max_batch_size
         self.addresses = addresses
         self.rank = rank
+        self.fail = fail
         self.model: ServedModel | None = None
 
     # --- verbs that disturb nobody ----------------------------------------------------------
@@ -110,6 +118,10 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self, request: wire.Session, context: grpc.ServicerContext
     ) -> wire.Nothing:
         model = self._loaded(context)
+        if request.lost:
+            if request.lost == self.worker.session and len(self.addresses) > 1:
+                self.fail("another shard was lost, and this one is of no use without it")
+            return wire.Nothing()
 
         def begin() -> None:
             model.forget()

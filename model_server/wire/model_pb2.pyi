@@ -65,10 +65,12 @@ class Capacity(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "lost")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     session: int
-    def __init__(self, session: _Optional[int] = ...) -> None: ...
+    lost: int
+    def __init__(self, session: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids")

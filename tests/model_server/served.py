@@ -56,7 +56,7 @@ class Served:
     model: HashModel
     service: ModelService
     calls: Calls
-    failures: list[ShardFailedError]
+    failures: list[str]
 
 
 @contextlib.contextmanager
@@ -73,8 +73,10 @@ def served(
     """One shard. `addresses`: of all of them, where there are several."""
     addresses = addresses or [address]
     access = access or Access()
-    service = ModelService(Worker(), mode, max_batch_size, addresses, addresses.index(address))
-    calls, failures = Calls(), list[ShardFailedError]()
+    calls, failures = Calls(), list[str]()
+    service = ModelService(
+        Worker(), mode, max_batch_size, addresses, addresses.index(address), failures.append
+    )
     server = grpc.server(
         ThreadPoolExecutor(8), interceptors=[*access.guards(), calls], options=OPTIONS
     )
@@ -86,7 +88,7 @@ def served(
         try:
             service.worker.run()
         except ShardFailedError as error:
-            failures.append(error)
+            failures.append(str(error))
             server.stop(0.5)
 
     thread = threading.Thread(target=run)

@@ -1,0 +1,94 @@
+"""A model server beside a model in the engine's process, two shards beside one, and 100 deaths.
+
+    python -m benchmarks.remote                            # all of it
+    python -m benchmarks.remote --only speed --rounds 5
+    python -m benchmarks.remote --only kills --kills 20 --kills-model hash
+
+Speed: 64 requests present at once, embedded model and GPT-2 medium's shape, in turns. Shards: the
+logits and tokens of two against one. Kills: shards of the embedded model die by SIGKILL, and some
+stop (SIGSTOP), at random moments while the batch is full; every answer is compared with an
+undisturbed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.common import machine, save
+from benchmarks.remote import kills, shards, speed
+from benchmarks.remote.servers import HASH
+
+STOPS_EACH = 10  # one SIGSTOP for so many SIGKILLs
+PATIENCE_S = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", choices=["speed", "shards", "kills"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--large", default="random:gpt2-medium", help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=40, help="most of an output, of the large")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills-model", default="embedded", choices=["embedded", HASH])
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
+    args = parser.parse_args(argv)
+
+    lines = [f"{machine().cpu}, {machine().cores} cores"]
+    report: dict[str, object] = {}
+    if args.only in (None, "speed"):
+        found = [
+            speed.measure("embedded", args.dtype, 200, args.rounds),
+            speed.measure(args.large, args.dtype, args.tokens, args.rounds),
+        ]
+        report["speed"] = [asdict(one) for one in found]
+        lines += [
+            "",
+            "| 64 sequences | tokens/s here | behind gRPC | ratio | iteration, ms | more, ms "
+            "| empty call, ms |",
+            "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
+            *(
+                f"| {s.model} | {s.in_process_tokens_per_s:.0f} | {s.remote_tokens_per_s:.0f} "
+                f"| {s.ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} | {s.round_trip_ms:.2f} |"
+                for s in found
+            ),
+        ]
+    if args.only in (None, "shards"):
+        agreement = shards.measure("embedded")
+        report["shards"] = asdict(agreement)
+        lines += [
+            "",
+            f"2 shards against 1, {agreement.model}, {agreement.tokens} tokens: "
+            f"{agreement.different_tokens} differ beyond ties, logprobs differ by at most "
+            f"{agreement.largest_difference:.1e}; an iteration takes {agreement.one_ms:.2f} ms and "
+            f"{agreement.two_ms:.2f} ms; an all-reduce of 64 x 1,024 floats "
+            f"{agreement.all_reduce_ms:.3f} ms",
+        ]
+    if args.only in (None, "kills"):
+        runs = [kills.measure(args.kills_model, 2, args.kills, signal.SIGKILL, PATIENCE_S)]
+        stops = max(1, args.kills // STOPS_EACH)
+        runs.append(kills.measure(args.kills_model, 2, stops, signal.SIGSTOP, PATIENCE_S))
+        report["kills"] = [asdict(run) for run in runs]
+        lines += [
+            "",
+            "| 2 shards | deaths | requests | preempted | failed | answered twice | wrong tokens "
+            "| recovery, median and most, s |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *(
+                f"| {run.model}, {run.signal} | {run.deaths} | {run.requests} | {run.preempted} "
+                f"| {run.failed} | {run.answered_twice} | {run.wrong_tokens} "
+                f"| {run.median_recovery_s:.2f}, {max(run.recovery_s):.2f} |"
+                for run in runs
+            ),
+        ]
+    save(report, "\n".join(lines), args.out, "remote")
+
+
+if __name__ == "__main__":
+    main()

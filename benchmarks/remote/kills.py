@@ -1,0 +1,152 @@
+"""Shards that are killed or stopped at random moments under load: what their requests notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+
+from batching import BatchingManager, make_ledger
+from benchmarks.common import Tally
+from benchmarks.remote.servers import HASH, connected, serving
+from generate import dynamic
+from inference import Inference
+from model import LoadOptions, load_model
+from scheduling.policies.orca import Orca
+from seams import Sampling, TokenLogprobs
+from tests.hash_model import reference
+
+LIMIT = 16
+TOKENS = 48
+PROMPTS = 32  # different requests
+NEAR_TIE = 1e-4
+MOST_PAUSE_S = 1.0  # between a recovery and the next death
+TICK_S = 0.005
+
+
+@dataclass(slots=True)
+class Kills:
+    model: str
+    signal: str
+    deaths: int
+    requests: int = 0
+    failed: int = 0
+    answered_twice: int = 0
+    wrong_tokens: int = 0  # texts that differ from the undisturbed ones beyond ties
+    preempted: int = 0
+    recovery_s: list[float] = field(default_factory=list)  # from the death to the next token
+
+    @property
+    def median_recovery_s(self) -> float:
+        return statistics.median(self.recovery_s)
+
+
+def measure(model: str, shards: int, deaths: int, number: int, patience_s: float) -> Kills:
+    """`number`: the signal."""
+    kills = Kills(model, signal.Signals(number).name, deaths)
+    expected = undisturbed(model)
+    tally = Tally()
+    manager = BatchingManager(Orca(), tally, max_batch_size=LIMIT, max_waiting=10 * LIMIT)
+    with (
+        serving(model, "float32", shards, LIMIT, patience_s) as (address, group),
+        connected(address, model, LIMIT, patience_s) as remote,
+    ):
+        remote.on_return = manager.wake
+        manager.serve(remote, make_ledger("dynamic", remote))
+        loop = threading.Thread(target=manager.drive, args=(dynamic.lay_out, time.perf_counter))
+        loop.start()
+        load = Load(manager)
+        feeder = threading.Thread(target=load.feed)
+        feeder.start()
+        chance = random.Random(0)
+        for _ in range(deaths):
+            load.wait_for_tokens()
+            time.sleep(chance.random() * MOST_PAUSE_S)
+            victim = chance.choice(group.processes)
+            start_s = time.perf_counter()
+            os.kill(victim.pid, number)
+            wait_until(lambda: not manager.ready)
+            wait_until(lambda: manager.ready)
+            load.wait_for_tokens()
+            kills.recovery_s.append(time.perf_counter() - start_s)
+        load.end()
+        feeder.join()
+        manager.drain()
+        loop.join()
+    kills.requests = len(load.submitted)
+    kills.answered_twice = len(tally.requests) - kills.requests
+    for number_of, inference in load.submitted:
+        kills.failed += inference.error is not None
+        kills.preempted += inference.preemptions > 0
+        kills.wrong_tokens += differs(inference, expected[number_of])
+    return kills
+
+
+class Load:
+    """Keeps the batch full until it is told to end."""
+
+    def __init__(self, manager: BatchingManager) -> None:
+        self.manager = manager
+        self.submitted: list[tuple[int, Inference]] = []
+        self._ending = threading.Event()
+
+    def feed(self) -> None:
+        running: list[Inference] = []
+        while not self._ending.wait(TICK_S):
+            running = [inference for inference in running if not inference.event.is_set()]
+            while len(running) < 2 * LIMIT and self.manager.ready:
+                number = len(self.submitted) % PROMPTS
+                inference = request(number)
+                self.manager.submit(inference)
+                self.submitted.append((number, inference))
+                running.append(inference)
+
+    def end(self) -> None:
+        self._ending.set()
+
+    def wait_for_tokens(self) -> None:
+        def tokens() -> int:
+            return sum(len(inference.ids) for _, inference in list(self.submitted)[-4 * LIMIT :])
+
+        before = tokens()
+        wait_until(lambda: tokens() > before)
+
+
+def wait_until(holds: object) -> None:
+    assert callable(holds)
+    while not holds():
+        time.sleep(TICK_S)
+
+
+def request(number: int) -> Inference:
+    prompt = [1 + (number * 31 + i * 7) % 250 for i in range(4 + number)]
+    sampling = Sampling(temperature=0, logprobs=2)
+    return Inference(prompt, TOKENS, sampling, time.perf_counter())
+
+
+def undisturbed(model: str) -> list[list[int]]:
+    """What each request gets from a model of this process."""
+    inferences = [request(number) for number in range(PROMPTS)]
+    if model == HASH:
+        return [i.ids + reference(i.ids, TOKENS, seed=None) for i in inferences]
+    local = load_model(LoadOptions("dynamic", model, "cpu", "float32", 0, LIMIT))
+    manager = BatchingManager(Orca(), Tally(), max_batch_size=LIMIT, max_waiting=PROMPTS)
+    manager.serve(local, make_ledger("dynamic", local))
+    for inference in inferences:
+        manager.submit(inference)
+    manager.drain()
+    manager.drive(dynamic.lay_out, time.perf_counter)
+    return [inference.ids for inference in inferences]
+
+
+def differs(inference: Inference, expected: list[int]) -> bool:
+    """Whether a token is another one, where the two best were not as good as equal."""
+    for i, (token, other) in enumerate(zip(inference.ids, expected, strict=True)):
+        if token != other:
+            scores: TokenLogprobs = inference.logprobs[i - inference.prompt_tokens]
+            return scores.top[0][1] - scores.top[1][1] > NEAR_TIE
+    return False

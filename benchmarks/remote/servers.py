@@ -1,0 +1,61 @@
+"""Model servers for measurements: real processes on Unix sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from model_server.__main__ import shards_of
+from model_server.config import ServeConfig
+from model_server.group import Group, Shard
+from model_server.remote.life import RemoteOptions
+from model_server.remote.model import RemoteModel
+from model_server.wire.access import Access
+from tests.model_server.hash_shard import hash_shards
+
+HASH = "hash"  # the tests' model, whose processes start at once
+
+
+@contextlib.contextmanager
+def serving(
+    model: str, dtype: str, shards: int, max_batch_size: int, patience_s: float
+) -> Iterator[tuple[str, Group]]:
+    """The address of rank 0, and the group."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"unix:{Path(folder) / 'model'}"
+        config = ServeConfig(
+            model=model,
+            dtype=dtype,  # type: ignore[arg-type]
+            max_batch_size=max_batch_size,
+            listen=address,
+            shards=shards,
+            log_level="error",
+        )
+        make: Callable[[], Sequence[Shard]] = lambda: shards_of(config)  # noqa: E731
+        if model == HASH:
+            make = lambda: hash_shards([f"{address}-{rank}" for rank in range(shards)])  # noqa: E731
+            address += "-0"
+        group = Group(make, Access(), patience_s)
+        thread = threading.Thread(target=group.run)
+        thread.start()
+        try:
+            yield address, group
+        finally:
+            group.stop()
+            thread.join()
+
+
+@contextlib.contextmanager
+def connected(
+    address: str, model: str, max_batch_size: int, patience_s: float
+) -> Iterator[RemoteModel]:
+    remote = RemoteModel(
+        RemoteOptions(address, Access(), model, "dynamic", max_batch_size, patience_s, 600.0)
+    )
+    try:
+        yield remote
+    finally:
+        remote.close()

@@ -1,0 +1,78 @@
+"""What a model server costs: one loop over a model of this process, and over one behind gRPC."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from benchmarks.alternate import Ratio, in_turns, ratio
+from benchmarks.common import BareRun, Job, offline_work, run_bare
+from benchmarks.remote.servers import connected, serving
+from model import LoadOptions, load_model
+from model_server.remote.ranks import Ranks
+from model_server.wire import model_pb2 as wire
+from model_server.wire.access import Access
+from scheduling.policies.orca import Orca
+from seams import Model
+
+LIMIT = 64
+CALLS = 500
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    model: str
+    in_process_tokens_per_s: float
+    remote_tokens_per_s: float
+    ratio: Ratio
+    iteration_ms: float  # in process, the median
+    added_ms: float  # to an iteration, by the process in between
+    round_trip_ms: float  # of an empty call, the median
+
+
+def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
+    """64 requests of at most so many output tokens, present at once."""
+    local = load_model(LoadOptions("dynamic", model, "cpu", dtype, 0, LIMIT))
+    local.warm_up()
+    work = [
+        Job(job.prompt, min(job.output_tokens, most_tokens))
+        for job in offline_work(local.vocab_size)
+    ]
+
+    def run(model: Model) -> BareRun:
+        return run_bare(model, Orca(), "dynamic", work, LIMIT)
+
+    with (
+        serving(model, dtype, 1, LIMIT, PATIENCE_S) as (address, _),
+        connected(address, model, LIMIT, PATIENCE_S) as remote,
+    ):
+        runs = in_turns({"here": lambda: run(local), "there": lambda: run(remote)}, rounds)
+        round_trip_ms = empty_call_ms(address)
+    here, there = ([run.tokens_per_s for run in runs[side]] for side in ("here", "there"))
+    iterations = len(runs["here"][0].tally.iterations)
+    per_iteration_ms = [
+        (b.seconds - a.seconds) / iterations * 1e3
+        for a, b in zip(runs["here"], runs["there"], strict=True)
+    ]
+    return Speed(
+        model,
+        statistics.median(here),
+        statistics.median(there),
+        ratio(there, here),
+        statistics.median(i.duration_s for i in runs["here"][0].tally.iterations) * 1e3,
+        statistics.median(per_iteration_ms),
+        round_trip_ms,
+    )
+
+
+def empty_call_ms(address: str) -> float:
+    ranks = Ranks([address], Access())
+    times = []
+    for _ in range(CALLS):
+        start_s = time.perf_counter()
+        ranks.ask("Health", wire.Nothing(), PATIENCE_S)
+        times.append(time.perf_counter() - start_s)
+    ranks.close()
+    return statistics.median(times) * 1e3

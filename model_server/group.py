@@ -1,0 +1,156 @@
+"""The processes of a model's shards on this machine: started together, and all of them anew when
+one dies or hangs, since what the others hold is worth nothing without it.
+
+Who uses the model notices by itself, and opens its sequences again (`remote/`). When this process
+is gone, its shards end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from model_server.remote.ranks import Ranks
+from model_server.wire import model_pb2 as wire
+from model_server.wire.access import Access
+
+log = logging.getLogger(__name__)
+
+REFUSED = 1  # status of a shard that can never be started: another attempt gives the same
+BEAT_S = 1.0
+GRACE_S = 10.0  # that shards have to end after SIGTERM
+PAUSE_S = 0.1, 10.0  # before a group that dies at once is started again: doubled up to the second
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """How one is started, and where it answers."""
+
+    command: Sequence[str]
+    environment: dict[str, str]
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """`life`: of which start of the group; what an earlier one did is past."""
+
+    life: int
+    what: str
+    final: bool = False
+
+
+class Group:
+    """`shards`: makes those of the next life. `patience_s`: without a heartbeat, a shard that was
+    ready once is taken to hang."""
+
+    def __init__(
+        self, shards: Callable[[], Sequence[Shard]], access: Access, patience_s: float
+    ) -> None:
+        self.shards = shards
+        self.access = access
+        self.patience_s = patience_s
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._life = 0
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def stop(self) -> None:
+        """`run` ends its shards and returns. May be called in a signal handler."""
+        self._events.put(None)
+
+    def run(self) -> int:
+        """Until it is stopped, or a shard refuses to start; returns the exit status."""
+        pause_s, most_s = PAUSE_S
+        while True:
+            started_s = time.monotonic()
+            self._start()
+            event = self._next()
+            if event is None or event.final:
+                self._end(signal.SIGTERM)
+                return REFUSED if event else 0
+            log.warning("%s; all shards are started again", event.what)
+            self._end(signal.SIGKILL)
+            short = time.monotonic() - started_s < most_s
+            pause_s = min(pause_s * 2, most_s) if short else PAUSE_S[0]
+            threading.Event().wait(pause_s)
+
+    def _next(self) -> _Event | None:
+        """What ends the present life; None: it is to end for good."""
+        while (event := self._events.get()) is not None and event.life != self._life:
+            pass
+        return event
+
+    def _start(self) -> None:
+        self._life += 1
+        shards = self.shards()
+        self.processes = [
+            subprocess.Popen(
+                shard.command,
+                env=shard.environment,
+                stdin=subprocess.PIPE,  # closed when this process ends, however it does
+                start_new_session=True,  # Ctrl-C is for this process, which ends them in order
+            )
+            for shard in shards
+        ]
+        for shard, process in zip(shards, self.processes, strict=True):
+            for watch in (self._await_end, self._await_silence):
+                threading.Thread(
+                    target=watch, args=(self._life, shard, process), daemon=True
+                ).start()
+
+    def _end(self, number: int) -> None:
+        for process in self.processes:
+            process.send_signal(number)
+        deadline_s = time.monotonic() + GRACE_S
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def _await_end(self, life: int, shard: Shard, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        what = f"the shard at {shard.address} ended with {how}"
+        self._events.put(_Event(life, what, final=status == REFUSED))
+
+    def _await_silence(self, life: int, shard: Shard, process: subprocess.Popen[bytes]) -> None:
+        ranks, ready, tick = Ranks([shard.address], self.access), False, threading.Event()
+        while process.poll() is None:
+            try:
+                (report,) = ranks.ask("Health", wire.Nothing(), self.patience_s)
+                ready = ready or report.ready
+            except grpc.RpcError as error:
+                if ready and process.poll() is None:
+                    why = f"has no heartbeat ({error.code().name})"
+                    self._events.put(_Event(life, f"the shard at {shard.address} {why}"))
+                    break
+            tick.wait(BEAT_S)
+        ranks.close()
+
+
+def address_of(listen: str, rank: int) -> str:
+    """Of a rank whose group listens at `listen`: the first there, the others beside it."""
+    if rank == 0:
+        return listen
+    if listen.startswith("unix:"):
+        return f"{listen}-{rank}"
+    host, _, port = listen.rpartition(":")
+    return f"{host}:{int(port) + rank}"
+
+
+def cores_each(shards: int) -> str:
+    """Threads of a shard where all share this machine's cores."""
+    return str(max(1, len(os.sched_getaffinity(0)) // shards))

@@ -1,0 +1,174 @@
+"""A model server that dies, hangs or cannot be reached costs nobody an answer or a token. Real
+processes, real signals; the hash model shows any wrong token."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from batching import BatchingManager, make_ledger
+from generate import dynamic
+from inference import Inference
+from model_server.group import Group
+from model_server.remote.model import RemoteModel
+from model_server.wire.access import Access
+from scheduling.policies.orca import Orca
+from seams import Sampling
+from tests.batching.virtual import Books
+from tests.hash_model import HashModel, reference
+from tests.model_server.hash_shard import hash_shards
+from tests.model_server.proxy import Link
+from tests.model_server.served import connected, served, unix
+from tests.server.process import eventually
+
+REQUESTS, TOKENS = 12, 60
+PATIENCE_S = 0.5  # of heartbeats: hash models are quick to answer
+
+
+@contextlib.contextmanager
+def running(group: Group) -> Iterator[Group]:
+    thread = threading.Thread(target=group.run)
+    thread.start()
+    try:
+        yield group
+    finally:
+        group.stop()
+        thread.join()
+
+
+@contextlib.contextmanager
+def driving(model: RemoteModel) -> Iterator[BatchingManager]:
+    manager = BatchingManager(Orca(), Books(), max_batch_size=8, max_waiting=1000, lookahead=1)
+    model.on_return = manager.wake
+    manager.serve(model, make_ledger("dynamic", model))
+    thread = threading.Thread(target=manager.drive, args=(dynamic.lay_out, time.monotonic))
+    thread.start()
+    try:
+        yield manager
+    finally:
+        manager.abort("the test is over")
+        thread.join()
+
+
+def has_more_than(inferences: list[Inference], tokens: int) -> bool:
+    return sum(len(inference.ids) for inference in inferences) > tokens
+
+
+def under_load(manager: BatchingManager, mishaps: list[Callable[[], None]]) -> None:
+    """Requests that run while the mishaps happen, one after the other; each is noticed, and the
+    model comes back."""
+    inferences = [
+        Inference([7, i], TOKENS, Sampling(seed=i), time.monotonic()) for i in range(REQUESTS)
+    ]
+    for inference in inferences:
+        manager.submit(inference)
+    for mishap in mishaps:
+        tokens = sum(len(inference.ids) for inference in inferences)
+        eventually(partial(has_more_than, inferences, tokens + REQUESTS), "tokens")
+        mishap()
+        eventually(lambda: not manager.ready, "the loss is noticed")
+        eventually(lambda: manager.ready, "the model is back")
+    for i, inference in enumerate(inferences):
+        assert inference.event.wait(60.0)
+        assert inference.error is None
+        assert inference.ids == [7, i, *reference([7, i], TOKENS, seed=i)]
+    assert manager.memory.used == 0
+    assert isinstance(manager.recorder, Books)
+    assert len(manager.recorder.requests) == REQUESTS  # each was answered once
+
+
+def test_shards_that_are_killed_or_stopped_cost_no_answer_and_no_token(tmp_path: Path) -> None:
+    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
+    group = Group(lambda: hash_shards(addresses), Access(), PATIENCE_S)
+
+    def to_rank(rank: int, number: int) -> Callable[[], None]:
+        return lambda: os.kill(group.processes[rank].pid, number)
+
+    with (
+        running(group),
+        connected(addresses[0], patience_s=PATIENCE_S, max_batch_size=8) as model,
+        driving(model) as manager,
+    ):
+        under_load(
+            manager,
+            [to_rank(0, signal.SIGKILL), to_rank(1, signal.SIGKILL), to_rank(1, signal.SIGSTOP)],
+        )
+
+
+def test_a_link_that_is_cut_and_heals_costs_no_answer_and_no_token(tmp_path: Path) -> None:
+    link = Link(str(tmp_path / "link"), str(tmp_path / "shard"))
+
+    def cut() -> None:
+        link.cut()
+        eventually(lambda: model.lost is not None, "the loss is noticed")
+        link.heal()
+
+    with (
+        served(HashModel(step_s=0.005), unix(tmp_path)) as server,
+        link.running(),
+        connected(unix(tmp_path, "link"), patience_s=PATIENCE_S, max_batch_size=8) as model,
+        driving(model) as manager,
+    ):
+        under_load(manager, [cut, cut])
+        sessions = [call for verb, call in server.calls.seen if verb == "ClearCache"]
+        assert len(sessions) == 3
+
+
+def test_an_iteration_may_take_longer_than_the_patience(tmp_path: Path) -> None:
+    """A heartbeat decides, not its length."""
+    slow = HashModel(step_s=4 * PATIENCE_S)
+    with (
+        served(slow, unix(tmp_path)) as server,
+        connected(server.address, patience_s=PATIENCE_S, max_batch_size=8) as model,
+        driving(model) as manager,
+    ):
+        inference = Inference([1], 1, Sampling(), time.monotonic())
+        manager.submit(inference)
+        assert inference.event.wait(60.0)
+        assert inference.ids == [1, *reference([1], 1, seed=0)]
+
+
+def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Path) -> None:
+    hangs = threading.Event()
+
+    def hang(number: int) -> None:
+        assert number > 1 or hangs.wait(60.0)
+
+    model = HashModel(before_iteration=hang)
+    with (
+        served(model, unix(tmp_path)) as server,
+        connected(server.address, deadline_s=0.5, max_batch_size=8) as remote,
+        driving(remote) as manager,
+    ):
+        inference = Inference([1], 2, Sampling(), time.monotonic())
+        manager.submit(inference)
+        eventually(lambda: remote.lost is not None, "the loss is noticed")
+        hangs.set()
+        assert inference.event.wait(60.0)
+        assert inference.ids == [1, *reference([1], 2, seed=0)]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_is_left_of_several_shards_ends_to_meet_the_lost_one_anew(
+    shards: int, tmp_path: Path
+) -> None:
+    addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(shards)]
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(served(HashModel(), address, addresses=addresses))
+            for address in addresses
+        ]
+        model = stack.enter_context(connected(addresses[0]))
+        model._life.session.lose("told so by the test")
+        if shards == 1:
+            eventually(lambda: model.lost is None, "a single shard goes on")
+        else:
+            eventually(lambda: all(server.failures for server in servers), "all of them end")

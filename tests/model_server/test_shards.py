@@ -1,0 +1,90 @@
+"""The command, with two real shards of the embedded model: they compute what one process does, and
+end when they are told to, and when whoever watches them is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from model import LoadOptions, load_model
+from model_server.remote.model import RemoteModel
+from seams import Model, Opening, Sampling, Step, TokenLogprobs
+from tests.model_server.served import connected, unix
+from tests.server.process import ROOT, environment, eventually
+
+PROMPT = list(range(5, 45))
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def command(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    folder = tmp_path_factory.mktemp("group")
+    address = unix(folder)
+    arguments = ["serve", "embedded", "--shards", "2", "--listen", address]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "model_server", *arguments],
+            cwd=ROOT,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield address, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def remote(command: tuple[str, subprocess.Popen[bytes]]) -> Iterator[RemoteModel]:
+    with connected(command[0], model="embedded", max_batch_size=8) as model:
+        yield model
+
+
+def generate(model: Model, sampling: Sampling) -> tuple[list[int], list[TokenLogprobs]]:
+    blocks = range(-(-(len(PROMPT) + TOKENS) // model.block_tokens))
+    model.open([Opening(0, PROMPT, len(PROMPT), sampling)])
+    ids, scores = list[int](), list[TokenLogprobs]()
+    start, tokens = 0, len(PROMPT)
+    for _ in range(TOKENS):
+        step = Step(0, start, tokens, True, () if start else blocks)
+        outcome = model.start([step], ()).result()
+        ids += outcome.tokens[0]
+        scores += outcome.logprobs[0]
+        start, tokens = start + tokens, 1
+    return ids, scores
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_shards_give_the_logits_and_the_tokens_of_one(
+    remote: RemoteModel, temperature: float
+) -> None:
+    local = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8))
+    sampling = Sampling(seed=3, temperature=temperature, logprobs=50)
+    ids, scores = generate(remote, sampling)
+    expected_ids, expected = generate(local, sampling)
+    assert remote.info.shards == 2
+    assert ids == expected_ids
+    for score, other in zip(scores, expected, strict=True):
+        assert score.logprob == pytest.approx(other.logprob, abs=1e-4)
+        found, wanted = dict(score.top), dict(other.top)
+        for token in found.keys() & wanted.keys():
+            assert found[token] == pytest.approx(wanted[token], abs=1e-4)
+
+
+def test_shards_end_when_the_process_that_watches_them_is_gone(
+    command: tuple[str, subprocess.Popen[bytes]], remote: RemoteModel
+) -> None:
+    shards = psutil.Process(command[1].pid).children()
+    assert len(shards) == 2
+    os.kill(command[1].pid, signal.SIGKILL)
+    eventually(lambda: not any(shard.is_running() for shard in shards), "no shard is left")
