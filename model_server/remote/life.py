@@ -12,6 +12,8 @@ from model_server.remote.session import Session
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
 
+ANY_HOST = ("0.0.0.0", "[::]")
+
 
 class RemoteModelError(Exception):
     """A model server that cannot be used, however long one waits; the message says why."""
@@ -72,7 +74,8 @@ def begin(options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
         # of a single shard, the address by which it was found is the one that works from here
         if len(found.addresses) > 1:
             ranks.close()
-            ranks = Ranks(list(found.addresses), options.access)
+            addresses = [reachable(address, options.address) for address in found.addresses]
+            ranks = Ranks(addresses, options.access)
         return _begin(ranks, options, on_loss)
     except Exception as error:
         if ranks is not None:
@@ -83,6 +86,12 @@ def begin(options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
             reason = f"{options.address}: {describe(error)}"
             raise (RemoteModelError if is_final(error) else NotYetError)(reason) from None
         raise
+
+
+def reachable(address: str, found_at: str) -> str:
+    """A shard that listens on all addresses of its machine is reached as the first one was."""
+    host, _, port = address.rpartition(":")
+    return f"{found_at.rpartition(':')[0]}:{port}" if host in ANY_HOST else address
 
 
 def _begin(ranks: Ranks, options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:

@@ -9,7 +9,7 @@ import pytest
 from batching import BatchingManager
 from flight import Wait
 from inference import Inference
-from model_server.remote.life import RemoteModelError
+from model_server.remote.life import RemoteModelError, reachable
 from model_server.remote.session import ShardsDivergedError
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
@@ -181,6 +181,12 @@ def test_a_network_address_needs_a_secret() -> None:
         Access().check("127.0.0.1:5000")
     with pytest.raises(AccessError, match="unix:/PATH, or HOST:PORT"):
         Access("secret").check("somewhere")
+
+
+def test_shards_that_listen_everywhere_are_reached_where_the_first_was_found() -> None:
+    assert reachable("0.0.0.0:8601", "gpu-1:8600") == "gpu-1:8601"
+    assert reachable("gpu-2:8600", "gpu-1:8600") == "gpu-2:8600"
+    assert reachable("unix:/tmp/a-1", "unix:/tmp/a") == "unix:/tmp/a-1"
 
 
 def test_only_who_knows_the_token_is_answered() -> None:
