@@ -39,7 +39,7 @@ class Heartbeat:
             stub = model_pb2_grpc.ModelServerStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 try:
-                    await stub.Health(model_pb2.Nothing(), timeout=self._patience_s)
+                    await stub.Health(model_pb2.HealthRequest(), timeout=self._patience_s)
                     answered_s = time.monotonic()
                 except grpc.aio.AioRpcError:
                     silent_s = 0.0 if answered_s is None else time.monotonic() - answered_s

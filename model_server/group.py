@@ -130,7 +130,7 @@ class Group:
         ranks, ready, tick = Ranks([shard.address], self.access), False, threading.Event()
         while process.poll() is None:
             try:
-                (report,) = ranks.ask("Health", wire.Nothing(), self.patience_s)
+                (report,) = ranks.ask("Health", wire.HealthRequest(), self.patience_s)
                 ready = ready or report.ready
             except grpc.RpcError as error:
                 if ready and process.poll() is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from model_server.__main__ import shards_of
 from model_server.config import ServeConfig
-from model_server.group import Group, Shard
+from model_server.group import Group, Shard, address_of
 from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
 from model_server.wire.access import Access
@@ -36,8 +36,8 @@ def serving(
         )
         make: Callable[[], Sequence[Shard]] = lambda: shards_of(config)  # noqa: E731
         if model == HASH:
-            make = lambda: hash_shards([f"{address}-{rank}" for rank in range(shards)])  # noqa: E731
-            address += "-0"
+            addresses = [address_of(address, rank) for rank in range(shards)]
+            make = lambda: hash_shards(addresses)  # noqa: E731
         group = Group(make, Access(), patience_s)
         thread = threading.Thread(target=group.run)
         thread.start()

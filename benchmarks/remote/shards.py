@@ -9,9 +9,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from batching import BatchingManager, Wait, make_ledger
+from batching import BatchingManager, make_ledger
 from benchmarks.common import Tally, offline_work
 from benchmarks.remote.servers import connected, serving
+from flight import Wait
 from generate import dynamic
 from inference import Inference
 from model_server.__main__ import ROOT, free_port

@@ -72,7 +72,7 @@ def empty_call_ms(address: str) -> float:
     times = []
     for _ in range(CALLS):
         start_s = time.perf_counter()
-        ranks.ask("Health", wire.Nothing(), PATIENCE_S)
+        ranks.ask("Health", wire.HealthRequest(), PATIENCE_S)
         times.append(time.perf_counter() - start_s)
     ranks.close()
     return statistics.median(times) * 1e3

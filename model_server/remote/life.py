@@ -64,9 +64,11 @@ class Life:
     shape: Shape
 
 
-def begin(options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
-    """Start-up as TGI has it: discovery, info, warm-up, an empty cache. Raises NotYetError,
-    RemoteModelError."""
+def begin(
+    options: RemoteOptions, on_loss: Callable[[Session], None], before: Session | None = None
+) -> Life:
+    """Start-up as TGI has it: discovery, info, warm-up, an empty cache. `before`: the session that
+    was lost. Raises NotYetError, RemoteModelError."""
     ranks = None
     try:
         ranks = Ranks([options.address], options.access)
@@ -76,7 +78,7 @@ def begin(options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
             ranks.close()
             addresses = [reachable(address, options.address) for address in found.addresses]
             ranks = Ranks(addresses, options.access)
-        return _begin(ranks, options, on_loss)
+        return _begin(ranks, options, on_loss, before)
     except Exception as error:
         if ranks is not None:
             ranks.close()
@@ -94,7 +96,12 @@ def reachable(address: str, found_at: str) -> str:
     return f"{found_at.rpartition(':')[0]}:{port}" if host in ANY_HOST else address
 
 
-def _begin(ranks: Ranks, options: RemoteOptions, on_loss: Callable[[Session], None]) -> Life:
+def _begin(
+    ranks: Ranks,
+    options: RemoteOptions,
+    on_loss: Callable[[Session], None],
+    before: Session | None,
+) -> Life:
     found = ranks.ask("Info", wire.Nothing(), options.patience_s)
     for rank, info in enumerate(found):
         _require(ranks.name(rank), "--model", info.name, options.model)
@@ -106,7 +113,8 @@ def _begin(ranks: Ranks, options: RemoteOptions, on_loss: Callable[[Session], No
     limits = wire.Limits(max_batch_size=options.max_batch_size)
     capacities = ranks.ask("Warmup", limits, options.deadline_s)
     session = Session(ranks, options.deadline_s, on_loss)
-    ranks.ask("ClearCache", wire.Session(session=session.id), options.deadline_s)
+    lost = 0 if before is None else before.id
+    ranks.ask("ClearCache", wire.Session(session=session.id, lost=lost), options.deadline_s)
     first = found[0]
     return Life(
         session,

@@ -94,7 +94,7 @@ class RemoteModel:
                 continue
             self._life.session.dismiss(BEAT_S)
             try:
-                life = begin(self.options, self._on_loss)
+                life = begin(self.options, self._on_loss, self._life.session)
                 self._require_same(life)
             except (NotYetError, RemoteModelError) as error:
                 if str(error) != refused:

@@ -41,6 +41,7 @@ class Session:
         self.deadline_s = deadline_s
         self.lost: str | None = None
         self._on_loss = on_loss
+        self._beat = wire.HealthRequest(session=self.id)
         self._number = 0
         self._lock = threading.Lock()
         self._calls: set[Any] = set()
@@ -81,7 +82,7 @@ class Session:
 
     def beat(self, timeout_s: float) -> None:
         """Asks every rank whether it lives; one that does not say so in time is lost."""
-        for rank, call in enumerate(self.ranks.send("Health", wire.Nothing(), timeout_s)):
+        for rank, call in enumerate(self.ranks.send("Health", self._beat, timeout_s)):
             try:
                 report = call.result()
             except grpc.RpcError as error:

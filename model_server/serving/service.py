@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,6 +20,7 @@ from seams import DeviceLostError, DeviceMemoryError, Model, Outcome
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LEASE_S = 3.0  # without a sign of its client, after which a session may be replaced by another's
 
 
 class ServedModel(Model, Protocol):
@@ -65,6 +67,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self.rank = rank
         self.fail = fail
         self.model: ServedModel | None = None
+        self._used_s = 0.0  # when whoever has the session was last heard of
 
     # --- verbs that disturb nobody ----------------------------------------------------------
 
@@ -91,8 +94,9 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         )
 
     def Health(  # noqa: N802
-        self, request: wire.Nothing, context: grpc.ServicerContext
+        self, request: wire.HealthRequest, context: grpc.ServicerContext
     ) -> wire.HealthReport:
+        self._note_use(request.session)
         return wire.HealthReport(ready=self.model is not None, session=self.worker.session)
 
     # --- verbs for the model's thread -------------------------------------------------------
@@ -118,10 +122,14 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self, request: wire.Session, context: grpc.ServicerContext
     ) -> wire.Nothing:
         model = self._loaded(context)
-        if request.lost:
+        if not request.session:
             if request.lost == self.worker.session and len(self.addresses) > 1:
                 self.fail("another shard was lost, and this one is of no use without it")
             return wire.Nothing()
+        held = self.worker.session not in (0, request.lost)
+        if held and time.monotonic() - self._used_s < LEASE_S:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another server uses this model")
+        self._used_s = time.monotonic()
 
         def begin() -> None:
             model.forget()
@@ -153,6 +161,10 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
 
     # --- waiting, and errors ----------------------------------------------------------------
 
+    def _note_use(self, session: int) -> None:
+        if session == self.worker.session:
+            self._used_s = time.monotonic()
+
     def _loaded(self, context: grpc.ServicerContext) -> ServedModel:
         if self.model is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
@@ -175,6 +187,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
                 # the other ranks wait in a collective that will never come
                 raise ShardFailedError(f"rank {self.rank} failed: {error}") from error
 
+        self._note_use(request.session)
         return self._wait(
             self.worker.ask_in_order(request.session, request.number, guarded), context
         )

@@ -40,6 +40,12 @@ class ModelInfo(_message.Message):
     shards: int
     def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
+class HealthRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
 class HealthReport(_message.Message):
     __slots__ = ("ready", "session")
     READY_FIELD_NUMBER: _ClassVar[int]

@@ -46,7 +46,7 @@ class ModelServerStub:
                 _registered_method=True)
         self.Health = channel.unary_unary(
                 '/effective_batching.ModelServer/Health',
-                request_serializer=model__server_dot_wire_dot_model__pb2.Nothing.SerializeToString,
+                request_serializer=model__server_dot_wire_dot_model__pb2.HealthRequest.SerializeToString,
                 response_deserializer=model__server_dot_wire_dot_model__pb2.HealthReport.FromString,
                 _registered_method=True)
         self.Warmup = channel.unary_unary(
@@ -103,7 +103,7 @@ class ModelServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """A new session: all sequences are forgotten.
+        """A new session: all sequences are forgotten. Refused while another one is in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ def add_ModelServerServicer_to_server(servicer, server):
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
-                    request_deserializer=model__server_dot_wire_dot_model__pb2.Nothing.FromString,
+                    request_deserializer=model__server_dot_wire_dot_model__pb2.HealthRequest.FromString,
                     response_serializer=model__server_dot_wire_dot_model__pb2.HealthReport.SerializeToString,
             ),
             'Warmup': grpc.unary_unary_rpc_method_handler(
@@ -241,7 +241,7 @@ class ModelServer:
             request,
             target,
             '/effective_batching.ModelServer/Health',
-            model__server_dot_wire_dot_model__pb2.Nothing.SerializeToString,
+            model__server_dot_wire_dot_model__pb2.HealthRequest.SerializeToString,
             model__server_dot_wire_dot_model__pb2.HealthReport.FromString,
             options,
             channel_credentials,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 from model_server.group import Shard
 from model_server.serving.process import end_with_parent, fail, serve
@@ -13,8 +14,8 @@ from model_server.serving.service import ModelService
 from model_server.serving.worker import Worker
 from model_server.wire.access import Access
 from tests.hash_model import HashModel
-from tests.server.process import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.005  # of an iteration, so that deaths find some in flight
 BLOCK_TOKENS = 4
 

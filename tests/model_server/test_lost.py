@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 from batching import BatchingManager, make_ledger
 from generate import dynamic
 from inference import Inference
-from model_server.group import Group
+from model_server.group import Group, Shard
 from model_server.remote.model import RemoteModel
 from model_server.wire.access import Access
 from scheduling.policies.orca import Orca
@@ -44,15 +46,28 @@ def running(group: Group) -> Iterator[Group]:
         thread.join()
 
 
+@dataclass(slots=True)
+class Driven:
+    """An engine whose loop runs."""
+
+    manager: BatchingManager
+    returns: int = 0  # how often the model came back
+
+    def note_return(self) -> None:
+        self.returns += 1
+        self.manager.wake()
+
+
 @contextlib.contextmanager
-def driving(model: RemoteModel) -> Iterator[BatchingManager]:
+def driving(model: RemoteModel) -> Iterator[Driven]:
     manager = BatchingManager(Orca(), Books(), max_batch_size=8, max_waiting=1000, lookahead=1)
-    model.on_return = manager.wake
+    driven = Driven(manager)
+    model.on_return = driven.note_return
     manager.serve(model, make_ledger("dynamic", model))
     thread = threading.Thread(target=manager.drive, args=(dynamic.lay_out, time.monotonic))
     thread.start()
     try:
-        yield manager
+        yield driven
     finally:
         manager.abort("the test is over")
         thread.join()
@@ -62,9 +77,14 @@ def has_more_than(inferences: list[Inference], tokens: int) -> bool:
     return sum(len(inference.ids) for inference in inferences) > tokens
 
 
-def under_load(manager: BatchingManager, mishaps: list[Callable[[], None]]) -> None:
+def has_returned(engine: Driven, returns: int) -> bool:
+    return engine.returns > returns
+
+
+def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
     """Requests that run while the mishaps happen, one after the other; each is noticed, and the
     model comes back."""
+    manager = engine.manager
     inferences = [
         Inference([7, i], TOKENS, Sampling(seed=i), time.monotonic()) for i in range(REQUESTS)
     ]
@@ -73,9 +93,9 @@ def under_load(manager: BatchingManager, mishaps: list[Callable[[], None]]) -> N
     for mishap in mishaps:
         tokens = sum(len(inference.ids) for inference in inferences)
         eventually(partial(has_more_than, inferences, tokens + REQUESTS), "tokens")
+        returns = engine.returns
         mishap()
-        eventually(lambda: not manager.ready, "the loss is noticed")
-        eventually(lambda: manager.ready, "the model is back")
+        eventually(partial(has_returned, engine, returns), "the model is back")
     for i, inference in enumerate(inferences):
         assert inference.event.wait(60.0)
         assert inference.error is None
@@ -95,10 +115,10 @@ def test_shards_that_are_killed_or_stopped_cost_no_answer_and_no_token(tmp_path:
     with (
         running(group),
         connected(addresses[0], patience_s=PATIENCE_S, max_batch_size=8) as model,
-        driving(model) as manager,
+        driving(model) as engine,
     ):
         under_load(
-            manager,
+            engine,
             [to_rank(0, signal.SIGKILL), to_rank(1, signal.SIGKILL), to_rank(1, signal.SIGSTOP)],
         )
 
@@ -115,25 +135,25 @@ def test_a_link_that_is_cut_and_heals_costs_no_answer_and_no_token(tmp_path: Pat
         served(HashModel(step_s=0.005), unix(tmp_path)) as server,
         link.running(),
         connected(unix(tmp_path, "link"), patience_s=PATIENCE_S, max_batch_size=8) as model,
-        driving(model) as manager,
+        driving(model) as engine,
     ):
-        under_load(manager, [cut, cut])
+        under_load(engine, [cut, cut])
         sessions = [call for verb, call in server.calls.seen if verb == "ClearCache"]
         assert len(sessions) == 3
 
 
 def test_an_iteration_may_take_longer_than_the_patience(tmp_path: Path) -> None:
     """A heartbeat decides, not its length."""
-    slow = HashModel(step_s=4 * PATIENCE_S)
     with (
-        served(slow, unix(tmp_path)) as server,
-        connected(server.address, patience_s=PATIENCE_S, max_batch_size=8) as model,
-        driving(model) as manager,
+        served(HashModel(step_s=1.5), unix(tmp_path)) as server,
+        connected(server.address, patience_s=1.0, max_batch_size=8) as model,
+        driving(model) as engine,
     ):
         inference = Inference([1], 1, Sampling(), time.monotonic())
-        manager.submit(inference)
+        engine.manager.submit(inference)
         assert inference.event.wait(60.0)
         assert inference.ids == [1, *reference([1], 1, seed=0)]
+        assert engine.returns == 0
 
 
 def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Path) -> None:
@@ -146,14 +166,20 @@ def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Pa
     with (
         served(model, unix(tmp_path)) as server,
         connected(server.address, deadline_s=0.5, max_batch_size=8) as remote,
-        driving(remote) as manager,
+        driving(remote) as engine,
     ):
         inference = Inference([1], 2, Sampling(), time.monotonic())
-        manager.submit(inference)
+        engine.manager.submit(inference)
         eventually(lambda: remote.lost is not None, "the loss is noticed")
         hangs.set()
         assert inference.event.wait(60.0)
         assert inference.ids == [1, *reference([1], 2, seed=0)]
+
+
+def test_a_shard_that_cannot_be_started_ends_its_group(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", "raise SystemExit(1)"]
+    shard = Shard(command, dict(os.environ), unix(tmp_path))
+    assert Group(lambda: [shard], Access(), PATIENCE_S).run() == 1
 
 
 @pytest.mark.parametrize("shards", [1, 2])

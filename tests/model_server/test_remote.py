@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc
 import pytest
 
 from batching import BatchingManager
@@ -11,6 +12,7 @@ from flight import Wait
 from inference import Inference
 from model_server.remote.life import RemoteModelError, reachable
 from model_server.remote.session import ShardsDivergedError
+from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
@@ -139,7 +141,28 @@ def test_a_shard_that_fails_takes_the_iteration_of_all_with_it(tmp_path: Path) -
         assert not first.failures
 
 
-def test_work_of_a_session_that_another_has_replaced_is_refused(tmp_path: Path) -> None:
+def test_a_model_serves_one_server_at_a_time(tmp_path: Path) -> None:
+    with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as model:
+        with pytest.raises(grpc.RpcError, match="another server uses this model"):
+            stub(server.address).ClearCache(wire.Session(session=4711))
+        assert one_step(model) == reference([1, 2, 3], 1, seed=0)
+
+
+def test_a_session_whose_server_is_gone_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LEASE_S", 0.2)
+    with served(HashModel(), unix(tmp_path)) as server:
+        with connected(server.address) as first:
+            assert one_step(first) == reference([1, 2, 3], 1, seed=0)
+        with connected(server.address) as second:
+            assert one_step(second) == reference([1, 2, 3], 1, seed=0)
+
+
+def test_work_of_a_session_that_another_has_replaced_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LEASE_S", 0.0)
     with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as model:
         stub(server.address).ClearCache(wire.Session(session=4711))
         with pytest.raises(ModelLostError, match=r"is over|has forgotten the session"):
