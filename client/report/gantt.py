@@ -18,6 +18,7 @@ from client.report.page import seconds
 from client.report.pictures import names_of
 
 WAITING, PREFILL, DECODE, HELD, CUT = "#d5d5d5", "#e8833a", "#3b75af", "#9fc3e0", "#c0392b"
+SENT = "#ececec"
 COLOURS = {
     "prefill": PREFILL, "chunk": "#f4b98a", "decode": DECODE, "held": HELD, "paused": "#a58cc4"
 }  # fmt: skip
@@ -122,7 +123,5 @@ def _recorded(o: Outcome, rows: Sequence[Stretch]) -> Iterator[tuple[str, float,
         what = "done, held back" if kind == "held" else kind
         yield what, max(start_s, at), min(end_s, o.left_s), COLOURS[kind]
         at = max(at, end_s)
-    if o.ok:
-        yield "done, held back", at, o.left_s, HELD
-    else:
-        yield "waiting", at, o.left_s, WAITING
+    what, colour = ("on its way to the client", SENT) if o.ok else ("waiting", WAITING)
+    yield what, at, o.left_s, colour
