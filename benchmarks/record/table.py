@@ -80,6 +80,8 @@ TABLE: tuple[Recording, ...] = (
         "deferred-gpt2-medium", 45, "deferred --model random:gpt2-medium --dtype bfloat16 "
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
+    _bench("remote", 25, "remote", "results/reference-remote", "remote.json",
+           (*LOOP, "model_server")),
     _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
     _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
     _bench("store-history", 2, "store_history", _STORE, "history-sqlite.json", _STORED),

@@ -32,10 +32,11 @@ def number(value: float) -> str:
 
 
 def sentences(found: Headline, points: Sequence[Point]) -> list[str]:
-    """Throughput at the limit, latency where both keep up, capacity: the last contestant of the
-    project's own order, dynamic where it takes part, beside the first."""
+    """Throughput at the limit, latency where both keep up, capacity: of dynamic, beside those that
+    ratios refer to; of the last contestant where dynamic is itself the first, as beside a policy.
+    """
     names = list(dict.fromkeys(p.contestant for p in points))
-    hero = "dynamic" if "dynamic" in names else names[-1]
+    hero = "dynamic" if "dynamic" in names[1:] else names[-1]
     return [
         _limit(found, hero, names),
         _latency(found, hero, names, points),

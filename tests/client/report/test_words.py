@@ -54,6 +54,17 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     )
 
 
+def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_about() -> None:
+    points = [point(n, 1.0, "VALID", 0.019) for n in ("dynamic", "dynamic:mine:Own")]
+    pair = Pair("dynamic:mine:Own", "dynamic", 8.0, Interval(1.5, 1.4, 1.6), None, None, None)
+    limit = AtSaturation("dynamic:mine:Own", 8.0, Interval(300.0, 290.0, 310.0))
+    told = sentences(headline(pairs=(pair,), saturation=(limit,)), points)[0]
+    assert told == (
+        "At its limit dynamic batching under mine:Own delivered 300 output tokens a second, 1.5 "
+        "times [1.4, 1.6] those of dynamic batching."
+    )
+
+
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.9, 0.7, 1.2), None, None)
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS)[1]
