@@ -24,6 +24,7 @@ from benchmarks.remote.servers import HASH
 
 STOPS_EACH = 10  # one SIGSTOP for so many SIGKILLs
 PATIENCE_S = 5.0
+EMBEDDED = "embedded"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,10 +34,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=["speed", "shards", "kills"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--large", default="random:gpt2-medium", help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=40, help="most of an output, of the large")
+    parser.add_argument(
+        "--models", nargs="+", default=["embedded", "random:gpt2-medium"], help="of --only speed"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=40, help="most of an output, but the embedded"
+    )
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--kills-model", default="embedded", choices=["embedded", HASH])
+    parser.add_argument("--kills-model", default=EMBEDDED, choices=[EMBEDDED, HASH])
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
 
@@ -44,23 +49,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     report: dict[str, object] = {}
     if args.only in (None, "speed"):
         found = [
-            speed.measure("embedded", args.dtype, 200, args.rounds),
-            speed.measure(args.large, args.dtype, args.tokens, args.rounds),
+            speed.measure(model, args.dtype, 200 if model == EMBEDDED else args.tokens, args.rounds)
+            for model in args.models
         ]
         report["speed"] = [asdict(one) for one in found]
         lines += [
             "",
             "| 64 sequences | tokens/s here | behind gRPC | ratio | iteration, ms | more, ms "
-            "| empty call, ms |",
-            "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
+            "| empty call, ms | ratio of processor time |",
+            "| --- | ---: | ---: | --- | ---: | ---: | ---: | --- |",
             *(
                 f"| {s.model} | {s.in_process_tokens_per_s:.0f} | {s.remote_tokens_per_s:.0f} "
-                f"| {s.ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} | {s.round_trip_ms:.2f} |"
+                f"| {s.ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} | {s.round_trip_ms:.2f} "
+                f"| {s.cpu_ratio} |"
                 for s in found
             ),
         ]
     if args.only in (None, "shards"):
-        agreement = shards.measure("embedded")
+        agreement = shards.measure(EMBEDDED)
         report["shards"] = asdict(agreement)
         lines += [
             "",

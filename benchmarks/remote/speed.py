@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import psutil
 
 from benchmarks.alternate import Ratio, in_turns, ratio
 from benchmarks.common import BareRun, Job, offline_work, run_bare
@@ -30,6 +33,7 @@ class Speed:
     iteration_ms: float  # in process, the median
     added_ms: float  # to an iteration, by the process in between
     round_trip_ms: float  # of an empty call, the median
+    cpu_ratio: Ratio  # of processor time, both processes together; survives company better
 
 
 def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
@@ -41,30 +45,39 @@ def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
         for job in offline_work(local.vocab_size)
     ]
 
-    def run(model: Model) -> BareRun:
-        return run_bare(model, Orca(), "dynamic", work, LIMIT)
-
     with (
-        serving(model, dtype, 1, LIMIT, PATIENCE_S) as (address, _),
+        serving(model, dtype, 1, LIMIT, PATIENCE_S) as (address, group),
         connected(address, model, LIMIT, PATIENCE_S) as remote,
     ):
+
+        def run(model: Model) -> tuple[BareRun, float]:
+            processes = [psutil.Process(), *(psutil.Process(p.pid) for p in group.processes)]
+            before_s = cpu_s(processes)
+            done = run_bare(model, Orca(), "dynamic", work, LIMIT)
+            return done, cpu_s(processes) - before_s
+
         runs = in_turns({"here": lambda: run(local), "there": lambda: run(remote)}, rounds)
         round_trip_ms = empty_call_ms(address)
-    here, there = ([run.tokens_per_s for run in runs[side]] for side in ("here", "there"))
-    iterations = len(runs["here"][0].tally.iterations)
+    here, there = ([run.tokens_per_s for run, _ in runs[side]] for side in ("here", "there"))
+    first, _ = runs["here"][0]
     per_iteration_ms = [
-        (b.seconds - a.seconds) / iterations * 1e3
-        for a, b in zip(runs["here"], runs["there"], strict=True)
+        (b.seconds - a.seconds) / len(first.tally.iterations) * 1e3
+        for (a, _), (b, _) in zip(runs["here"], runs["there"], strict=True)
     ]
     return Speed(
         model,
         statistics.median(here),
         statistics.median(there),
         ratio(there, here),
-        statistics.median(i.duration_s for i in runs["here"][0].tally.iterations) * 1e3,
+        statistics.median(i.duration_s for i in first.tally.iterations) * 1e3,
         statistics.median(per_iteration_ms),
         round_trip_ms,
+        ratio([used_s for _, used_s in runs["here"]], [used_s for _, used_s in runs["there"]]),
     )
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def empty_call_ms(address: str) -> float:

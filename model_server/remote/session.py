@@ -62,7 +62,10 @@ class Session:
         return number
 
     def _send(self, verb: str, message: Any) -> list[Any]:
-        calls = self.ranks.send(verb, message, self.deadline_s)
+        try:
+            calls = self.ranks.send(verb, message, self.deadline_s)
+        except ValueError:  # closed, since another session has begun
+            raise ModelLostError(self.lost) from None
         with self._lock:
             self._calls.update(calls)
         for rank, call in enumerate(calls):
@@ -129,7 +132,8 @@ class Iteration:
             except (grpc.RpcError, grpc.FutureCancelledError):
                 if self.session.lost is None and call.code() in ERRORS:
                     raise ERRORS[call.code()](call.details()) from None
-                raise ModelLostError(self.session.lost or describe(call)) from None
+                self.session.lose(describe(call))
+                raise ModelLostError(self.session.lost) from None
         if len({answer.digest for answer in answers}) > 1:
             digests = ", ".join(answer.digest.hex() for answer in answers)
             self.session.lose(f"the ranks drew different tokens (digests {digests})")

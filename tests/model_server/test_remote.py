@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import grpc
@@ -10,7 +11,13 @@ import pytest
 from batching import BatchingManager
 from flight import Wait
 from inference import Inference
-from model_server.remote.life import RemoteModelError, reachable
+from model_server.remote.life import (
+    NotYetError,
+    RemoteModelError,
+    RemoteOptions,
+    begin,
+    reachable,
+)
 from model_server.remote.session import ShardsDivergedError
 from model_server.serving import service
 from model_server.wire import messages
@@ -210,6 +217,34 @@ def test_shards_that_listen_everywhere_are_reached_where_the_first_was_found() -
     assert reachable("0.0.0.0:8601", "gpu-1:8600") == "gpu-1:8601"
     assert reachable("gpu-2:8600", "gpu-1:8600") == "gpu-2:8600"
     assert reachable("unix:/tmp/a-1", "unix:/tmp/a") == "unix:/tmp/a-1"
+
+
+def certificates(folder: Path, name: str) -> str:
+    """A folder for --model-tls, for 127.0.0.1, of an authority of its own."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=made, check=True, capture_output=True)
+
+    made = folder / name
+    made.mkdir()
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    new = ("req", "-x509", *key, "-days", "2")
+    openssl(*new, "-subj", f"/CN={name}", "-keyout", "ca.key", "-out", "ca.pem")
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1")
+    openssl(*new, *signed, "-subj", "/CN=shard", "-keyout", "key.pem", "-out", "cert.pem")
+    return str(made)
+
+
+def test_with_tls_only_certificates_of_the_same_authority_are_answered(tmp_path: Path) -> None:
+    ours, others = certificates(tmp_path, "ours"), certificates(tmp_path, "others")
+    address = f"127.0.0.1:{free_port()}"
+    with served(HashModel(), address, access=Access(tls=ours)):
+        with connected(address, access=Access(tls=ours)) as model:
+            assert one_step(model) == reference([1, 2, 3], 1, seed=0)
+        for stranger in (Access(tls=others), Access("token")):
+            options = RemoteOptions(address, stranger, "hash", "dynamic", 8, 5.0, 5.0)
+            with pytest.raises(NotYetError, match="UNAVAILABLE"):
+                begin(options, lambda _: None)
 
 
 def test_only_who_knows_the_token_is_answered() -> None:
