@@ -67,8 +67,9 @@ class Life:
 def begin(
     options: RemoteOptions, on_loss: Callable[[Session], None], before: Session | None = None
 ) -> Life:
-    """Start-up as TGI has it: discovery, info, warm-up, an empty cache. `before`: the session that
-    was lost. Raises NotYetError, RemoteModelError."""
+    """Start-up as TGI has it: discovery, info, an empty cache, warm-up; no sooner, since it writes
+    over whatever is there. `before`: the session that was lost. Raises NotYetError,
+    RemoteModelError."""
     ranks = None
     try:
         ranks = Ranks([options.address], options.access)
@@ -110,11 +111,11 @@ def _begin(
             raise RemoteModelError(
                 f"{ranks.name(rank)} is rank {info.rank} of {info.shards}, not of {len(found)}"
             )
-    limits = wire.Limits(max_batch_size=options.max_batch_size)
-    capacities = ranks.ask("Warmup", limits, options.deadline_s)
     session = Session(ranks, options.deadline_s, on_loss)
     lost = 0 if before is None else before.id
     ranks.ask("ClearCache", wire.Session(session=session.id, lost=lost), options.deadline_s)
+    limits = wire.Limits(max_batch_size=options.max_batch_size)
+    capacities = ranks.ask("Warmup", limits, options.deadline_s)
     first = found[0]
     return Life(
         session,

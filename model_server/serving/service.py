@@ -112,6 +112,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
                 f"was measured for (--max-batch-size {self.max_batch_size} there)",
             )
         self._wait(self.worker.ask(model.warm_up), context)
+        self._used_s = time.monotonic()
         return wire.Capacity(
             blocks=model.blocks,
             block_tokens=model.block_tokens,

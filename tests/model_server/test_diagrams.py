@@ -63,7 +63,7 @@ def test_start_up_discovers_the_shards_asks_what_they_are_and_warms_them_up(
     world: World,
 ) -> None:
     verbs = [verb for verb, _ in world.server.calls.take()]
-    assert verbs == ["ServiceDiscovery", "Info", "Warmup", "ClearCache"]
+    assert verbs == ["ServiceDiscovery", "Info", "ClearCache", "Warmup"]
 
 
 def test_two_clients_join_and_leave(world: World) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import grpc
 import pytest
 
 from batching import BatchingManager
@@ -150,8 +149,12 @@ def test_a_shard_that_fails_takes_the_iteration_of_all_with_it(tmp_path: Path) -
 
 def test_a_model_serves_one_server_at_a_time(tmp_path: Path) -> None:
     with served(HashModel(), unix(tmp_path)) as server, connected(server.address) as model:
-        with pytest.raises(grpc.RpcError, match="another server uses this model"):
-            stub(server.address).ClearCache(wire.Session(session=4711))
+        server.calls.take()
+        with pytest.raises(NotYetError, match="another server uses this model"):
+            begin(model.options, lambda _: None)
+        # a warm-up would write over the first one's blocks
+        verbs = [verb for verb, _ in server.calls.take()]
+        assert verbs == ["ServiceDiscovery", "Info", "ClearCache"]
         assert one_step(model) == reference([1, 2, 3], 1, seed=0)
 
 
