@@ -83,6 +83,10 @@ TABLE: tuple[Recording, ...] = (
     _bench("remote", 25, "remote", "results/reference-remote", "remote.json",
            (*LOOP, "model_server")),
     _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
+    _bench(
+        "remote", 30, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
+        "development",
+    ),
     _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
     _bench("store-history", 2, "store_history", _STORE, "history-sqlite.json", _STORED),
     Recording(
