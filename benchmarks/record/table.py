@@ -80,8 +80,6 @@ TABLE: tuple[Recording, ...] = (
         "deferred-gpt2-medium", 45, "deferred --model random:gpt2-medium --dtype bfloat16 "
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
-    _bench("remote", 25, "remote", "results/reference-remote", "remote.json",
-           (*LOOP, "model_server")),
     _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
     _bench(
         "remote", 30, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
