@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from dotenv import load_dotenv
@@ -126,6 +127,7 @@ def _run(
         "versions": versions(),
         "commit": commit(),
         "client_processes": args.workers or 1,
+        "sharing": _sharing(target),
     }
     one = OneRun(run, measured, verdict, objectives, args.warmup, stats, handled, job, environment)
     if args.out is not None:
@@ -148,6 +150,13 @@ def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:
     if silence is not None:
         raise servers.ServerError(silence)
     return replace(target, stream=False)
+
+
+def _sharing(target: Target) -> str:
+    """Which cores client and server share, as far as the address tells."""
+    if urlsplit(target.url).hostname not in ("localhost", "127.0.0.1", "::1"):
+        return "client and server on different machines, by the address"
+    return f"client and server share the {len(os.sched_getaffinity(0))} cores of this machine"
 
 
 def _check_knowable(

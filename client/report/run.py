@@ -170,8 +170,8 @@ def write_run_page(path: Path, one: OneRun) -> None:
             _sentences(one),
             table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
-            f"server: {described(stats) or 'it did not say what it is'}; workload "
-            f"{run.workload.sha256[:12]}, arrivals {run.workload.generator.get('arrivals')}",
+            f"server: {described(stats) or 'it did not say what it is'}; "
+            f"{_sharing(one)}workload {run.workload.sha256[:12]}, arrivals {run.workload.generator.get('arrivals')}",
         ),
         [text for text in (note_of(stats), one.verdict.reason) if text],
         [
@@ -198,13 +198,20 @@ def _sentences(one: OneRun) -> list[str]:
             f"Half of the requests got {first}the whole answer within {seconds(e2e['p50'])}{tail}."
         )
     judged = (
-        "Every gate was passed: the figures may be believed."
+        "Every gate was passed: the figures may be believed"
         if verdict.word == VALID
-        else f"The run is {verdict.word}, for the reason above."
+        else f"The run is {verdict.word}, for the reason above"
     )
+    judged += f", but for those marked {VOID}." if verdict.voids else "."
     if one.objectives is not None and m.attained is not None:
         judged = f"{m.attained:.1%} of them met {objectives_text(one.objectives)}. {judged}"
     return [*told, judged]
+
+
+def _sharing(one: OneRun) -> str:
+    """Nothing of a run that an earlier version kept."""
+    known = one.environment.get("sharing")
+    return "" if known is None else f"{known}; "
 
 
 def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
