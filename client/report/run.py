@@ -171,7 +171,8 @@ def write_run_page(path: Path, one: OneRun) -> None:
             table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
             f"server: {described(stats) or 'it did not say what it is'}; "
-            f"{_sharing(one)}workload {run.workload.sha256[:12]}, arrivals {run.workload.generator.get('arrivals')}",
+            f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
+            f"arrivals {run.workload.generator.get('arrivals')}",
         ),
         [text for text in (note_of(stats), one.verdict.reason) if text],
         [
