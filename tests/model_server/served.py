@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from model_server.group import Group
 from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
 from model_server.serving.process import register
@@ -102,6 +103,17 @@ def served(
         server.stop(None).wait()
         thread.join(PATIENCE_S)
     assert not model.breaches
+
+
+@contextlib.contextmanager
+def running(group: Group) -> Iterator[Group]:
+    thread = threading.Thread(target=group.run)
+    thread.start()
+    try:
+        yield group
+    finally:
+        group.stop()
+        thread.join()
 
 
 def unix(folder: Path, name: str = "shard") -> str:

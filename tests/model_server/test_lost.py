@@ -28,22 +28,11 @@ from tests.batching.virtual import Books
 from tests.hash_model import HashModel, reference
 from tests.model_server.hash_shard import hash_shards
 from tests.model_server.proxy import Link
-from tests.model_server.served import connected, served, unix
+from tests.model_server.served import connected, running, served, unix
 from tests.server.process import eventually
 
 REQUESTS, TOKENS = 12, 60
 PATIENCE_S = 0.5  # of heartbeats: hash models are quick to answer
-
-
-@contextlib.contextmanager
-def running(group: Group) -> Iterator[Group]:
-    thread = threading.Thread(target=group.run)
-    thread.start()
-    try:
-        yield group
-    finally:
-        group.stop()
-        thread.join()
 
 
 @dataclass(slots=True)
@@ -145,8 +134,8 @@ def test_a_link_that_is_cut_and_heals_costs_no_answer_and_no_token(tmp_path: Pat
 def test_an_iteration_may_take_longer_than_the_patience(tmp_path: Path) -> None:
     """A heartbeat decides, not its length."""
     with (
-        served(HashModel(step_s=1.5), unix(tmp_path)) as server,
-        connected(server.address, patience_s=1.0, max_batch_size=8) as model,
+        served(HashModel(step_s=0.8), unix(tmp_path)) as server,
+        connected(server.address, patience_s=0.5, max_batch_size=8) as model,
         driving(model) as engine,
     ):
         inference = Inference([1], 1, Sampling(), time.monotonic())

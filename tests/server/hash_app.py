@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flask import Flask
 
-from app import LoadedModel, LoadError, create_app
+from app import LoadedModel, LoadError, create_app, find_remote_model
 from config import Config
 from tests.hash_model import VOCAB_SIZE, HashModel
 from text import Tokenizer
@@ -33,6 +34,8 @@ def byte_tokenizer(end_ids: Sequence[int] = (END_ID,)) -> Tokenizer:
 
 
 def load(config: Config) -> LoadedModel:
+    if config.remote_model is not None:
+        return find_remote_model(replace(config, model="hash"), config.remote_model)
     if gate := os.environ.get(LOAD_GATE):
         Path(gate).read_bytes()
     if message := os.environ.get(LOAD_ERROR):
