@@ -10,7 +10,7 @@ usage: ./server.sh MODE [options]      serve a model on port 8500 until Ctrl-C
        ./server.sh MODE --help         every option, with its default and environment variable
        ./server.sh router [options]    one address in front of many servers
        ./server.sh model-server ...    a model in a process of its own, for --remote-model
-       ./server.sh launcher [options]  model servers and a server in front of them
+       ./server.sh launcher [options]  a model server and a server in front of it
 
 MODE is how requests share the model:
   nobatch   one at a time

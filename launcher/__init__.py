@@ -1,1 +1,1 @@
-"""Starts a model server for each shard and the HTTP server in front of them, as one command."""
+"""Starts a model server and the HTTP server in front of it, as one command."""

@@ -21,8 +21,8 @@ class LauncherConfig(Options):
 
     usage: ClassVar = "./server.sh launcher [options] [any option of ./server.sh MODE]"
     description: ClassVar = (
-        "Starts a model server for each shard and the HTTP server in front of them, waits until "
-        "the model is ready, restarts what dies, and ends all of them in order. Options and "
+        "Starts a model server, with a process for each shard, and the HTTP server in front of it, "
+        "waits until the model is ready, restarts what dies, and ends all in order. Options and "
         "environment variables of Text Generation Inference's launcher work, see docs/tgi.md."
     )
     prefix: ClassVar = "EB_"
@@ -34,14 +34,14 @@ class LauncherConfig(Options):
     """folder of downloaded weights; none: HF_HUB_CACHE, else the default of huggingface_hub"""
 
     shards: int = SHARDS.option(1, least=1, most=64)
-    """model servers among which the model is split (tensor parallelism)"""
+    """processes among which the model is split (tensor parallelism)"""
     socket: str | None = SHARDS.option(None, pattern=r"/.{1,90}")
-    """path of the Unix sockets of the model servers, to which -0, -1 ... is added; none: in a
-    temporary folder"""
+    """path of the Unix socket of the model server, to which -1, -2 ... is added for further shards;
+    none: in a temporary folder"""
     master_addr: str = SHARDS.option("127.0.0.1")
-    """address at which the shards find each other"""
+    """address at which the shards meet, with --master-port"""
     master_port: int = SHARDS.option(0, least=0, most=65535)
-    """its port; 0: any free one"""
+    """its port; 0: a free port of this machine"""
 
 
 def read(

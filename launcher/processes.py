@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 MOST_LINE_BYTES = 2**20
@@ -35,6 +36,7 @@ class Child:
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: LogLine) -> None:
         self.name = name
+        self.started_s = time.monotonic()
         self._process = process
         self._relay = asyncio.create_task(self._relay_log(log))
         self.ended = asyncio.create_task(self._wait(), name=name)

@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seams",
         "tracing",
     },
-    "launcher": {"options", "config", "model_server"},
+    "launcher": {"options", "config"},
     "client": set(),
     "router": {"options", "tracing"},
 }
