@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from gpt.checkpoint import load_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
 from gpt.network import Attend
 from gpt.part import WHOLE, Part
-from gpt.shards import connect, join
+from gpt.shards import connect, join, whole_parameters
 from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ def load_model(options: LoadOptions) -> Executor:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
     model = kind(network, dtype, options.model)
+    if options.part != WHOLE:
+        model.info = replace(model.info, parameters=whole_parameters(network.config))
     rows = options.max_batch_size
     if options.kv_memory != "auto":
         blocks = asked_blocks(options.kv_memory, model.shape)

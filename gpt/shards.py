@@ -8,6 +8,7 @@ between CPUs, NCCL between GPUs.
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpt.network import GPT, Block
+from gpt.network import GPT, Block, GPTConfig
 from gpt.part import Part
 
 TIMEOUT_S = 600.0  # of a collective, the first one included; heartbeats decide long before
@@ -41,6 +42,12 @@ def connect(network: GPT, part: Part) -> None:
         block.mlp_proj = SummedLinear(block.mlp_proj)  # type: ignore[assignment]
     network.head = GatheredLinear(network.head, part.shards, vocab_size)  # type: ignore[assignment]
     network.wte = SplitEmbedding(network.wte, part.of(vocab_size).start)  # type: ignore[assignment]
+
+
+def whole_parameters(config: GPTConfig) -> int:
+    """Of all shards together, those that each has counted once."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in GPT(replace(config, shards=1)).parameters())
 
 
 class SummedLinear(nn.Module):

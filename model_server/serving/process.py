@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 HANDLERS = 16  # threads: an engine has few calls on their way, and heartbeats must find one
 FAILED = 3  # the status of a process that only a new one can replace
 LAST_WORDS_S = 1.0  # for answers to leave
+ORPHAN_S = 5.0  # for the iteration in hand, where nobody is left who would end this process
 
 register: Callable[..., None] = model_pb2_grpc.add_ModelServerServicer_to_server
 
@@ -73,5 +75,7 @@ def end_with_parent() -> None:
         sys.stdin.buffer.read()
         log.warning("the process that started this one is gone")
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_S)
+        os._exit(FAILED)  # the iteration in hand may wait for a shard for ever
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

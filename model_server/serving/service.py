@@ -37,7 +37,7 @@ class ServedModel(Model, Protocol):
     def forget(self) -> None: ...
 
 
-# what an engine does upon each is decided in remote/errors.py
+# what an engine does upon each is decided in remote/session.py
 STATUS: dict[type[Exception], grpc.StatusCode] = {
     DeviceMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StaleSessionError: grpc.StatusCode.FAILED_PRECONDITION,

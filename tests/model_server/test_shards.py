@@ -72,7 +72,7 @@ def test_two_shards_give_the_logits_and_the_tokens_of_one(
     sampling = Sampling(seed=3, temperature=temperature, logprobs=50)
     ids, scores = generate(remote, sampling)
     expected_ids, expected = generate(local, sampling)
-    assert remote.info.shards == 2
+    assert (remote.info.shards, remote.info.parameters) == (2, local.info.parameters)
     assert ids == expected_ids
     for score, other in zip(scores, expected, strict=True):
         assert score.logprob == pytest.approx(other.logprob, abs=1e-4)
