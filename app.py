@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from flask import Flask
 
-from api import native
+from api import native, watch
 from api.document.openapi import register_openapi
 from api.http.cors import register_cors
 from api.http.departed import Departures
@@ -39,6 +39,7 @@ from api.openai.answers import error_shape
 from api.openai.chat import load_chat_template
 from api.openai.generation import Generations
 from api.service import Description, Service
+from api.texts import Texts
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError, make_ledger
@@ -231,7 +232,8 @@ class Engine:
         self.manager.serve(model, make_ledger(self.config.mode, model, growth_tokens))
         if self.config.record is not None:
             self.recording = self._record(self.config.record, model)
-        log.info("ready: %s on %s", self.config.mode, self.config.url)
+        url = self.config.url
+        log.info("ready: %s on %s; see it work on %s/watch", self.config.mode, url, url)
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         try:
@@ -310,8 +312,10 @@ def create_app(
         Writer(config.stream_heartbeat),
         time.perf_counter,
         describe,
+        Texts() if config.watch_text else None,
     )
     app.register_blueprint(native.make_blueprint(service))
+    app.register_blueprint(watch.make_blueprint(service))
     generations = Generations(service, template)
     calls = openai.Calls(service, generations)
     app.register_blueprint(tgi.make_blueprint(service, generations, calls))

@@ -24,6 +24,7 @@ SHORTEST_FIRST = Group("mode dynamic with --policy shortest-first", only="policy
 DEFERRED = Group("deferred requests")
 TGI_API = Group("TGI's API")
 BATCH_API = Group("Batch API")
+WATCH = Group("live page")
 PROCESS = Group("process")
 
 
@@ -189,6 +190,11 @@ class Config(Options):
     record: str | None = PROCESS.option(None)
     """file that every iteration is written to, row by row, as JSON lines; overwritten; none: they
     are kept in memory only, the newest"""
+    watch_text: bool = WATCH.option(False)
+    """whether the live page (/watch) shows prompts and answers to whoever may watch"""
+    watch_viewers: int = WATCH.option(8, least=0, most=256)
+    """most viewers of the live page at once, beyond whom 503 is answered"""
+
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
     """seconds for accepted requests to finish after SIGTERM"""
     otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
@@ -214,7 +220,7 @@ class Config(Options):
     def threads(self) -> int:
         """Enough for every request that the limits admit, so that none waits unseen in the
         socket's backlog."""
-        return self.max_batch_size + self.max_waiting + SPARE_THREADS
+        return self.max_batch_size + self.max_waiting + SPARE_THREADS + self.watch_viewers
 
     @property
     def grows(self) -> bool:

@@ -15,6 +15,7 @@ from api.http.logs import belongs_to_request
 from api.http.traces import trace_generations
 from api.http.writer import Writer
 from api.metrics import Metrics
+from api.texts import Texts
 from batching import BatchingManager
 from config import Config
 from inference import Cut, Inference, OverloadedError, RefusedError
@@ -54,6 +55,7 @@ class Service:
     writer: Writer
     clock: Callable[[], float]
     describe: Callable[[], Description]
+    texts: Texts | None = None  # kept for --watch-text
 
     def encode(self, field: str, text: str) -> list[int]:
         """Raises ApiError for a text that cannot be encoded."""
@@ -121,6 +123,8 @@ class Service:
                     self.stats.count_rejected()
                 self.cancel(*inferences[:number])
                 raise refusal(error) from None
+            if self.texts is not None:
+                self.texts.keep(inference)
             self.stats.count_received()
             self.metrics.received(self.clock() - inference.arrival_s)
 

@@ -23,6 +23,7 @@ from batching import LAYOUTS, BatchingManager, Mode, make_ledger
 from benchmarks.common import Tally, cpu_name
 from inference import Inference
 from model import LoadOptions, load_model
+from records import Event
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -127,6 +128,7 @@ class Trace:
     plans: list[list[tuple[int, str]]]
     tally: Tally
     inferences: list[Inference]
+    events: Sequence[Event]  # of the manager's history
 
 
 def run(case: Case) -> Trace:
@@ -146,7 +148,7 @@ def run(case: Case) -> Trace:
         while pending and pending[0].arrival_s <= time.perf_counter():
             manager.submit(pending.pop(0))
         manager.step(LAYOUTS[case.mode], time.perf_counter)
-    return Trace(case.name, policy.plans, tally, inferences)
+    return Trace(case.name, policy.plans, tally, inferences, manager.history.since(0).events)
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:

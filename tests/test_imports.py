@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queueing": {"seams", "inference"},
     "records": {"seams", "inference"},
     "recording": {"records"},
+    "watch": {"seams", "records"},
     "flight": {"seams", "inference", "records"},
     "failures": {"seams", "inference", "flight", "lifecycle"},
     "memory": {"seams"},
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "seams",
         "tracing",
+        "watch",
     },
     "launcher": {"options", "config"},
     "client": set(),
@@ -77,11 +79,11 @@ MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "launcher", "gunicorn
 # What is not named stands on top, beside the commands.
 FLOORS: dict[str, list[set[str]]] = {
     "api": [
-        {"http", "metrics"},
+        {"http", "metrics", "texts"},
         {"service"},
         {"stream"},
         {"openai"},  # its chat templates serve TGI's chat route, too
-        {"native", "tgi", "jobs"},
+        {"native", "tgi", "jobs", "watch"},
         {"document"},
     ],
     "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}],
@@ -106,6 +108,7 @@ WITHOUT_TORCH = {
     "stats",
     "deferred",
     "seams",
+    "watch",
     "text",
     "generate",
 }

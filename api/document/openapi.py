@@ -15,7 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from api.document.paths import OPERATIONS, Json, Operation
-from api.http.keys import OPEN_PATHS
+from api.http.keys import is_open
 
 PATH = "/openapi.json"
 COMPONENTS = "#/components/schemas/{model}"
@@ -30,7 +30,7 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
     for rule in app.url_map.iter_rules():
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
-            locked = keys and path not in OPEN_PATHS
+            locked = keys and not is_open(path)
             told = _operation(OPERATIONS[method, path], sorted(rule.arguments), references, locked)
             if not locked:
                 told["security"] = []

@@ -43,7 +43,9 @@ from api.tgi.tokens import (
     TokenizeText,
     Tokens,
 )
+from api.watch import FORMATS, TRACE_TYPE, PlayAnswer, PlayRequest, TextAnswer
 from figures import Iterations
+from watch.frames import Frame, Hello
 
 Json = dict[str, Any]
 
@@ -110,6 +112,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/stats/reset"): _plain(whole=StatsReset),
     ("GET", "/stats/iterations"): _plain(whole=Iterations),
     ("GET", "/metrics"): _plain(media="text/plain"),
+    ("GET", "/watch"): _plain(media="text/html"),
+    ("GET", "/watch/page/{name}"): _plain(404, media="text/html"),
+    ("GET", "/watch/events"): _plain(503, events=Hello | Frame),
+    ("GET", "/watch/text/{number}"): _plain(403, 404, whole=TextAnswer),
+    ("GET", "/watch/trace"): _plain(
+        400, 503, media=TRACE_TYPE, query={"format": {"enum": list(FORMATS)}}
+    ),
+    ("POST", "/watch/play"): _plain(400, *BODY, 503, body=PlayRequest, whole=PlayAnswer),
     ("GET", "/v1/models"): _openai(503, whole=ModelList),
     ("GET", "/v1/models/{name}"): _openai(404, 503, whole=ModelCard),
     ("POST", "/v1/completions"): _openai(

@@ -1,4 +1,5 @@
-"""Who may ask: `Authorization: Bearer KEY`, on everything but `/health`."""
+"""Who may ask: `Authorization: Bearer KEY`, on everything but `/health` and the files of
+the live page."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from flask import Flask, g, request
 
 from api.http.errors import ApiError
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/watch")
+OPEN_FOLDER = "/watch/page/"
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def presented_key() -> str:
@@ -27,7 +33,7 @@ def require_keys(app: Flask, keys: Sequence[str]) -> None:
 
     @app.before_request
     def check() -> None:
-        if request.path in OPEN_PATHS or request.method == "OPTIONS":
+        if is_open(request.path) or request.method == "OPTIONS":
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         # every key is compared, and in constant time: how long it takes tells nothing about them

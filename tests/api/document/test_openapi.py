@@ -44,7 +44,7 @@ def test_it_is_a_valid_document(document: Json) -> None:
 
 def test_every_path_is_in_it(client: FlaskClient, document: Json) -> None:
     rules = {
-        re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule)
+        re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         for rule in client.application.url_map.iter_rules()
     }
     assert set(document["paths"]) == rules - {"/openapi.json"}

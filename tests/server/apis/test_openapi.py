@@ -25,7 +25,12 @@ from tests.server.process import PATIENCE_S, Server, serving
 KEY = "sesame"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 EXAMPLES = 12
-UNASKED = {("POST", "/v1/files")}  # multipart bodies have tests of their own
+UNASKED = {
+    ("POST", "/v1/files"),  # multipart bodies have tests of their own
+    ("GET", "/watch/events"),  # without an end
+    ("POST", "/watch/play"),  # takes as long as it is told
+    ("GET", "/watch/trace"),  # of two types
+}
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

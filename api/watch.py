@@ -1,0 +1,191 @@
+"""The live page: `/watch`, its files, its events, its trace, and what its buttons send.
+
+The page and its files are open to everyone, since a browser sends no key with an address that is
+typed; they hold nothing of this server. All that does asks for the key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from flask import Blueprint, Response, jsonify, request, send_from_directory
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from api.http.body import read_body
+from api.http.errors import ApiError, show
+from api.service import Service
+from inference import Inference
+from seams import Sampling
+from text import Detokenizer
+from watch.frames import Hello
+from watch.hub import FullError, Hub
+
+PAGE = Path(__file__).parent.parent / "watch" / "page"
+MOST_PLAYED = 200  # requests that one call sends,
+MOST_PLAY_S = 10.0  # within this time
+TRACED_EVENTS = 2**13
+TRACE_TYPE = "application/octet-stream"
+FORMATS = {"perfetto": TRACE_TYPE, "chrome": "application/json"}
+
+
+class Played(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    prompt: str = Field(min_length=1)
+    num_tokens: int = Field(ge=1)
+    after_s: float = Field(0.0, ge=0, le=MOST_PLAY_S)
+
+
+class PlayRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    requests: Annotated[
+        list[Played],
+        Field(
+            min_length=1,
+            max_length=MOST_PLAYED,
+            description=f"a list of 1 to {MOST_PLAYED} objects with prompt, num_tokens and, up to "
+            f"{MOST_PLAY_S:g}, after_s",
+        ),
+    ]
+
+
+class PlayAnswer(TypedDict):
+    requests: list[int]  # that were taken in
+    refused: int  # since the queue was full
+
+
+class TextAnswer(TypedDict):
+    prompt: str
+    answer: str  # so far
+
+
+def make_blueprint(service: Service) -> Blueprint:
+    blueprint = Blueprint("watch", __name__)
+    config, manager = service.config, service.manager
+
+    def hello() -> Hello:
+        description = service.describe()
+        return {
+            "mode": description["mode"],
+            "policy": description["policy"],
+            "model": (description["model"] or {}).get("name", config.model),
+            "lanes": 1 if config.mode == "nobatch" else config.max_batch_size,
+            "blocks": manager.memory.budget,
+            "block_tokens": manager.memory.block_tokens,
+            "text": config.watch_text,
+        }
+
+    def closing() -> bool:
+        return not manager.ready and not any(manager.counts.values())
+
+    hub = Hub(
+        manager.history,
+        hello,
+        lambda: service.stats.summary(service.clock(), manager),
+        service.clock,
+        closing,
+        config.watch_viewers,
+    )
+
+    @blueprint.get("/watch")
+    def page() -> Response:
+        return _file("index.html")
+
+    @blueprint.get("/watch/page/<path:name>")
+    def file(name: str) -> Response:
+        return _file(name)
+
+    def _file(name: str) -> Response:
+        response = send_from_directory(PAGE, name, max_age=0)
+        response.headers["Content-Security-Policy"] = "default-src 'self'; connect-src *"
+        return response
+
+    @blueprint.get("/watch/events")
+    def events() -> Response:
+        service.require_ready()
+        try:
+            viewer = hub.join(request.environ.get("gunicorn.socket"))
+        except FullError:
+            raise ApiError(
+                503,
+                f"{hub.most_viewers} watch already (--watch-viewers)",
+                {"Retry-After": "5"},
+            ) from None
+
+        def body() -> Iterator[bytes]:
+            yield from viewer
+
+        response = Response(body(), mimetype="text/event-stream")
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["X-Accel-Buffering"] = "no"
+        response.call_on_close(lambda: hub.leave(viewer))
+        return response
+
+    @blueprint.get("/watch/text/<int:number>")
+    def text(number: int) -> Response:
+        if service.texts is None:
+            raise ApiError(403, "this server shows no texts (--watch-text)")
+        found = service.texts.find(number)
+        if found is None:
+            raise ApiError(404, f"the text of request {number} is not kept")
+        ids = list(found.ids)
+        split = found.prompt_tokens
+        told: TextAnswer = {
+            "prompt": _decoded(service, ids[:split]),
+            "answer": _decoded(service, ids[split:]),
+        }
+        return jsonify(told)
+
+    @blueprint.get("/watch/trace")
+    def trace() -> Response:
+        service.require_ready()
+        form = request.args.get("format", "perfetto")
+        if form not in FORMATS:
+            raise ApiError(400, f"format must be one of {', '.join(FORMATS)}, got {show(form)}")
+        from watch.tracks import chrome, perfetto, tracks  # protobuf takes a while to import
+
+        told = tracks(hello(), hub.backlog(TRACED_EVENTS))
+        body, name = (
+            (perfetto([told]), "pftrace") if form == "perfetto" else (chrome([told]), "json")
+        )
+        response = Response(body, mimetype=FORMATS[form])
+        response.headers["Content-Disposition"] = f"attachment; filename=effective-batching.{name}"
+        return response
+
+    @blueprint.post("/watch/play")
+    def play() -> Response:
+        """Sends requests of the page, since a browser opens no more than six connections."""
+        wanted = read_body(request, PlayRequest, config.max_body_bytes)
+        service.require_ready()
+        taken: list[int] = []
+        refused, start_s = 0, service.clock()
+        for one in sorted(wanted.requests, key=lambda one: one.after_s):
+            time.sleep(max(0.0, start_s + one.after_s - service.clock()))
+            inference = Inference(
+                service.encode("prompt", one.prompt),
+                one.num_tokens,
+                Sampling(temperature=0.0),
+                service.clock(),
+            )
+            try:
+                service.submit(inference)
+            except ApiError as error:
+                if error.status != 429:
+                    raise
+                refused += 1
+            else:
+                taken.append(inference.id)
+        told: PlayAnswer = {"requests": taken, "refused": refused}
+        return jsonify(told)
+
+    return blueprint
+
+
+def _decoded(service: Service, ids: list[int]) -> str:
+    detokenizer = Detokenizer(service.tokenizer)
+    return detokenizer.push(ids) + detokenizer.finish()

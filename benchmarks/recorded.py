@@ -1,0 +1,87 @@
+"""Records the runs that the live page and the film show: the same 20 requests in each mode.
+
+    python -m benchmarks.recorded        # watch/page/recorded/, then docs/img/film.svg
+
+They are those of `docs/img/modes.png` (benchmarks/pictures.py): the embedded model, a batch limit
+of 6, in real time on this machine. Each mode runs five times; the run of median length is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.common import cpu_name
+from benchmarks.pictures import LIMIT, MODES, Case, run
+from model import LoadOptions, load_model
+from watch import film
+from watch.frames import US, Frame, Hello, make_frame
+from watch.runs import RECORDED, Recorded
+
+TIMES = 5
+
+
+def record(case: Case) -> Recorded:
+    """The run of median length."""
+    runs: list[Frame] = []
+    for _ in range(TIMES):
+        trace = run(case)
+        ends_s = [i.record.end_s for i in trace.inferences if i.record is not None]
+        runs.append(make_frame(trace.events, 0, max(ends_s)))
+    frame = sorted(runs, key=lambda one: one["now"] - one["arrived"][0].at_us)[TIMES // 2]
+    model = load_model(LoadOptions(case.mode, "embedded", "auto", "float32", 0, LIMIT))
+    hello: Hello = {
+        "mode": case.mode,
+        "policy": "orca" if case.mode == "dynamic" else case.mode,
+        "model": f"embedded, {cpu_name()}",
+        "lanes": 1 if case.mode == "nobatch" else LIMIT,
+        "blocks": model.blocks,
+        "block_tokens": model.block_tokens,
+        "text": False,
+    }
+    return Recorded(hello, _from_zero(frame))
+
+
+def _from_zero(frame: Frame) -> Frame:
+    """Its clock begins with the first arrival: small numbers, small files."""
+    zero = frame["arrived"][0].at_us
+    return {
+        "now": frame["now"] - zero,
+        "first": 0,
+        "iterations": [i._replace(start_us=i.start_us - zero) for i in frame["iterations"]],
+        "runs": frame["runs"],
+        "arrived": [a._replace(at_us=a.at_us - zero) for a in frame["arrived"]],
+        "ended": [
+            e._replace(
+                arrival_us=e.arrival_us - zero,
+                admitted_us=None if e.admitted_us is None else e.admitted_us - zero,
+                first_token_us=None if e.first_token_us is None else e.first_token_us - zero,
+                end_us=e.end_us - zero,
+            )
+            for e in frame["ended"]
+        ],
+        "preempted": frame["preempted"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RECORDED, help="default: %(default)s")
+    parser.add_argument("--film", type=Path, default=Path("docs/img/film.svg"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for case in MODES:
+        recorded = record(case)
+        path = args.out / f"{case.mode}.json"
+        told = {"hello": recorded.hello, "frame": recorded.frame}
+        path.write_text(json.dumps(told, separators=(",", ":")) + "\n")
+        print(f"{path}: {recorded.frame['now'] / US:.2f} s")
+    args.film.write_text(film.film(args.out))
+    print(args.film)
+
+
+if __name__ == "__main__":
+    main()

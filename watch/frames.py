@@ -1,0 +1,219 @@
+"""What a watcher is told, as JSON: a `hello`, then frames. The page, the recorded runs, the traces
+and the film all read this one form.
+
+    hello    what runs: mode, policy, model, places in the batch, blocks of KV memory
+    frame    everything that was recorded since the frame before
+
+Times are whole microseconds of the server's clock. Lists have fixed columns, named below. A request
+that does the same in several iterations one after the other is one *run*, so that the size of a
+frame follows what changes, not how many rows were computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired
+
+from typing_extensions import TypedDict
+
+from records import KINDS, Arrived, Ended, Event, Iterated, Rows
+from seams import IterationRecord, RequestRecord
+
+US = 1_000_000
+
+
+class Hello(TypedDict):
+    mode: str
+    policy: str
+    model: str
+    lanes: int  # places in the batch
+    blocks: int
+    block_tokens: int
+    text: bool  # whether texts may be asked for
+
+
+class IterationColumns(NamedTuple):
+    """Of `frame["iterations"]`; the first row is number `frame["first"]`."""
+
+    start_us: int
+    duration_us: int
+    generated: int  # tokens handed to requests
+    tokens: int  # computed and wanted
+    padding: int  # positions computed for nothing
+    waiting: int
+    used: int  # blocks
+    cached: int
+    free: int
+
+
+class RunColumns(NamedTuple):
+    """Of `frame["runs"]`."""
+
+    request: int
+    lane: int
+    kind: int  # index of records.KINDS
+    first: int  # number of its first iteration
+    count: int  # iterations
+    tokens: int  # computed in all of them
+
+
+class ArrivedColumns(NamedTuple):
+    request: int
+    at_us: int
+    prompt_tokens: int
+    max_tokens: int
+    service_class: str
+
+
+class EndedColumns(NamedTuple):
+    request: int
+    end: str
+    arrival_us: int
+    admitted_us: int | None
+    first_token_us: int | None
+    end_us: int
+    generated: int
+
+
+class Frame(TypedDict):
+    now: int
+    first: int
+    iterations: Sequence[IterationColumns]
+    runs: Sequence[RunColumns]
+    arrived: Sequence[ArrivedColumns]
+    ended: Sequence[EndedColumns]
+    preempted: Sequence[tuple[int, int]]  # (iteration before which, request)
+    stats: NotRequired[Mapping[str, Any]]
+
+
+def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
+    """`first`: the number of the first iteration among the events."""
+    iterations: list[IterationColumns] = []
+    arrived: list[ArrivedColumns] = []
+    ended: list[EndedColumns] = []
+    preempted: list[tuple[int, int]] = []
+    rows: list[Rows] = []
+    for event in events:
+        match event:
+            case Iterated(sums=sums):
+                preempted += [(first + len(iterations), id) for id in event.preempted]
+                rows.append(event.rows)
+                iterations.append(
+                    IterationColumns(
+                        _us(sums.start_s),
+                        _us(sums.duration_s),
+                        sums.generated,
+                        sums.tokens,
+                        event.padding,
+                        event.waiting,
+                        event.used,
+                        event.cached,
+                        event.free,
+                    )
+                )
+            case Arrived():
+                arrived.append(
+                    ArrivedColumns(
+                        event.request,
+                        _us(event.at_s),
+                        event.prompt_tokens,
+                        event.max_tokens,
+                        event.service_class,
+                    )
+                )
+            case Ended(record=record):
+                ended.append(
+                    EndedColumns(
+                        event.request,
+                        record.end,
+                        _us(record.arrival_s),
+                        None if record.admitted_s is None else _us(record.admitted_s),
+                        None if record.first_token_s is None else _us(record.first_token_s),
+                        _us(record.end_s),
+                        record.generated,
+                    )
+                )
+    return {
+        "now": _us(now_s),
+        "first": first,
+        "iterations": iterations,
+        "runs": _runs(rows, first),
+        "arrived": arrived,
+        "ended": ended,
+        "preempted": preempted,
+    }
+
+
+def _us(s: float) -> int:
+    return round(s * US)
+
+
+def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
+    """Most iterations have the rows of the one before: those cost one comparison each."""
+    runs: list[RunColumns] = []
+    newest: dict[int, int] = {}  # lane -> index of its newest run
+    at = 0
+    while at < len(rows):
+        same = at + 1
+        while same < len(rows) and rows[same] == rows[at]:
+            same += 1
+        n, times = first + at, same - at
+        row = rows[at]
+        for request, lane, tokens, kind in zip(
+            row.requests, row.lanes, row.tokens, row.kinds, strict=True
+        ):
+            known = newest.get(lane)
+            before = None if known is None else runs[known]
+            if (
+                known is not None
+                and before is not None
+                and (before.request, before.kind) == (request, kind)
+                and before.first + before.count == n
+            ):
+                runs[known] = before._replace(
+                    count=before.count + times, tokens=before.tokens + tokens * times
+                )
+            else:
+                newest[lane] = len(runs)
+                runs.append(RunColumns(request, lane, kind, n, times, tokens * times))
+        at = same
+    return runs
+
+
+def event_of(line: Mapping[str, Any]) -> Event | None:
+    """A line that `--record` wrote; None for those that tell of no event."""
+    match line["type"]:
+        case "arrived":
+            return Arrived(
+                line["request"], line["at_s"], line["prompt_tokens"], line["max_tokens"],
+                line["class"],
+            )  # fmt: skip
+        case "iteration":
+            columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))
+            requests, lanes, tokens, kinds = columns or ((), (), (), ())
+            sums = IterationRecord(
+                start_s=line["start_s"],
+                duration_s=line["duration_s"],
+                rows=sum(kind != "paused" for kind in kinds),
+                tokens=sum(tokens),
+                positions=sum(tokens) + line["padding"],
+                generated=line["generated"],
+            )
+            rows = Rows(requests, lanes, tokens, bytes(map(KINDS.index, kinds)))
+            blocks = line["used"], line["cached"], line["free"]
+            return Iterated(sums, rows, line["waiting"], *blocks, line["preempted"])
+        case "ended":
+            record = RequestRecord(
+                **{name: line[name] for name in _OF_RECORD},
+                prompt_tokens=0,
+                max_tokens=0,
+                service_class="immediate",
+            )
+            return Ended(line["request"], record)
+    return None
+
+
+_OF_RECORD = (
+    "end", "arrival_s", "admitted_s", "first_token_s", "last_token_s", "end_s", "generated",
+    "preemptions",
+)  # fmt: skip

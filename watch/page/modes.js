@@ -1,0 +1,225 @@
+// @ts-check
+/** The same requests in several modes, side by side at one clock: recorded runs, or servers that run now. */
+
+import { fills, palette } from "./colours.js";
+import { follow, headers, reason } from "./feed.js";
+import { twenty } from "./play.js";
+import { Store, median } from "./store.js";
+import { nice } from "./tracks.js";
+import { MODE_NAMES, byId, element, seconds } from "./words.js";
+
+/** @typedef {import("./store.js").Request} Request */
+/** @typedef {{name: string, requests: Request[], zero: number, end: number}} Run one mode's requests; `zero`: the
+ *   server's time at which the first arrived; `end`: seconds until the last was answered */
+/** @typedef {{run: Run, canvas: HTMLCanvasElement, score: HTMLElement, box: HTMLElement}} Panel */
+
+const RECORDED = ["nobatch", "static", "dynamic"];
+const PATIENCE_MS = 120_000;
+
+/** @param {string} name @param {Request[]} requests @returns {Run} */
+function runOf(name, requests) {
+  const sorted = [...requests].sort((a, b) => a.arrival - b.arrival);
+  const zero = sorted[0]?.arrival ?? 0;
+  return { name, requests: sorted, zero, end: Math.max(0, ...sorted.map((r) => (r.end ?? zero) - zero)) };
+}
+
+/** @returns {Promise<Run[]>} */
+async function recorded() {
+  return Promise.all(RECORDED.map(async (mode) => {
+    const told = await (await fetch(`/watch/page/recorded/${mode}.json`)).json();
+    const store = new Store(told.frame.iterations.length + 1);
+    store.greet(told.hello);
+    store.take(told.frame);
+    return runOf(mode, [...store.requests.values()]);
+  }));
+}
+
+/** Each server in its turn, so that none takes the cores from another. @param {string[]} servers
+ * @param {string} key @param {(text: string) => void} say @returns {Promise<Run[]>} */
+async function measured(servers, key, say) {
+  const runs = [];
+  for (const server of servers) {
+    const store = new Store();
+    const end = follow(server, () => key, { hello: (h) => store.greet(h), frame: (f) => store.take(f), state: () => {} });
+    try {
+      await until(() => store.hello !== null);
+      const name = store.hello?.mode ?? server;
+      say(`The 20 requests run on ${name} …`);
+      const answer = await fetch(`${server}/watch/play`, {
+        method: "POST", headers: { ...headers(key), "Content-Type": "application/json" },
+        body: JSON.stringify({ requests: twenty() }) });
+      if (!answer.ok) throw new Error(await reason(answer));
+      /** @type {number[]} */ const ids = (await answer.json()).requests;
+      const all = () => ids.map((id) => store.requests.get(id)).filter((r) => r !== undefined);
+      await until(() => all().length === ids.length && all().every((r) => r.end !== null));
+      runs.push(runOf(name, all()));
+    } finally {
+      end();
+    }
+  }
+  return runs;
+}
+
+/** @param {() => boolean} met */
+async function until(met) {
+  const give = performance.now() + PATIENCE_MS;
+  while (!met()) {
+    if (performance.now() > give) throw new Error("the server did not answer in time");
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+export class Modes {
+  /** @param {string[]} servers @param {() => string} key */
+  constructor(servers, key) {
+    this.servers = servers;
+    this.key = key;
+    /** @type {Panel[]} */ this.panels = [];
+    this.t = 0; // of the runs
+    this.end = 1;
+    this.playing = false;
+    this.before = 0;
+    byId("modes-source-field").hidden = !servers.length;
+    byId("modes-play").addEventListener("click", () => this.press());
+    byId("modes-source").addEventListener("change", () => this.load());
+    byId("modes-at").addEventListener("input", () => {
+      this.playing = false;
+      this.t = (byId("modes-at").value / 1000) * this.end;
+      this.draw();
+    });
+    this.ready = this.load();
+  }
+
+  async load() {
+    this.playing = false;
+    const fromServers = byId("modes-source").value === "servers";
+    byId("modes-play").disabled = true;
+    try {
+      const say = (/** @type {string} */ text) => (byId("verdict").textContent = text);
+      this.build(await (fromServers ? measured(this.servers, this.key(), say) : recorded()));
+      say("");
+    } catch (error) {
+      byId("verdict").textContent = `not played: ${/** @type {Error} */ (error).message}`;
+    }
+    byId("modes-play").disabled = false;
+  }
+
+  /** @param {Run[]} runs */
+  build(runs) {
+    this.end = Math.max(0.001, ...runs.map((run) => run.end)) * 1.02;
+    this.t = this.end;
+    this.panels = runs.map((run) => {
+      const canvas = /** @type {HTMLCanvasElement} */ (element("canvas", { role: "img" }));
+      const score = element("span", { class: "score" });
+      const box = element("section", { class: "panel" },
+        element("header", {}, element("h2", {}, run.name), element("span", { class: "dim" }, MODE_NAMES[run.name] ?? ""), score),
+        canvas);
+      return { run, canvas, score, box };
+    });
+    byId("modes-panels").replaceChildren(...this.panels.map((panel) => panel.box));
+    this.draw();
+  }
+
+  press() {
+    if (this.playing) {
+      this.playing = false;
+    } else {
+      if (this.t >= this.end) this.t = 0;
+      this.playing = true;
+      this.before = performance.now();
+      byId("verdict").textContent = "";
+    }
+    this.draw();
+  }
+
+  /** Once a frame of the screen. @param {number} now ms */
+  tick(now) {
+    if (!this.playing) return;
+    this.t = Math.min(this.end, this.t + ((now - this.before) / 1000) * Number(byId("modes-speed").value));
+    this.before = now;
+    if (this.t >= this.end) this.playing = false;
+    this.draw();
+  }
+
+  draw() {
+    const over = this.t >= this.end;
+    byId("modes-play").textContent = this.playing ? "Pause" : over || this.t === 0 ? "Play" : "Go on";
+    byId("modes-clock").textContent = `${this.t.toFixed(2)} s`;
+    byId("modes-at").value = String((1000 * this.t) / this.end);
+    const best = Math.min(...this.panels.map((panel) => panel.run.end));
+    for (const panel of this.panels) {
+      paint(panel, this.t, this.end);
+      const { requests, zero, end } = panel.run;
+      const done = requests.filter((r) => r.end !== null && r.end - zero <= this.t).length;
+      const finished = done === requests.length;
+      panel.box.classList.toggle("winner", finished && end === best);
+      panel.score.replaceChildren(`${done} of ${requests.length} answered`,
+        ...(finished ? [" after ", element("b", {}, seconds(end))] : []));
+      panel.canvas.setAttribute("aria-label",
+        `${panel.run.name}: ${done} of ${requests.length} requests answered at ${this.t.toFixed(2)} s`);
+    }
+    if (over && this.panels.length) byId("verdict").textContent = verdict(this.panels.map((panel) => panel.run));
+    byId("modes-next").hidden = !over;
+  }
+}
+
+/** What the runs show, in words. @param {Run[]} runs */
+function verdict(runs) {
+  const sorted = [...runs].sort((a, b) => a.end - b.end);
+  const [best] = sorted, worst = sorted[sorted.length - 1];
+  const first = (/** @type {Run} */ run) => median(run.requests.map((r) => (r.first ?? Infinity) - r.arrival));
+  const others = sorted.slice(1).map((run) => `${seconds(run.end)} ${run.name === "nobatch" ? "one at a time" : `with ${run.name} batching`}`).join(" and ");
+  const why = best.name === "dynamic"
+    ? " One at a time, the others wait (grey). A static batch keeps its places until its longest request is done"
+      + " (hatched). With dynamic batching a place goes to the next request the moment it is free."
+    : "";
+  return `All ${best.requests.length} answers took ${seconds(best.end)} with ${best.name} batching, ${others}: `
+    + `${(worst.end / best.end).toFixed(1)} times as fast. `
+    + `Half of the requests had their first token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
+}
+
+/** One mode up to a time. @param {Panel} panel @param {number} t @param {number} span */
+function paint({ run, canvas }, t, span) {
+  const p = palette(), ratio = Math.min(devicePixelRatio || 1, 2);
+  const width = canvas.clientWidth, row = width < 600 ? 6 : 7.5, axis = 17;
+  const height = run.requests.length * row + axis;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.fillStyle = p.back;
+  pen.fillRect(0, 0, width, height);
+  pen.fillStyle = p.panel;
+  pen.fillRect(0, 0, width, height - axis);
+  const x = (/** @type {number} */ s) => (s / span) * (width - 2) + 1;
+  pen.font = "11px system-ui, sans-serif";
+  pen.textBaseline = "top";
+  const step = nice(span / Math.max(3, width / 130));
+  for (let k = 0; k * step < span; k++) {
+    pen.fillStyle = p.line;
+    pen.fillRect(x(k * step), 0, 0.5, height - axis);
+    pen.fillStyle = p.dim;
+    const words = k ? `${+(k * step).toFixed(6)} s` : "first arrival";
+    pen.fillText(words, Math.max(2, x(k * step) - (k ? pen.measureText(words).width / 2 : 0)), height - axis + 3);
+  }
+  const colours = fills(pen, p);
+  run.requests.forEach((r, i) => {
+    const y = i * row + 0.75, tall = row - 1.5;
+    /** @param {number} from @param {number} to @param {string|CanvasPattern} colour */
+    const bar = (from, to, colour) => {
+      const end = Math.min(to - run.zero, t), start = from - run.zero;
+      if (end <= start) return;
+      pen.fillStyle = colour;
+      pen.fillRect(x(start), y, Math.max(x(end) - x(start), 0.8), tall);
+    };
+    bar(r.arrival, r.end ?? Infinity, p.waiting);
+    for (const { start, end, kind } of r.runs) bar(start, end, colours[kind]);
+  });
+  if (t < span) {
+    pen.fillStyle = p.bright;
+    pen.fillRect(x(t) - 0.75, 0, 1.5, height - axis);
+  }
+}
