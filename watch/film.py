@@ -127,7 +127,7 @@ def _panel(run: Recorded, top: int, span_us: int) -> Iterator[str]:
         bar("waiting", row.request, row.at_us, ends.get(row.request, run.frame["now"]))
     for part in run.frame["runs"]:
         if part.request in line:
-            last = iterations[part.first + part.count - 1 - first]
+            last = iterations[part.first + part.length - 1 - first]
             start_us = iterations[part.first - first].start_us
             bar(KINDS[part.kind], part.request, start_us, last.start_us + last.duration_us)
     for kind, paths in bars.items():

@@ -53,7 +53,7 @@ class RunColumns(NamedTuple):
     lane: int
     kind: int  # index of records.KINDS
     first: int  # number of its first iteration
-    count: int  # iterations
+    length: int  # iterations
     tokens: int  # computed in all of them
 
 
@@ -168,10 +168,10 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
                 known is not None
                 and before is not None
                 and (before.request, before.kind) == (request, kind)
-                and before.first + before.count == n
+                and before.first + before.length == n
             ):
                 runs[known] = before._replace(
-                    count=before.count + times, tokens=before.tokens + tokens * times
+                    length=before.length + times, tokens=before.tokens + tokens * times
                 )
             else:
                 newest[lane] = len(runs)

@@ -59,7 +59,9 @@ def _shipped(path: Path) -> Recorded:
     return Recorded(
         told["hello"],
         {
-            **frame,
+            "now": frame["now"],
+            "first": frame["first"],
+            "preempted": frame["preempted"],
             "iterations": [IterationColumns(*row) for row in frame["iterations"]],
             "runs": [RunColumns(*row) for row in frame["runs"]],
             "arrived": [ArrivedColumns(*row) for row in frame["arrived"]],

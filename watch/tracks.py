@@ -61,7 +61,7 @@ def tracks(hello: Hello, frame: Frame) -> Process:
     lost = {request for _, request in frame["preempted"]}
     begun: dict[int, int] = {}
     for run in sorted(frame["runs"], key=lambda run: run.first):
-        last = iterations[run.first + run.count - 1 - first]
+        last = iterations[run.first + run.length - 1 - first]
         start_us = iterations[run.first - first].start_us
         begun.setdefault(run.request, start_us)
         found.setdefault(f"place {run.lane}", []).append(
@@ -69,7 +69,7 @@ def tracks(hello: Hello, frame: Frame) -> Process:
                 start_us,
                 last.start_us + last.duration_us,
                 f"{KINDS[run.kind]}, request {run.request}",
-                {"request": run.request, "tokens": run.tokens, "iterations": run.count},
+                {"request": run.request, "tokens": run.tokens, "iterations": run.length},
                 run.request if run.request in lost and run.kind <= DECODE else None,
             )
         )

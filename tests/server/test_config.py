@@ -29,6 +29,8 @@ def test_help_names_every_option_with_default_and_variable(
     shown = " ".join(capsys.readouterr().out.split())
     for option in Config.declared()[1:]:
         default = "none" if option.default is None else option.default
+        if isinstance(default, bool):
+            default = str(default).lower()
         if isinstance(default, float):
             default = str(default).removesuffix(".0")
         assert flag(option.name) in shown

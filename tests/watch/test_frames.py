@@ -1,0 +1,148 @@
+"""Frames, traces and the film say what the records say."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+from recording import as_json
+from records import KINDS, Arrived, Ended, Event, Iterated, Row, Rows
+from seams import IterationRecord, RequestRecord
+from watch import film, trace
+from watch.frames import Hello, event_of, make_frame
+from watch.runs import RECORDED, RunError, read, read_folder
+from watch.tracks import chrome, perfetto, tracks
+
+HELLO: Hello = {
+    "mode": "dynamic",
+    "policy": "orca",
+    "model": "hash",
+    "lanes": 4,
+    "blocks": 10,
+    "block_tokens": 16,
+    "text": False,
+}
+ROW = st.tuples(
+    st.integers(0, 9), st.integers(0, 3), st.integers(0, 5), st.integers(0, len(KINDS) - 1)
+)
+ROWS = st.lists(ROW, max_size=4, unique_by=lambda row: row[1])
+
+
+def iterated(n: int, rows: Sequence[tuple[int, int, int, int]]) -> Iterated:
+    requests, lanes, tokens, kinds = zip(*rows, strict=True) if rows else ((), (), (), ())
+    sums = IterationRecord(n * 0.01, 0.01, len(rows), sum(tokens), sum(tokens) + 1, len(rows))
+    return Iterated(sums, Rows(requests, lanes, tokens, bytes(kinds)), 1, 2, 3, 5, ())
+
+
+@given(st.lists(st.tuples(ROWS, st.integers(1, 3)), max_size=8), st.integers(0, 100))
+def test_runs_hold_every_row_of_every_iteration_once(
+    groups: list[tuple[list[tuple[int, int, int, int]], int]], first: int
+) -> None:
+    rows = [rows for rows, times in groups for _ in range(times)]
+    frame = make_frame([iterated(n, each) for n, each in enumerate(rows)], first, 1.0)
+    told = {
+        (run.first + i - first, run.request, run.lane, run.kind)
+        for run in frame["runs"]
+        for i in range(run.length)
+    }
+    assert told == {(n, r, lane, k) for n, each in enumerate(rows) for r, lane, _, k in each}
+    assert sum(run.tokens for run in frame["runs"]) == sum(row[2] for each in rows for row in each)
+
+
+def events() -> list[Event]:
+    """Request 7 waits, is prefilled, loses its place, and is prefilled again."""
+    record = RequestRecord(0.0, 0.01, 0.02, 0.05, 0.05, 3, 3, 3, 1, "immediate", "length")
+    lost = iterated(3, [(7, 0, 4, 0)])
+    return [
+        Arrived(7, 0.0, 3, 3, "immediate"),
+        iterated(1, [(7, 1, 3, 0)]),
+        iterated(2, [(7, 1, 1, 2)]),
+        Iterated(lost.sums, lost.rows, 1, 2, 3, 5, (7,)),
+        iterated(4, [(7, 0, 1, 2)]),
+        Ended(7, record),
+    ]
+
+
+def test_a_line_of_a_recording_is_the_event_that_it_was_written_from() -> None:
+    read_again = [event_of(json.loads(json.dumps(as_json(event)))) for event in events()]
+    assert make_frame([e for e in read_again if e], 0, 1.0) == make_frame(events(), 0, 1.0)
+    assert event_of({"type": "missed", "events": 3}) is None
+    assert [*Rows((1,), (2,), (3,), b"\x02")] == [Row(1, 2, 3, "decode")]
+
+
+def test_the_trace_adds_up_to_the_records_and_nests() -> None:
+    frame = make_frame(events(), 0, 1.0)
+    parsed = Trace.FromString(perfetto([tracks(HELLO, frame)]))
+    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in parsed.packet}
+    notes = [
+        {note.name: note.int_value for note in p.track_event.debug_annotations}
+        for p in parsed.packet
+    ]
+    assert sum(note.get("generated", 0) for note in notes) == 4
+    places = [note["tokens"] for note in notes if "iterations" in note]
+    assert sum(places) == sum(i.tokens for i in frame["iterations"])
+    open_slices: dict[int, list[int]] = {}
+    for p in parsed.packet:
+        track = p.track_event.track_uuid
+        if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            open_slices.setdefault(track, []).append(p.timestamp)
+        elif p.track_event.type == TrackEvent.TYPE_SLICE_END:
+            assert open_slices[track].pop() <= p.timestamp
+    assert not any(open_slices.values())
+    flows = [p.track_event.flow_ids[0] for p in parsed.packet if p.track_event.flow_ids]
+    assert len(flows) == 4
+    assert len(set(flows)) == 1
+    assert {"iterations", "place 0", "place 1", "queue 0", "waiting"} <= set(names.values())
+
+
+def test_chrome_is_told_the_same_slices() -> None:
+    told = json.loads(chrome([tracks(HELLO, make_frame(events(), 0, 1.0))]))["traceEvents"]
+    slices = [event for event in told if event["ph"] == "X"]
+    assert sum(s["args"].get("generated", 0) for s in slices) == 4
+    assert [s["name"] for s in slices if s["name"].startswith("request")] == ["request 7 waits"]
+
+
+def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> None:
+    runs = read_folder(RECORDED)
+    assert [run.hello["mode"] for run in runs] == ["nobatch", "static", "dynamic"]
+    asked = [sorted((a.prompt_tokens, a.max_tokens) for a in run.frame["arrived"]) for run in runs]
+    assert asked[0] == asked[1] == asked[2]
+    for run in runs:
+        generated = sum(i.generated for i in run.frame["iterations"])
+        assert generated == sum(end.generated for end in run.frame["ended"])
+        starts = [i.start_us for i in run.frame["iterations"]]
+        assert all(a < b for a, b in pairwise(starts))
+    film.main([str(RECORDED), "--out", str(tmp_path / "film.svg")])
+    drawn = (tmp_path / "film.svg").read_text()
+    ET.fromstring(drawn)
+    assert drawn.count("all 20 answered") == 3
+    assert len(drawn) < 50_000
+
+
+def test_a_folder_of_recordings_becomes_one_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = {**HELLO, "type": "head", "max_batch_size": 4, "clock_s": 0.0}
+    lines = [head, *map(as_json, events())]
+    (tmp_path / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read(tmp_path / "one.jsonl").frame["now"] == 50_000
+    for name in ("trace.pftrace", "trace.json"):
+        trace.main([str(tmp_path), "--out", str(tmp_path.parent / name)])
+    Trace.FromString((tmp_path.parent / "trace.pftrace").read_bytes())
+    capsys.readouterr()
+
+
+def test_a_folder_without_runs_is_refused_with_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="--record"):
+        read_folder(tmp_path)
+    (tmp_path / "x.jsonl").write_text('{"type": "head"}\n')
+    with pytest.raises(RunError, match=r"x\.jsonl"):
+        read_folder(tmp_path)
