@@ -229,7 +229,15 @@ class Engine:
             log.warning(
                 "--lookahead on a CPU only delays tokens: the model computes when it starts"
             )
-        self.manager.serve(model, make_ledger(self.config.mode, model, growth_tokens))
+        self.manager.serve(
+            model,
+            make_ledger(
+                self.config.mode,
+                model,
+                growth_tokens,
+                prefix_caching=self.config.prefix_caching,
+            ),
+        )
         if self.config.record is not None:
             self.recording = self._record(self.config.record, model)
         url = self.config.url

@@ -43,7 +43,7 @@ from seams import (
 Mode = Literal["nobatch", "static", "dynamic"]
 LayOut = Callable[[Sequence[Step]], Sequence[Step]]  # the layout of a mode
 
-GROWTH_TOKENS = 64  # of optimistic admission; each growth copies what the sequence holds
+GROWTH_TOKENS = 64  # of optimistic admission: what is free beside a newcomer, so that it goes on
 
 
 class EngineFailedError(Exception):
@@ -396,11 +396,19 @@ class BatchingManager:
             inference.news.set()
 
 
-def make_ledger(mode: Mode, model: Model, growth_tokens: int | None = None) -> BaseLedger:
-    """The books of a model's KV memory as the mode takes it. `growth_tokens`: see memory.Ledger."""
-    if mode == "dynamic":
-        return Ledger(model.blocks, model.block_tokens, growth_tokens=growth_tokens)
-    return RectangleLedger(model.blocks, model.block_tokens)
+def make_ledger(
+    mode: Mode, model: Model, growth_tokens: int | None = None, *, prefix_caching: bool = False
+) -> BaseLedger:
+    """The books of a model's KV memory as the mode takes it. `growth_tokens`: see memory.Ledger.
+    A rectangle neither grows nor shares."""
+    if mode != "dynamic":
+        return RectangleLedger(model.blocks, model.block_tokens)
+    return Ledger(
+        model.blocks,
+        model.block_tokens,
+        growth_tokens=growth_tokens,
+        prefix_caching=prefix_caching,
+    )
 
 
 # --- the three modes ------------------------------------------------------------------------

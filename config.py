@@ -122,6 +122,9 @@ class Config(Options):
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
     """reserve: a request is admitted when the KV memory can hold all that it may generate, and is
     never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs out"""
+    prefix_caching: bool = DYNAMIC.option(True)
+    """keys and values of prompts are kept while there is memory for them, and requests of the same
+    API key that begin alike share them, so that a common beginning is computed once"""
 
     max_batch_prefill_tokens: int = TGI.option(4096, least=1, most=2**31)
     """most prompt tokens in one iteration"""

@@ -24,6 +24,9 @@ class DeferredTokens(TypedDict):
     generated: int
 
 
+PrefixCache = TypedDict("PrefixCache", {"looked-up-tokens": int, "hit-tokens": int})
+
+
 class LatencyByTokens(TypedDict):
     num_tokens: int
     n: int
@@ -51,6 +54,7 @@ Totals = TypedDict(
         "model-share": float | None,
         "preemptions": int,
         "deferred-tokens": DeferredTokens,
+        "prefix-cache": PrefixCache,
     },
 )
 Latencies = TypedDict(

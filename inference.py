@@ -64,6 +64,8 @@ class Inference:
         self.service_class: ServiceClass = service_class
         self.deadline_s = deadline_s  # after its arrival, as seams.Request has it
         self.streaming = streaming
+        self.salt = ""  # prefixes are shared only with requests of the same one
+        self.cached_tokens: int | None = None  # as RequestRecord has it
         self.trace: str | None = None  # traceparent of its span, where requests are traced
         self.stored = False  # set by the manager where somebody else keeps it
         self.computed = 0  # tokens, those of iterations in flight included

@@ -105,6 +105,9 @@ class Lifecycle:
         inference.computed = hit_tokens
         if inference.admitted_s is None:
             inference.admitted_s = now_s
+            assert self.ledger is not None
+            if self.ledger.prefix_caching:
+                inference.cached_tokens = hit_tokens
 
     def retire(self, now_s: float) -> None:
         """Places that are given up, and the answers that leave with them."""

@@ -33,6 +33,9 @@ class Sharer(Request, Protocol):
     @property
     def hit_limit(self) -> int: ...  # tokens that a prefix hit may cover at most
 
+    @property
+    def salt(self) -> str: ...  # only requests with the same one share blocks
+
 
 @dataclass(slots=True)
 class _Table:
@@ -55,6 +58,9 @@ class BaseLedger(Memory, ABC):
 
     @property
     def cached(self) -> int:
+        return 0
+
+    def hit_tokens(self, request: Request) -> int:
         return 0
 
     @abstractmethod
@@ -137,6 +143,9 @@ class Ledger(BaseLedger):
 
     def trial(self, releasing: Iterable[Request] = ()) -> Trial:
         return LedgerTrial(self, releasing)
+
+    def hit_tokens(self, request: Request) -> int:
+        return len(self.hits(request)) * self.block_tokens
 
     # --- what the engine does ---------------------------------------------------------------
 
@@ -269,9 +278,10 @@ class Ledger(BaseLedger):
         """Of the first `count` full blocks, and of those asked for before."""
         digests = self._digests.setdefault(request.id, [])
         ids: Sequence[int] = request.ids  # type: ignore[attr-defined]
+        salt: bytes = request.salt.encode()  # type: ignore[attr-defined]
         size = self.block_tokens
         for i in range(len(digests), count):
-            before = digests[-1] if digests else b""
+            before = digests[-1] if digests else salt
             tokens = array("q", ids[i * size : (i + 1) * size]).tobytes()
             digests.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
         return digests

@@ -243,4 +243,5 @@ def request_record(inference: Inference, end_s: float) -> RequestRecord:
         preemptions=inference.preemptions,
         service_class=inference.service_class,
         end=inference.end,
+        cached_tokens=inference.cached_tokens,
     )

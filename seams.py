@@ -228,6 +228,11 @@ class Memory(Protocol):
         """Blocks that can be had if these residents give up theirs; shared ones stay in use."""
         ...
 
+    def hit_tokens(self, request: Request) -> int:
+        """Of one that waits: known tokens that need not be computed, since a prefix cache holds
+        their keys and values."""
+        ...
+
     def trial(self, releasing: Iterable[Request] = ()) -> Trial: ...
 
 
@@ -307,6 +312,8 @@ class RequestRecord:
     preemptions: int
     service_class: ServiceClass
     end: End
+    # of the prompt's tokens, how many a prefix cache held; None: they were not looked up
+    cached_tokens: int | None = None
 
 
 class Recorder(Protocol):

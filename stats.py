@@ -88,6 +88,8 @@ class _Window:
     preemptions: int = 0
     deferred_tokens: int = 0
     deferred_generated: int = 0
+    looked_up_tokens: int = 0  # of prompts, in the prefix cache
+    hit_tokens: int = 0
     ended_by_class: Counter[tuple[str, str]] = field(default_factory=Counter)  # (class, end)
     rows: Counter[int] = field(default_factory=Counter)  # iterations by number of rows
     newest_requests: deque[RequestRecord] = field(
@@ -136,6 +138,9 @@ class Stats:
             window.ended[record.end] += 1
             window.ended_by_class[record.service_class, record.end] += 1
             window.preemptions += record.preemptions
+            if record.cached_tokens is not None:
+                window.looked_up_tokens += record.prompt_tokens
+                window.hit_tokens += record.cached_tokens
             if _completed(record):
                 window.latency_per_token_sum_s += latency_s(record) / record.generated
                 window.newest_requests.append(record)
@@ -194,6 +199,10 @@ class Stats:
                 "deferred-tokens": {
                     "computed": window.deferred_tokens,
                     "generated": window.deferred_generated,
+                },
+                "prefix-cache": {
+                    "looked-up-tokens": window.looked_up_tokens,
+                    "hit-tokens": window.hit_tokens,
                 },
             }
         # sorting is for after the lock, which the loop needs too

@@ -94,6 +94,7 @@ class Metrics:
         self._refused: Counter[str] = Counter()  # by TGI's word
         self._ended: Counter[str] = Counter()  # by RequestRecord.end
         self._preemptions = 0
+        self._prefix_cache = Counter(looked_up=0, hit=0)
         self._durations = {name: Histogram(DURATIONS_S) for name in _REQUEST_DURATIONS}
         self._by_class = {
             (name, of): Histogram(DURATIONS_S) for name in _OWN_DURATIONS for of in CLASSES
@@ -138,6 +139,9 @@ class Metrics:
             self._ended[record.end] += 1
             self._ended_by_class[record.service_class, record.end] += 1
             self._preemptions += record.preemptions
+            if record.cached_tokens is not None:
+                self._prefix_cache["looked_up"] += record.prompt_tokens
+                self._prefix_cache["hit"] += record.cached_tokens
             self._lengths["tgi_request_input_length"][record.prompt_tokens] += 1
             self._lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
             if record.end in FAILED:
@@ -190,6 +194,9 @@ class Metrics:
         ):
             yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
         yield _counter("eb_preemptions", "Places given up for others", self._preemptions)
+        for name, tokens in self._prefix_cache.items():
+            text = "Prompt tokens, in the prefix cache"
+            yield _counter(f"eb_prefix_cache_{name}_tokens", text, tokens)
         yield _counter("eb_cancelled", "Requests whose client left", ended["cancelled"])
         family = CounterMetricFamily("eb_requests", "Ended", labels=["class", "end"])
         for of in CLASSES:

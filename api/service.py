@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
+from api.http.keys import presented_owner
 from api.http.logs import belongs_to_request
 from api.http.traces import trace_generations
 from api.http.writer import Writer
@@ -103,19 +104,25 @@ class Service:
                 f"{deferred} deferred requests at once are more than may wait here; allowed: "
                 f"{most}, half of --max-waiting",
             )
-        self._submit(self.manager.submit, inferences)
+        self._submit(self.manager.submit, inferences, presented_owner())
 
-    def submit_stored(self, *inferences: Inference) -> None:
-        """As `submit`, for lines of stored jobs: the queue's limits are not for them."""
-        self._submit(self.manager.submit_stored, inferences)
+    def submit_stored(self, owner: str, *inferences: Inference) -> None:
+        """As `submit`, for lines of an owner's stored jobs: the queue's limits are not for them."""
+        self._submit(self.manager.submit_stored, inferences, owner)
 
-    def _submit(self, submit: Callable[[Inference], None], inferences: Sequence[Inference]) -> None:
+    def _submit(
+        self,
+        submit: Callable[[Inference], None],
+        inferences: Sequence[Inference],
+        owner: str,
+    ) -> None:
         if not all(inference.prompt_tokens for inference in inferences):
             # a normalizer that strips, or a chat template, may leave nothing of a text
             raise ApiError(400, "no token is left of the prompt, at least one is needed")
         belongs_to_request(*inferences)
         trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):
+            inference.salt = owner  # or how soon an answer begins would tell of others' prompts
             try:
                 submit(inference)
             except RefusedError as error:

@@ -21,6 +21,7 @@ from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, r
 from client.workloads.spec import SpecError, refuse_given
 
 BUDGET_S = 270.0
+SHARED_PREFIXES = "shared:prefixes=8,tokens=512"
 _DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)
 
 
@@ -58,6 +59,11 @@ def parser() -> argparse.ArgumentParser:
         "--distributions", action="store_true",
         help="instead of modes, compare FlexiRequest's five distributions of arrivals on one "
         "server (the last contestant: dynamic), below and beyond its limit; prints a table",
+    )  # fmt: skip
+    p.add_argument(
+        "--shared-prefixes", action="store_true",
+        help=f"prompts that begin alike (--prompts {SHARED_PREFIXES}, unless --prompts says "
+        "otherwise), and prefix caching in mode dynamic, where it is otherwise off",
     )  # fmt: skip
     p.add_argument("--seeds", type=int, default=6, help="workloads per load (default %(default)s)")
     p.add_argument(
@@ -153,13 +159,15 @@ def understood(args: argparse.Namespace) -> Asked:
         _as_original(args)
     if args.distributions:
         _as_distributions(args)
+    if args.shared_prefixes and args.prompts is None:
+        args.prompts = SHARED_PREFIXES
     loads = _loads(args.loads)
     contestants = _contestants(args)
     recipe = recipe_from(args, _DEFAULTS, requests=1, rate=1.0)
     if args.numsamples is not None:
         refuse_given(args, ["--budget-s"], "with --numsamples, which says how long runs are")
     if all(c.command is None for c in contestants):
-        ours = ("--model", "--servers", "--start-s")
+        ours = ("--model", "--servers", "--start-s", "--shared-prefixes")
         refuse_given(args, ours, "on servers that already run")
         if args.server_options:
             raise SpecError(
@@ -232,7 +240,12 @@ def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
     made = [
         Contestant(
             m,
-            server_command(m, args.model or "embedded", args.server_options),
+            server_command(
+                m,
+                args.model or "embedded",
+                args.server_options,
+                prefix_caching=args.shared_prefixes,
+            ),
             None,
             records=not any(o.startswith("--record") for o in args.server_options),
         )

@@ -46,8 +46,13 @@ class Contestant:
         return self.name.replace(":", "_")
 
 
-def server_command(mode: str, model: str, options: Sequence[str]) -> tuple[str, ...]:
-    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy."""
+def server_command(
+    mode: str, model: str, options: Sequence[str], *, prefix_caching: bool = False
+) -> tuple[str, ...]:
+    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy.
+    Without prefix caching a comparison is of scheduling alone; the other modes have none."""
     mode, _, policy = mode.partition(":")
-    chosen = ("--policy", policy) if policy else ()
+    chosen: tuple[str, ...] = ("--policy", policy) if policy else ()
+    if mode == "dynamic":
+        chosen += ("--prefix-caching", str(prefix_caching).lower())
     return (str(servers.ROOT / "server.sh"), mode, "--model", model, *chosen, *options)

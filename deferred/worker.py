@@ -71,7 +71,7 @@ class Runner(Protocol):
     """The endpoints, as a line reaches them."""
 
     def begin(
-        self, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
     ) -> Call | Answer:
         """Puts a line's requests into the queue; `news` is set when there is something to read.
         An Answer: the endpoint refuses it. `deadline_s`: from now. Raises NotNowError."""
@@ -290,7 +290,7 @@ class Worker:
                 self._finish(item, _lost(item), now_s)
                 continue
             try:
-                call = self._runner.begin(item.endpoint, item.body, left_s, self._news)
+                call = self._runner.begin(item.owner, item.endpoint, item.body, left_s, self._news)
             except NotNowError:
                 self._claimed.appendleft((item, tries))
                 return POLL_S

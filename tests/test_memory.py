@@ -23,6 +23,7 @@ class Sequence:
     id: int
     ids: list[int]
     max_tokens: int
+    salt: str = ""
     computed: int = 0
     prompt_tokens: int = field(init=False)
     resident: bool = False
@@ -44,15 +45,15 @@ class Sequence:
 
 
 class Books(RuleBasedStateMachine):
-    """Sequences of two tokens, so that many begin alike. `held` is what a model that obeys
-    the ledger would find in each position of each block."""
+    """Sequences of two tokens and two owners, so that many begin alike. `held` is what a model that
+    obeys the ledger would find in each position of each block, and whose it is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(BUDGET, BLOCK, growth_tokens=3, prefix_caching=True)
         self.residents: list[Sequence] = []
         self.tables: dict[int, list[int]] = {}
-        self.held: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.held: dict[tuple[int, int], tuple[str, *tuple[int, ...]]] = {}
         self.count = 0
 
     def learn(self) -> None:
@@ -64,19 +65,22 @@ class Books(RuleBasedStateMachine):
             st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=3
         ),
         further=st.integers(1, 12),
+        salt=st.sampled_from(["", "another"]),
         releasing=st.integers(0, 2),
     )
-    def admit(self, prompts: list[list[int]], further: int, releasing: int) -> None:
+    def admit(self, prompts: list[list[int]], further: int, salt: str, releasing: int) -> None:
         new = []
         for prompt in prompts:
             self.count += 1
-            new.append(Sequence(self.count, prompt, further))
+            new.append(Sequence(self.count, prompt, further, salt))
         leaving = self.residents[:releasing]
         fit = self.ledger.fit(new, leaving)  # type: ignore[arg-type]
         for sequence in leaving:
             self.release(sequence)
         assert self.ledger.fit(new) == fit  # type: ignore[arg-type]
+        shown = {s.id: self.ledger.hit_tokens(s) for s in new[:fit]}  # type: ignore[arg-type]
         hits = self.ledger.open(new[:fit])  # type: ignore[arg-type]
+        assert {id: tokens for id, tokens in shown.items() if tokens} == hits
         self.learn()
         for sequence in new[:fit]:
             sequence.resident = True
@@ -100,7 +104,7 @@ class Books(RuleBasedStateMachine):
         table = self.tables[sequence.id]
         for position in range(sequence.computed, sequence.known):
             place = table[position // BLOCK], position % BLOCK
-            self.held[place] = tuple(sequence.ids[: position + 1])
+            self.held[place] = sequence.salt, *sequence.ids[: position + 1]
         sequence.computed = sequence.known
         self.ledger.share(sequence, sequence.computed)  # type: ignore[arg-type]
         if sequence.generated == sequence.max_tokens - 1:
@@ -120,7 +124,7 @@ class Books(RuleBasedStateMachine):
     def reads_its_own_prefix(self, sequence: Sequence) -> None:
         for position in range(sequence.computed):
             place = self.tables[sequence.id][position // BLOCK], position % BLOCK
-            assert self.held[place] == tuple(sequence.ids[: position + 1])
+            assert self.held[place] == (sequence.salt, *sequence.ids[: position + 1])
 
     @invariant()
     def every_sequence_finds_what_it_computed(self) -> None:

@@ -3,6 +3,7 @@ the live page."""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 
@@ -22,6 +23,12 @@ def presented_key() -> str:
     """The key with which the present request was let in; "" where none is asked for."""
     key: str = g.get("api_key", "")
     return key
+
+
+def presented_owner() -> str:
+    """Who asks, without a key that could leak: its hash; "" where none is asked for."""
+    key = presented_key()
+    return hashlib.sha256(key.encode()).hexdigest() if key else ""
 
 
 def require_keys(app: Flask, keys: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
+from api.http.keys import presented_owner
 from api.jobs.shapes import BatchFault, StoredBatch
 from api.jobs.store import (
     EXPIRY,
@@ -18,7 +19,6 @@ from api.jobs.store import (
     MOST_EXPIRY_S,
     Anchor,
     page_shape,
-    present_owner,
     query_limit,
     register_store_errors,
     whole,
@@ -106,7 +106,7 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
             )
         now_s = time.time()
         batch = jobs.store.batches.create(
-            present_owner(),
+            presented_owner(),
             NewBatch(
                 wanted.input_file_id,
                 wanted.endpoint,
@@ -126,7 +126,7 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
     @blueprint.get("")
     def listed() -> Response:
         page = jobs.store.batches.list(
-            present_owner(),
+            presented_owner(),
             after=request.args.get("after"),
             limit=query_limit(request, LISTED, MOST_LISTED),
         )
@@ -134,11 +134,11 @@ def make_blueprint(service: Service, jobs: Jobs, model: str) -> Blueprint:
 
     @blueprint.get("/<batch_id>")
     def batch(batch_id: str) -> Response:
-        return jsonify(batch_shape(jobs.store.batches.get(present_owner(), batch_id)))
+        return jsonify(batch_shape(jobs.store.batches.get(presented_owner(), batch_id)))
 
     @blueprint.post("/<batch_id>/cancel")
     def cancel(batch_id: str) -> Response:
-        cancelled = jobs.store.batches.cancel(present_owner(), batch_id, time.time())
+        cancelled = jobs.store.batches.cancel(presented_owner(), batch_id, time.time())
         jobs.wake()
         return jsonify(batch_shape(cancelled))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from flask import Blueprint, Response, jsonify, request
 
 from api.http.errors import RETRY_AFTER_S, ApiError, show
+from api.http.keys import presented_owner
 from api.jobs.shapes import DeletedFile, StoredFile
 from api.jobs.store import (
     EXPIRY,
@@ -17,7 +18,6 @@ from api.jobs.store import (
     MOST_EXPIRY_S,
     ORDERS,
     page_shape,
-    present_owner,
     query_choice,
     query_limit,
     register_store_errors,
@@ -72,7 +72,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
             upload = read_upload(request.stream, boundary.encode())
             now_s = time.time()
             file = store.files.create(
-                present_owner(),
+                presented_owner(),
                 PURPOSE,
                 upload.filename.replace("\0", "") or "file",
                 _checked(upload),
@@ -88,7 +88,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
     @blueprint.get("")
     def listed() -> Response:
         page = jobs.store.files.list(
-            present_owner(),
+            presented_owner(),
             time.time(),
             purpose=request.args.get("purpose"),
             after=request.args.get("after"),
@@ -99,17 +99,17 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
 
     @blueprint.get("/<file_id>")
     def file(file_id: str) -> Response:
-        return jsonify(file_shape(jobs.store.files.get(present_owner(), file_id, time.time())))
+        return jsonify(file_shape(jobs.store.files.get(presented_owner(), file_id, time.time())))
 
     @blueprint.delete("/<file_id>")
     def delete(file_id: str) -> Response:
-        jobs.store.files.delete(present_owner(), file_id, time.time())
+        jobs.store.files.delete(presented_owner(), file_id, time.time())
         deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
         return jsonify(deleted)
 
     @blueprint.get("/<file_id>/content")
     def content(file_id: str) -> Response:
-        files, owner = jobs.store.files, present_owner()
+        files, owner = jobs.store.files, presented_owner()
         size_bytes = files.get(owner, file_id, time.time()).size_bytes
         response = Response(
             files.content(owner, file_id, time.time()), mimetype="application/octet-stream"

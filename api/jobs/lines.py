@@ -36,13 +36,15 @@ class Endpoints:
             ),
         }
 
-    def begin(self, endpoint: str, body: bytes, deadline_s: float, news: Event) -> _Call | Answer:
+    def begin(
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: Event
+    ) -> _Call | Answer:
         try:
             generation = self._make[endpoint](json.loads(body), self._service.clock())
             for inference in generation.inferences:
                 inference.service_class, inference.deadline_s = "deferred", deadline_s
                 inference.news = news
-            self._service.submit_stored(*generation.inferences)
+            self._service.submit_stored(owner, *generation.inferences)
         except ApiError as error:
             if error.status in LATER:
                 raise NotNowError from error
@@ -90,7 +92,11 @@ class _Call:
         return Answer(
             200,
             dict(body),
-            Usage(input_tokens=told["prompt_tokens"], output_tokens=told["completion_tokens"]),
+            Usage(
+                input_tokens=told["prompt_tokens"],
+                cached_tokens=told["prompt_tokens_details"]["cached_tokens"],
+                output_tokens=told["completion_tokens"],
+            ),
         )
 
     def cancel(self) -> None:

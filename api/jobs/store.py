@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Any, Literal, TypeVar
 from flask import Blueprint, Request, Response, jsonify
 
 from api.http.errors import ApiError, show
-from api.http.keys import presented_key
 from api.jobs.shapes import Listed, ListPage
 from api.openai.answers import error_shape
 from deferred.errors import (
@@ -30,12 +28,6 @@ RETRY_AFTER_S = 5
 ORDERS: tuple[Order, ...] = ("asc", "desc")
 
 Record = TypeVar("Record", File, Batch)
-
-
-def present_owner() -> str:
-    """Who asks, without a key that the store could leak; "" without keys."""
-    key = presented_key()
-    return hashlib.sha256(key.encode()).hexdigest() if key else ""
 
 
 def explain(error: StoreError) -> ApiError:

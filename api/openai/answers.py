@@ -48,12 +48,13 @@ def error_shape(error: ApiError) -> OpenAIError:
     }
 
 
-def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Usage:
+def usage(prompt_tokens: int, cached_tokens: int, choices: Sequence[Choice]) -> Usage:
     """A prompt counts once, however many choices it has. An end token counts, though it is no
     part of the text, and so does a stop string."""
     generated = sum(choice.generated for choice in choices)
     return {
         "prompt_tokens": prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
     }

@@ -65,7 +65,9 @@ class Generation:
         return [choice.inference for choice in self.choices]
 
     def usage(self) -> Usage:
-        return usage(self.prompt_tokens, self.choices)
+        of_each_prompt = self.choices[:: self.wanted.choices]
+        cached_tokens = sum(choice.inference.cached_tokens or 0 for choice in of_each_prompt)
+        return usage(self.prompt_tokens, cached_tokens, self.choices)
 
     def segments(self) -> Iterator[Segment | None]:
         """Raises as `api.openai.choices.segments` does."""

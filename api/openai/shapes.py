@@ -37,8 +37,13 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int  # keys and values of which were there; 0 without a prefix cache
+
+
 class Usage(TypedDict):
     prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
     total_tokens: int
 

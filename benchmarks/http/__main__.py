@@ -69,7 +69,7 @@ def server(model: str, dtype: str, limit: int) -> Iterator[str]:
     port = free_port()
     command = [
         str(ROOT / "server.sh"), "dynamic", "--port", str(port), "--model", model,
-        "--dtype", dtype, "--max-batch-size", str(limit),
+        "--dtype", dtype, "--max-batch-size", str(limit), "--prefix-caching", "false",
     ]  # fmt: skip
     # what the user's shell says of servers must not change the one that is measured
     environment = {

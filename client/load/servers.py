@@ -215,6 +215,9 @@ def described(stats: dict[str, Any] | None) -> str | None:
         return None
     model, machine = (_dict(stats, key) for key in ("model", "machine"))
     parts = [f"mode {stats['mode']}"] if "mode" in stats else []
+    caches = _dict(stats, "options").get("prefix_caching")
+    if stats.get("mode") == "dynamic" and caches is not None:
+        parts.append(f"prefix caching {'on' if caches else 'off'}")
     if "name" in model:
         parts.append(f"model {model['name']}, {model.get('dtype', 'unknown')}")
         parts += [str(model["note"])] if model.get("note") else []

@@ -33,6 +33,9 @@ class LentMemory(Memory):
     def freed(self, requests: Iterable[Request]) -> int:
         return self.memory.freed(requests)
 
+    def hit_tokens(self, request: Request) -> int:
+        return self.memory.hit_tokens(request)
+
     def trial(self, releasing: Iterable[Request] = ()) -> Trial:
         return self.memory.trial([*self.lent, *releasing])
 

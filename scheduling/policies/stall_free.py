@@ -36,7 +36,8 @@ class StallFree:
         for request in (*begun, *fitting(view, view.waiting)):
             if budget <= 0:
                 break
-            advance.append(Advance(request, min(_left(request), budget)))
+            cached = 0 if request.resident else view.memory.hit_tokens(request)
+            advance.append(Advance(request, min(_left(request) - cached, budget)))
             budget -= advance[-1].tokens
         return Plan(advance)
 

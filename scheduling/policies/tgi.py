@@ -69,7 +69,7 @@ class TGI:
         total -= sum(_total(request) for request in view.resident)
         batch: list[Request] = []
         for request in fitting(view, view.waiting):
-            prefill -= request.known
+            prefill -= request.known - view.memory.hit_tokens(request)
             total -= _total(request)
             if (prefill < 0 and batch) or (total < 0 and (batch or view.resident)):
                 break

@@ -18,6 +18,7 @@ from client.analysis.metrics import Objectives
 from client.analysis.results import Loss, Played
 from client.analysis.summary import final, length_variance_gain, measured_together, points
 from client.compare import main
+from client.compare_options import parser, understood
 from client.contestant import Contestant, server_command
 from client.experiment import Fleet, calibrate, carry_out
 from client.load.servers import ROOT
@@ -36,8 +37,18 @@ def test_a_policy_is_a_contestant_of_its_own() -> None:
     command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
     assert command == (
         str(ROOT / "server.sh"), "dynamic", "--model", "embedded",
-        "--policy", "my.module:Mine", "--seed", "1",
+        "--policy", "my.module:Mine", "--prefix-caching", "false", "--seed", "1",
     )  # fmt: skip
+
+
+def test_shared_prefixes_are_one_option_of_a_comparison() -> None:
+    asked = understood(parser().parse_args(["--shared-prefixes"]))
+    assert asked.recipe.prompts == "shared:prefixes=8,tokens=512"
+    options = {c.name: (c.command or ())[4:] for c in asked.contestants}
+    assert options["dynamic"] == ("--prefix-caching", "true")
+    assert options["static"] == options["nobatch"] == ()
+    own = understood(parser().parse_args(["--shared-prefixes", "--prompts", "conversation"]))
+    assert own.recipe.prompts == "conversation"
 
 
 def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(

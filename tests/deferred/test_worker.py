@@ -45,7 +45,7 @@ class Endpoints:
         self.closed = False
 
     def begin(
-        self, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
     ) -> HeldCall | Answer:
         assert endpoint == "/v1/completions"
         assert deadline_s > 0

@@ -50,6 +50,18 @@ def any_mode(
         yield server
 
 
+def test_the_client_learns_how_much_of_its_prompt_was_known(any_mode: Server) -> None:
+    client = official(any_mode)
+    prompt = "a beginning that nobody else sends"
+    for times in range(2):
+        usage = client.completions.create(model="embedded", prompt=prompt, max_tokens=2).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        # all but the last token, whose logits are wanted; a rectangle shares nothing
+        known = len(prompt) - 1 if times and any_mode.config.mode == "dynamic" else 0
+        assert usage.prompt_tokens_details.cached_tokens == known
+
+
 def test_in_every_mode_answers_are_those_of_requests_alone(any_mode: Server) -> None:
     """Many at once, streamed and not, with stop strings that cross tokens, all different."""
     client = official(any_mode)

@@ -1,0 +1,127 @@
+"""On the real model: requests that share blocks get the tokens of `transformers`, whatever the
+blocks held before, and prompts are scored in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GPT2LMHeadModel
+
+from batching import BatchingManager
+from benchmarks.common import Tally
+from flight import Flight
+from generate import dynamic
+from gpt.executor import Executor
+from inference import Inference
+from memory import Ledger
+from scheduling.policies.orca import Orca
+from scheduling.policies.stall_free import StallFree
+from seams import Outcome, Policy, Sampling
+from tests.model.peer import VOCAB, load, peer_logits
+from tests.model.test_same_tokens import NEAR_TIE
+
+GREEDY = Sampling(temperature=0)
+SYSTEM = [[(7 * n * n + k) % VOCAB for n in range(40)] for k in range(2)]
+
+requests = st.tuples(
+    st.integers(0, 1), st.integers(0, 40), st.lists(st.integers(0, VOCAB - 1), max_size=12)
+)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: tuple[Path, GPT2LMHeadModel]) -> Executor:
+    return load(checkpoint[0], "dynamic")
+
+
+def poison(model: Executor, ledger: Ledger) -> None:
+    """What was given back is no number, and would spread to whatever reads it."""
+    model.pool.keys[:, ledger._free] = torch.nan
+    model.pool.values[:, ledger._free] = torch.nan
+
+
+def run(
+    model: Executor,
+    ledger: Ledger,
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    **options: int,
+) -> list[Inference]:
+    manager = BatchingManager(policy, Tally(), max_batch_size=4, max_waiting=100, **options)
+    manager.serve(model, ledger)
+    inferences = [Inference(prompt, 6, GREEDY, 0.0) for prompt in prompts]
+    for inference in inferences:
+        manager.submit(inference)
+    while True:
+        poison(model, ledger)
+        begun = manager.begin(0.0, dynamic.lay_out)
+        if isinstance(begun, Flight) and len(manager.flights) <= manager.lookahead:
+            continue
+        if not manager.flights:
+            break
+        landed = manager.flights[0].land()
+        assert isinstance(landed, Outcome), landed
+        manager.finish(0.0, landed)
+    assert ledger.used == 0
+    return inferences
+
+
+def check(peer: GPT2LMHeadModel, inference: Inference) -> None:
+    assert inference.end == "length", inference.error
+    for known in range(inference.prompt_tokens, len(inference.ids)):
+        logits = peer_logits(peer, inference.ids[:known])
+        assert logits.max() - logits[inference.ids[known]] < NEAR_TIE
+
+
+@given(
+    work=st.lists(requests, min_size=2, max_size=8),
+    blocks=st.integers(8, 20),
+    growth_tokens=st.sampled_from([None, 2]),
+    chunked=st.booleans(),
+    lookahead=st.integers(0, 1),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_with_shared_blocks_tokens_are_those_of_transformers(  # type: ignore[no-untyped-def]
+    checkpoint, model, work, blocks, growth_tokens, chunked, lookahead
+) -> None:
+    """Begun alike and not, in little memory, so that blocks are evicted and requests preempted."""
+    prompts = [[*SYSTEM[which][:length], 1, *own] for which, length, own in work]
+    ledger = Ledger(blocks, model.block_tokens, growth_tokens=growth_tokens, prefix_caching=True)
+    policy = StallFree(24) if chunked else Orca()
+    for inference in run(model, ledger, policy, prompts, lookahead=lookahead):
+        check(checkpoint[1], inference)
+
+
+def test_a_beginning_is_computed_once(
+    checkpoint: tuple[Path, GPT2LMHeadModel], model: Executor
+) -> None:
+    ledger = Ledger(16, model.block_tokens, prefix_caching=True)
+    (first,) = run(model, ledger, Orca(), [SYSTEM[0]])
+    (second,) = run(model, ledger, Orca(), [[*SYSTEM[0], 5]])
+    (other,) = run(model, ledger, Orca(), [SYSTEM[1]])
+    found = [inference.cached_tokens for inference in (first, second, other)]
+    assert found == [0, 32, 0]
+    check(checkpoint[1], second)
+
+
+def test_a_prompt_is_scored_in_full_though_its_beginning_is_known(
+    checkpoint: tuple[Path, GPT2LMHeadModel], model: Executor
+) -> None:
+    _, peer = checkpoint
+    ledger = Ledger(16, model.block_tokens, prefix_caching=True)
+    run(model, ledger, Orca(), [SYSTEM[0]])
+    manager = BatchingManager(Orca(), Tally(), max_batch_size=4, max_waiting=4)
+    manager.serve(model, ledger)
+    scored = Inference(SYSTEM[0], 1, Sampling(temperature=0, prompt_logprobs=0), 0.0)
+    manager.submit(scored)
+    manager.step(dynamic.lay_out, lambda: 0.0)
+    assert scored.cached_tokens == 0
+    with torch.no_grad():
+        expected = peer(torch.tensor([SYSTEM[0]])).logits[0].log_softmax(-1)
+    assert [entry.token for entry in scored.prompt_logprobs] == SYSTEM[0][1:]
+    for i, entry in enumerate(scored.prompt_logprobs):
+        assert abs(entry.logprob - float(expected[i, entry.token])) < 1e-4
