@@ -331,6 +331,7 @@ class BatchingManager:
                     inference.prompt_tokens,
                     inference.sampling,
                     len(inference.prompt_logprobs),
+                    inference.trace,
                 )
             )
         self._queue.admitted({inference.id for inference in new})

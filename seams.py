@@ -62,6 +62,7 @@ class Opening:
     prompt_tokens: int
     sampling: Sampling
     scored: int = 0  # prompt tokens whose logprobs are known from before a preemption
+    trace: str | None = None  # traceparent of its request's span, where requests are traced
 
 
 class Step(NamedTuple):

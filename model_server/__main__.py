@@ -19,8 +19,10 @@ from model_server.config import DownloadConfig, ServeConfig
 from model_server.group import Group, Shard, address_of, cores_each
 from model_server.serving.process import end_with_parent, fail, serve
 from model_server.serving.service import ModelService, ServedModel
+from model_server.serving.traced import TracedModel
 from model_server.serving.worker import Worker
 from model_server.wire.access import Access, AccessError
+from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: the group's process holds our standard input
@@ -98,7 +100,16 @@ def run(config: ServeConfig, rank: int) -> int:
     )
     if IN_GROUP in os.environ:
         end_with_parent()
-    return serve(service, lambda: load(config, rank), config.listen, access)
+    name = f"{config.otlp_service_name}.model-server"
+    tracing = start_tracing(config.otlp_endpoint, name)
+    if tracing is None:
+        return serve(service, lambda: load(config, rank), config.listen, access)
+    try:
+        return serve(
+            service, lambda: TracedModel(load(config, rank), tracing, rank), config.listen, access
+        )
+    finally:
+        tracing.close()
 
 
 def load(config: ServeConfig, rank: int) -> ServedModel:

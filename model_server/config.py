@@ -68,6 +68,11 @@ class ServeConfig(Options):
     model_patience: float = PROCESS.option(5.0, least=0.1, most=3600)
     """seconds without a heartbeat after which a shard is taken to hang, and all are started
     again"""
+    otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
+    """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
+    no traces"""
+    otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
+    """the server's name in traces; the model server adds .model-server to it"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """least level logged"""
 

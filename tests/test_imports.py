@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "gpt": {"seams", "kernels"},
     "model": {"seams", "gpt"},
-    "model_server": {"seams", "model", "gpt", "options"},
+    "model_server": {"seams", "model", "gpt", "options", "tracing"},
     "embedded": {"gpt"},
     "deferred": {"batching", "inference", "text"},
     "api": {

@@ -33,6 +33,7 @@ def opening(new: seams.Opening) -> wire.Opening:
         ids=new.ids,
         prompt_tokens=new.prompt_tokens,
         scored=new.scored,
+        trace=new.trace,
         sampling=wire.Sampling(
             seed=sampling.seed % SEEDS,
             bias_tokens=[token for token, _ in sampling.logit_bias],
@@ -53,7 +54,8 @@ def read_opening(new: wire.Opening) -> seams.Opening:
         end_ids=tuple(sent.end_ids),
         **given,
     )
-    return seams.Opening(new.id, list(new.ids), new.prompt_tokens, sampling, new.scored)
+    trace = new.trace if new.HasField("trace") else None
+    return seams.Opening(new.id, list(new.ids), new.prompt_tokens, sampling, new.scored, trace)
 
 
 def iteration(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -16,8 +17,14 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from api.http.traces import duration
+from model_server.serving.service import ServedModel
+from model_server.serving.traced import TracedModel
+from model_server.wire import messages
+from seams import Opening, Sampling, Step
+from tests.hash_model import HashModel
 from tests.router.conftest import RouterProcess
 from tests.server.process import PATIENCE_S, serving
+from tracing import start_tracing
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -106,6 +113,23 @@ def test_a_trace_leads_from_the_router_over_the_server_to_queue_prefill_and_deco
     assert named_by_tgi | {"time_per_token", "seed"} <= set(facts)
     assert (facts["seed"], facts["gen_ai.usage.output_tokens"], facts["end"]) == ("7", 5, "length")
     assert attributes(served)["request.id"] == attributes(routed)["request.id"] == "mine"
+
+
+def test_a_model_server_traces_its_part_of_a_request(collector: tuple[Collector, str]) -> None:
+    spans, endpoint = collector
+    tracing = start_tracing(endpoint, "model")
+    assert tracing is not None
+    model = TracedModel(cast("ServedModel", HashModel()), tracing, rank=1)
+    sent = Opening(4, [1, 2, 3], 3, Sampling(), trace=f"00-{TRACE}-{PARENT}-01")
+    model.open([messages.read_opening(messages.opening(sent)), Opening(5, [1], 1, Sampling())])
+    for step in (Step(4, 0, 3, True, [0, 1, 2]), Step(4, 3, 1, True, [3])):
+        model.start([step, step._replace(id=5, start=step.start and 1, tokens=1)]).result()
+    model.start([Step(5, 2, 1, True, [9])], [4]).result()
+    tracing.close()
+    ((_, span),) = spans.spans  # that of the other sequence has no trace
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    facts = attributes(span)
+    assert (span.name, facts["rank"], facts["tokens"], facts["iterations"]) == ("execute", 1, 4, 2)
 
 
 def test_a_missing_collector_harms_no_request(tmp_path: Path) -> None:
