@@ -84,7 +84,7 @@ class LoadedModel(Model, Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def info(self) -> Any: ...  # dataclass: name, parameters, dtype, device, note
+    def info(self) -> Any: ...  # as gpt.executor.ModelInfo
 
     def warm_up(self) -> None: ...
 
@@ -100,7 +100,7 @@ def load_configured_model(config: Config) -> LoadedModel:
 
     from gpt.budget import KVMemoryError
     from gpt.checkpoint import CheckpointError
-    from model import LoadOptions, load_model
+    from model import LoadOptions, UnsupportedDtypeError, load_model
 
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise LoadError(f"--device {config.device}: torch finds no GPU; allowed here: auto, cpu")
@@ -116,7 +116,7 @@ def load_configured_model(config: Config) -> LoadedModel:
                 kv_memory=config.kv_memory,
             )
         )
-    except (CheckpointError, KVMemoryError) as error:
+    except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:
         raise LoadError(str(error)) from error
 
 

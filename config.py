@@ -49,8 +49,9 @@ class Config(Options):
     the name given to --model"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
-    dtype: Literal["float32", "bfloat16"] = MODEL.option("float32")
-    """precision of weights and KV cache"""
+    dtype: Literal["float32", "bfloat16", "int8"] = MODEL.option("float32")
+    """precision of weights and KV cache; int8: weights of linear layers in 8 bits, quantised when
+    the model is loaded, all else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""

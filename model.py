@@ -23,6 +23,7 @@ from gpt.attention import RaggedAttention, RectangleAttention, Span, attention_k
 from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
 from gpt.checkpoint import load_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
+from gpt.linear.layers import quantise_linears
 from gpt.network import Attend
 from gpt.part import WHOLE, Part
 from gpt.shards import connect, join, whole_parameters
@@ -30,10 +31,15 @@ from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# what activations, keys and values are; with int8, which is of the linear layers' weights, too
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 # A smaller network's operators are too short to share: on two busy cores the embedded model was 20
 # times slower with two threads than with one, each barrier waiting for a thread without a core.
 SHARED_WORK_PARAMETERS = 20e6
+
+
+class UnsupportedDtypeError(Exception):
+    """The device has no kernels for the precision; the message says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +56,24 @@ class LoadOptions:
 
 
 def load_model(options: LoadOptions) -> Executor:
-    """The model of a mode. Raises gpt.checkpoint.CheckpointError, gpt.budget.KVMemoryError."""
+    """The model of a mode. Raises gpt.checkpoint.CheckpointError, gpt.budget.KVMemoryError, and
+    UnsupportedDtypeError."""
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device, dtype = torch.device(name), DTYPES[options.dtype]
-    network = load_network(options.model, device, dtype, options.seed, options.part)
+    if options.dtype == "int8" and device.type != "cpu":
+        raise UnsupportedDtypeError(
+            f"--dtype int8 on --device {name}: its kernels run on a CPU; allowed here: "
+            "float32, bfloat16"
+        )
+    loaded = torch.float32 if options.dtype == "int8" else dtype  # quantised from all its bits
+    network = load_network(options.model, device, loaded, options.seed, options.part)
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
         connect(network, options.part)
+    if options.dtype == "int8":
+        quantise_linears(network, dtype)
     if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel

@@ -1,5 +1,5 @@
-"""What this machine could do at most: its reading bandwidth, its rate of matrix products, and the
-least time that a run's iterations would take with them.
+"""What this machine could do at most: its reading bandwidth, its rate of operations, and the least
+time that a run's iterations would take with them.
 
     python -m benchmarks.limits
 
@@ -7,29 +7,36 @@ An iteration reads all weights once and every request's keys and values, and com
 of its tokens. It cannot be over before the slower of the two is: the larger of bytes over
 bandwidth and operations over rate. Norms, sampling, activations and the program around them are
 free in this bound, so no engine reaches it ("roofline": Williams et al., CACM 52(4), 2009).
+
+The rates come from loops that do nothing else (kernels/rates.cpp): the fastest instruction for a
+dtype over registers alone, and reading. No kernel of ours is among them, so a better kernel raises
+our share of the limit, and not the limit.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor, nn
 
 from benchmarks.common import save
-from gpt.linear import PackedLinear, PanelLinear, runs_in_panels
 from gpt.network import GPTConfig
+from kernels import rates_library
 from model import DTYPES
 
-READ_BYTES = 2**30
-ROWS = (64, 128, 256, 512)
-FEATURES = 1024, 4096  # of the products measured, gpt2-medium's largest
-MATRICES = 8  # different ones in turn, so that none stays in a cache
+READ_BYTES = 2**29
+TIMES = 200_000  # of a loop's round: milliseconds
 REPEATS = 7
+# instructions that can compute a dtype's products: bfloat16 may be widened to float32
+RATES = {
+    "float32": ("rate_f32",),
+    "bfloat16": ("rate_amx_bf16", "rate_dot_bf16", "rate_f32"),
+    "int8": ("rate_amx_int8", "rate_dot_int8", "rate_f32"),
+}
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +77,11 @@ def weights_of(config: GPTConfig) -> int:
     return config.n_layer * (12 * c * c + 13 * c)
 
 
-def bytes_of(done: Pass, config: GPTConfig, element_bytes: int) -> int:
+def bytes_of(done: Pass, config: GPTConfig, dtype: str) -> int:
     head = config.vocab_size * config.n_embd if done.drawn else 0
     keys_and_values = 2 * config.n_layer * config.n_embd * done.cached
-    return element_bytes * (weights_of(config) + head + keys_and_values)
+    weights = WEIGHT_BYTES[dtype] * (weights_of(config) + head)
+    return weights + DTYPES[dtype].itemsize * keys_and_values
 
 
 def operations_of(done: Pass, config: GPTConfig) -> int:
@@ -85,49 +93,31 @@ def operations_of(done: Pass, config: GPTConfig) -> int:
 
 
 def least_seconds(passes: Sequence[Pass], config: GPTConfig, dtype: str, limits: Limits) -> float:
-    element_bytes = DTYPES[dtype].itemsize
     return sum(
         max(
-            bytes_of(done, config, element_bytes) / limits.read_bytes_per_s,
+            bytes_of(done, config, dtype) / limits.read_bytes_per_s,
             operations_of(done, config) / limits.operations_per_s[dtype],
         )
         for done in passes
     )
 
 
-@torch.inference_mode()
 def measure(dtypes: Sequence[str]) -> Limits:
-    """With all cores, the best of several."""
-    block = torch.ones(READ_BYTES // 4)
-    read = READ_BYTES / _best_seconds(block.sum)
-    rates = {}
-    for dtype in dtypes:
-        read_by_products, rates[dtype] = _product_rates(DTYPES[dtype])
-        read = max(read, read_by_products)
-    return Limits(read, rates)
+    """With all cores, the best of several. Raises SystemExit where there is no compiler."""
+    loops = rates_library()
+    if not loops:
+        raise SystemExit("the limits are measured by compiled loops: install a C++ compiler")
+    block = torch.ones(READ_BYTES, dtype=torch.int8)
+    read_s = _best_seconds(lambda: loops["read_memory"](block.data_ptr(), READ_BYTES))
+    rates = {
+        dtype: max(_rate(loops[name]) for name in RATES[dtype] if name in loops) for dtype in dtypes
+    }
+    return Limits(READ_BYTES / read_s, rates)
 
 
-def _product_rates(dtype: torch.dtype) -> tuple[float, float]:
-    """Of linear layers of each kind that the engine runs, in their best shape: bytes read per
-    second for a lone row, operations per second for many."""
-    few, many = FEATURES
-    read, rate = 0.0, 0.0
-    for size_in, size_out in ((few, many), (many, few)):
-        plain = [nn.Linear(size_in, size_out).to(dtype) for _ in range(MATRICES)]
-        kinds = [PackedLinear, PanelLinear] if runs_in_panels(plain[0]) else [PackedLinear]
-        for kind in kinds:
-            layers: list[nn.Module] = [kind(linear) for linear in plain]
-            for rows in (1, *ROWS):
-                x = torch.randn(rows, size_in).to(dtype)
-                seconds = _best_seconds(functools.partial(_each, layers, x))
-                rate = max(rate, 2 * rows * few * many * MATRICES / seconds)
-                read = max(read, few * many * dtype.itemsize * MATRICES / seconds)
-    return read, rate
-
-
-def _each(layers: Sequence[nn.Module], x: Tensor) -> None:
-    for layer in layers:
-        layer(x)
+def _rate(function: Callable[..., int]) -> float:
+    """Operations per second of one of the loops."""
+    return function(TIMES) / _best_seconds(lambda: function(TIMES))
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
@@ -142,7 +132,7 @@ def _best_seconds(work: Callable[[], object]) -> float:
 
 def describe(limits: Limits) -> str:
     rates = ", ".join(f"{r / 1e9:.0f} GFLOP/s in {d}" for d, r in limits.operations_per_s.items())
-    return f"reads {limits.read_bytes_per_s / 1e9:.1f} GB/s, matrix products {rates}"
+    return f"reads {limits.read_bytes_per_s / 1e9:.1f} GB/s, computes {rates}"
 
 
 def main() -> None:

@@ -1,19 +1,18 @@
-"""Linear layers alone, size by size: our kernel beside oneDNN's with packed weights, and beside
-torch's plain layer.
+"""Linear layers alone, size by size: every variant that this machine can run (gpt/linear/).
 
     python -m benchmarks.linear
-    python -m benchmarks.linear --sizes 768x3072 --rows 1 8 64 --dtypes bfloat16
+    python -m benchmarks.linear --sizes 768x3072 --rows 1 8 64 --precisions int8
 
-Each kind runs through as many different matrices as no cache can hold, as a model's layers do; the
-kinds take turns, and the ratio is that within a round, over the rounds. Bytes are those of the
-weights.
+Each runs through as many different matrices as no cache can hold, as a model's layers do; they take
+turns, and the ratio is that within a round, over the rounds: the best of oneDNN's and torch's time
+over that of the fastest of ours. Bytes are those of the weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,57 +22,68 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.alternate import Ratio, in_turns, ratio
-from benchmarks.common import cpu_name, save
-from gpt.linear import PackedLinear, PanelLinear, runs_in_panels
+from benchmarks.common import save
+from benchmarks.limits import WEIGHT_BYTES
+from gpt.linear.layers import Int8Linear, Precision, variants
 from model import DTYPES
 
 SIZES = [(1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024)]  # a block of gpt2-medium
 ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 KEPT_BYTES = 160 * 2**20
 ROUNDS = 7
-KINDS: dict[str, Callable[[nn.Linear], nn.Module]] = {
-    "plain": lambda linear: linear,
-    "oneDNN": PackedLinear,
-    "ours": PanelLinear,
-}
+OTHERS = ("oneDNN", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    dtype: str
+    precision: Precision
     inputs: int
     outputs: int
     rows: int
-    us: dict[str, float]  # by kind, for one matrix, the median of the rounds
-    gain: Ratio  # oneDNN's time over ours
+    us: dict[str, float]  # by variant, for one matrix, the median of the rounds
+    gain: Ratio | None  # the others' best time over our best; None where one of them is missing
+
+    @property
+    def best_us(self) -> float:
+        return min(self.us.values())
 
     @property
     def read_gb_per_s(self) -> float:
-        return self.inputs * self.outputs * DTYPES[self.dtype].itemsize / self.us["ours"] / 1e3
+        return self.inputs * self.outputs * WEIGHT_BYTES[self.precision] / self.best_us / 1e3
 
     @property
     def gflop_per_s(self) -> float:
-        return 2 * self.rows * self.inputs * self.outputs / self.us["ours"] / 1e3
+        return 2 * self.rows * self.inputs * self.outputs / self.best_us / 1e3
 
 
 @torch.inference_mode()
-def measure(dtype: str, inputs: int, outputs: int, rows: Sequence[int]) -> list[Point]:
-    size = inputs * outputs * DTYPES[dtype].itemsize
-    matrices = [
-        nn.Linear(inputs, outputs).to(DTYPES[dtype]) for _ in range(max(2, KEPT_BYTES // size))
+def measure(
+    precision: Precision, inputs: int, outputs: int, rows: Sequence[int], rounds: int
+) -> list[Point]:
+    size, dtype = inputs * outputs * WEIGHT_BYTES[precision], DTYPES[precision]
+    matrices: list[nn.Module] = [
+        nn.Linear(inputs, outputs).to(dtype) for _ in range(max(2, KEPT_BYTES // size))
     ]
-    if not runs_in_panels(matrices[0]):
-        raise SystemExit(f"our kernel has no code for {dtype} on this machine ({cpu_name()})")
-    layers = {kind: [make(matrix) for matrix in matrices] for kind, make in KINDS.items()}
+    if precision == "int8":
+        matrices = [Int8Linear(matrix) for matrix in matrices]  # type: ignore[arg-type]
+    layers = {
+        variant.name: [variant.make(matrix) for matrix in matrices]  # type: ignore[arg-type]
+        for variant in variants(precision)
+    }
     points = []
     for count in rows:
-        x = torch.randn(count, inputs).to(DTYPES[dtype])
-        sides = {kind: partial(_seconds, layers[kind], x) for kind in KINDS}
-        in_turns(sides, 1)  # makes what the kinds keep
-        rounds = in_turns(sides, ROUNDS)
-        us = {k: round(median(s) / len(matrices) * 1e6, 1) for k, s in rounds.items()}
-        gain = ratio(rounds["oneDNN"], rounds["ours"])
-        points.append(Point(dtype, inputs, outputs, count, us, gain))
+        x = torch.randn(count, inputs).to(dtype)
+        sides = {name: partial(_seconds, each, x) for name, each in layers.items()}
+        in_turns(sides, 1)  # makes what the variants keep
+        found = in_turns(sides, rounds)
+        us = {name: round(median(s) / len(matrices) * 1e6, 1) for name, s in found.items()}
+        ours, others = (
+            min((n for n in us if (n in OTHERS) is other), key=us.__getitem__, default=None)
+            for other in (False, True)
+        )
+        gain = ratio(found[others], found[ours]) if ours and others else None
+        points.append(Point(precision, inputs, outputs, count, us, gain))
     return points
 
 
@@ -86,16 +96,14 @@ def _seconds(layers: Sequence[nn.Module], x: Tensor) -> float:
 
 def table(points: Sequence[Point]) -> str:
     lines = [
-        "| dtype | inputs x outputs | rows | plain us | oneDNN us | ours us "
-        "| oneDNN / ours (95 %) |"
-        " ours reads | ours computes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| weights | inputs x outputs | rows | us | others / ours (95 %) | reads | computes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for point in points:
-        times = " | ".join(f"{point.us[kind]:.0f}" for kind in KINDS)
+        times = ", ".join(f"{name} {us:.0f}" for name, us in point.us.items())
         lines.append(
-            f"| {point.dtype} | {point.inputs} x {point.outputs} | {point.rows} | {times} "
-            f"| {point.gain} | {point.read_gb_per_s:.1f} GB/s "
+            f"| {point.precision} | {point.inputs} x {point.outputs} | {point.rows} | {times} "
+            f"| {point.gain or '-'} | {point.read_gb_per_s:.1f} GB/s "
             f"| {point.gflop_per_s:.0f} GFLOP/s |"
         )
     return "\n".join(lines)
@@ -112,13 +120,14 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="+", type=_size, default=SIZES, metavar="INPUTSxOUTPUTS")
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
     points = []
-    for dtype in args.dtypes:
+    for precision in args.precisions:
         for inputs, outputs in args.sizes:
-            points += measure(dtype, inputs, outputs, args.rows)
+            points += measure(precision, inputs, outputs, args.rows, args.rounds)
     save({"points": [asdict(point) for point in points]}, table(points), args.out, "linear")
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from gpt.attention import Counts
 from gpt.cache import BlockTable, KVPool, KVShape
 from gpt.errors import with_our_errors
-from gpt.linear import pack_linears
+from gpt.linear.choice import is_batch_invariant, pack_linears
+from gpt.linear.layers import Int8Linear
 from gpt.network import GPT, Attend
 from gpt.sampling import Sampler, logprobs
 from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step, TokenLogprobs
@@ -33,10 +34,13 @@ class ModelInfo:
     dtype: str
     device: str
     note: str | None
+    kernels: dict[str, str]  # what computes the linear layers, by inputs x outputs; none on a GPU
+    batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
 
 
 def count_parameters(network: GPT) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
+    # an int8 head is a copy of the embedding; elsewhere they are one tensor
+    return sum(p.numel() for name, p in network.named_parameters() if name != "head.weight")
 
 
 class KnownSequence:
@@ -84,20 +88,24 @@ class Executor(ABC):
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
         self.shape = KVShape.of(network.config, dtype, self.device)
+        parameters = count_parameters(network)
+        int8 = any(isinstance(module, Int8Linear) for module in network.modules())
+        kernels = pack_linears(network)
         self.info = ModelInfo(
             name=name,
-            parameters=count_parameters(network),
-            dtype=str(dtype).removeprefix("torch."),
+            parameters=parameters,
+            dtype="int8" if int8 else str(dtype).removeprefix("torch."),
             device=torch.cuda.get_device_name(self.device)
             if self.device.type == "cuda"
             else str(self.device),
             note="random weights: real work, meaningless text"
             if name.startswith(RANDOM_PREFIX)
             else None,
+            kernels=kernels,
+            batch_invariant=is_batch_invariant(kernels),
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler()
-        pack_linears(network)
 
     @with_our_errors
     def allocate(self, blocks: int) -> None:

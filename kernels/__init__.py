@@ -13,10 +13,11 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,15 @@ FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
+LINEAR_SOURCES = ("linear", "amx")
+RATES = {
+    "read_memory": [ctypes.c_void_p, ctypes.c_int64],
+    "rate_f32": [ctypes.c_int64],
+    "rate_dot_bf16": [ctypes.c_int64],
+    "rate_amx_bf16": [ctypes.c_int64],
+    "rate_dot_int8": [ctypes.c_int64],
+    "rate_amx_int8": [ctypes.c_int64],
+}
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # that attention reads: its blocks hold a multiple of it
 
@@ -48,19 +58,35 @@ def attention_library(head_dim: int) -> ctypes.CDLL | None:
 
 
 @functools.cache
-def linear_library() -> ctypes.CDLL | None:
-    """`linear_f32` and `linear_bf16` of linear.cpp, each only where the processor has the
-    instructions that it is written for, or None where it cannot be built."""
-    library = _library("linear")
-    for name in ("linear_f32", "linear_bf16"):
+def linear_kernel(name: str) -> Callable[..., None] | None:
+    """A function of linear.cpp or amx.cpp, such as `linear_f32`, or None where the processor lacks
+    the instructions that it is written for, or where it cannot be built."""
+    for library in map(_linear_library, LINEAR_SOURCES):
         function = getattr(library, name, None)
         if function is not None:
             function.restype = None
             function.argtypes = [
-                ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
+                ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3,
                 ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64,
             ]  # fmt: skip
+            found: Callable[..., None] = function
+            return found
+    return None
+
+
+@functools.cache
+def _linear_library(name: str) -> ctypes.CDLL | None:
+    library = _library(name)
+    allowed = getattr(library, "amx_allowed", None)
+    if allowed is not None and not allowed():
+        log.warning("the system does not let this process use AMX: other kernels are used")
+        return None
     return library
+
+
+def linear_identity() -> tuple[str, ...]:
+    """What the speed of the linear kernels depends on: their sources and the processor."""
+    return *(_text(_source(name)) for name in LINEAR_SOURCES), _processor()
 
 
 @functools.cache
@@ -79,10 +105,30 @@ def sampling_library() -> ctypes.CDLL | None:
     return library
 
 
+@functools.cache
+def rates_library() -> dict[str, Callable[..., int]]:
+    """The loops of rates.cpp by name, each only where the processor has the instruction."""
+    library = _library("rates")
+    tiles = linear_kernel("linear_amx_bf16") is not None  # which asked for the use of them
+    found: dict[str, Callable[..., int]] = {}
+    for name, arguments in RATES.items():
+        function = getattr(library, name, None)
+        if function is not None and (tiles or "amx" not in name):
+            function.restype, function.argtypes = ctypes.c_int64, arguments
+            found[name] = function
+    return found
+
+
+def cache_folder() -> Path:
+    """Raises RuntimeError where the user has no home."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "effective-batching"
+
+
 def _library(name: str, *flags: str) -> ctypes.CDLL | None:
     """Call it after torch was imported: OpenMP's runtime must be the one that torch brought along,
     or two pools of threads would compete for the cores."""
-    source = Path(__file__).with_name(f"{name}.cpp")
+    source = _source(name)
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if compiler is None:
         log.warning("no C++ compiler found: %s runs on torch's own operators, slower", name)
@@ -100,9 +146,9 @@ def _library(name: str, *flags: str) -> ctypes.CDLL | None:
 def _build(source: Path, compiler: str, flags: Sequence[str]) -> Path:
     """The compiled library, made anew whenever source, flags, compiler or processor change."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
-    identity = (source.read_text(), flags, version.stdout, platform.machine(), _processor())
+    identity = (_text(source), flags, version.stdout, platform.machine(), _processor())
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "effective-batching"
+    cache = cache_folder()
     library = cache / f"{source.stem}-{digest}.so"
     if not library.exists():
         log.warning("compiling %s for this machine (once, a few seconds)", source.name)
@@ -120,6 +166,18 @@ def _build(source: Path, compiler: str, flags: Sequence[str]) -> Path:
     return library
 
 
+def _source(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}.cpp")
+
+
+def _text(source: Path) -> str:
+    """Of the source and of the headers beside it that it includes."""
+    text = source.read_text()
+    headers = re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
+    return "".join([*(_text(source.with_name(header)) for header in headers), text])
+
+
+@functools.cache
 def _processor() -> str:
     """What -march=native depends on: a cache in a shared home must not serve another processor."""
     try:

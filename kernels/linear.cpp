@@ -2,194 +2,327 @@
 // row of the input is one token, and a layer is a matrix read once from memory for 1 to some 64
 // rows. Torch's kernels are made for more.
 //
-// Weights lie in panels of W outputs, so that one vector of weights meets the broadcast inputs of up
-// to MAX_ROWS rows, whose sums stay in registers. Weights come from memory in one straight line,
-// once, and the inputs from the second-level cache, packed so that they too come in one line: the
-// tile and the packing of Goto and van de Geijn ("Anatomy of High-Performance Matrix
-// Multiplication", ACM TOMS 34(3), 2008), without the blocking that more rows would ask for.
+// Weights lie in groups of two panels of 16 outputs, so that the vectors of a word of weights meet
+// the broadcast inputs of up to ROWS rows, whose sums stay in registers. A stretch of weights and of
+// inputs that the first-level cache holds serves all rows before the next: the tile, the packing and
+// the blocking of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM
+// TOMS 34(3), 2008).
 //
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit whatever rows share its batch.
 //
-// Built for AVX-512 alone, whose 32 registers the tile is cut for. bfloat16 multiplies pairs of
-// inputs (AVX512_BF16), and stays with torch where the processor has AMX, which is faster. Other
-// processors find no function here.
+// What is multiplied is a variant, and the processor has functions for those that it can run:
+// float32; bfloat16 widened to float32 in registers, or by pairs (VDPBF16PS); int8 by fours
+// (VPDPBUSD). Which is the fastest is measured (gpt/choice.py): some processors' VDPBF16PS does no
+// more per second than their float32. AVX-512 or AVX2; other processors find no function here.
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__) && defined(__FMA__)
+
+#include "linear.h"
 
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <utility>
-#include <vector>
 
 namespace {
 
-constexpr int W = 16;               // outputs in a panel: lanes of a vector
-constexpr int MAX_ROWS = 28;        // sums in registers; the rest hold weights and inputs
-constexpr int64_t BLOCK_ROWS = 3 * MAX_ROWS;  // rows at once, or their inputs left the cache
-constexpr int64_t RUN = 64;         // inputs of a row that are packed together
-constexpr int64_t AHEAD = 128;      // vectors of weights fetched ahead
-constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+constexpr int LANES = 16;
+constexpr int ROWS = 14;  // 28 sums in 32 registers
+#else
+constexpr int LANES = 8;
+constexpr int ROWS = 3;   // 12 sums in 16 registers
+#endif
+constexpr int VECTORS = OUTPUTS / LANES;  // that hold one row's sums
+constexpr int64_t STRETCH = 128;          // words of a row whose weights stay in the first cache
+constexpr int64_t AHEAD = 3 * STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
+constexpr int64_t BLOCK_BYTES = 5 << 18;  // inputs at once, or they left the second-level cache
 
-typedef float Floats __attribute__((vector_size(4 * W)));
-typedef uint32_t Words __attribute__((vector_size(4 * W)));
-typedef uint16_t Halves __attribute__((vector_size(2 * W)));
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t IntLanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t WordLanes __attribute__((vector_size(4 * LANES)));
 
-inline Floats load(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
+// A variant: Word of weights, Input that is broadcast for it, Sum vector, and how they meet.
 
-inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+struct Float {
+  typedef float X;
+  typedef float Word;
+  typedef float Input;
+  typedef Lanes Sum;
+  static constexpr int PER_WORD = 1, MAX_ROWS = ROWS;
 
-// What one broadcast word of the inputs is: a float, or two neighbouring bfloat16.
-typedef float Single;
-typedef uint32_t Pair;
+  struct Row {
+    const float* x;
+    int64_t depth;
+    float scale = 1;
+    Row(const Layer& layer, int64_t row, int64_t) : x(static_cast<const float*>(layer.x)) {
+      depth = layer.depth;
+      x += row * depth;
+    }
+    Input word(int64_t k) const { return x[k]; }
+  };
 
-inline Floats multiply_add(Floats sum, const Single* weights, Single input) {
-  return sum + load(weights) * input;
-}
+  template <int R>
+  static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const Lanes weight = load<Lanes>(weights + v * LANES);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sums[r][v] += weight * inputs[r];
+    }
+  }
+};
+
+// Reads two bfloat16 of a row as one word, zeros behind the row's end.
+struct PairRow {
+  const bf16* x;
+  int64_t depth;
+  float scale = 1;
+  PairRow(const Layer& layer, int64_t row, int64_t)
+      : x(static_cast<const bf16*>(layer.x) + row * layer.depth), depth(layer.depth) {}
+  uint32_t word(int64_t k) const {
+    const uint32_t low = x[2 * k].bits;
+    return 2 * k + 1 < depth ? low | static_cast<uint32_t>(x[2 * k + 1].bits) << 16 : low;
+  }
+};
+
+struct TwoFloats {
+  float low, high;
+};
+
+struct Widened {
+  typedef bf16 X;
+  typedef uint32_t Word;
+  typedef TwoFloats Input;
+  typedef Lanes Sum;
+  static constexpr int PER_WORD = 2, MAX_ROWS = LANES == 16 ? 12 : 2;
+
+  struct Row : PairRow {
+    using PairRow::PairRow;
+    Input word(int64_t k) const {
+      const uint32_t pair = PairRow::word(k), low = pair << 16, high = pair & 0xffff0000u;
+      Input input;
+      std::memcpy(&input.low, &low, sizeof low);
+      std::memcpy(&input.high, &high, sizeof high);
+      return input;
+    }
+  };
+
+  template <int R>
+  static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const WordLanes pair = load<WordLanes>(weights + v * LANES);
+      const Lanes low = (Lanes)(pair << 16), high = (Lanes)(pair & 0xffff0000u);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sums[r][v] += low * inputs[r].low;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sums[r][v] += high * inputs[r].high;
+    }
+  }
+};
 
 #if defined(__AVX512BF16__)
-inline Floats multiply_add(Floats sum, const Pair* weights, Pair input) {
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(weights),
-                                  (__m512bh)_mm512_set1_epi32(static_cast<int>(input)));
-}
+struct Dot {
+  typedef bf16 X;
+  typedef uint32_t Word;
+  typedef uint32_t Input;
+  typedef Lanes Sum;
+  typedef PairRow Row;
+  static constexpr int PER_WORD = 2, MAX_ROWS = ROWS;
+
+  template <int R>
+  static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const auto weight = (__m512bh)_mm512_loadu_si512(weights + v * LANES);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        sums[r][v] = (Lanes)_mm512_dpbf16_ps(
+            (__m512)sums[r][v], weight, (__m512bh)_mm512_set1_epi32(static_cast<int>(inputs[r])));
+    }
+  }
+};
 #endif
 
-// R rows times one panel: inputs [depth][R], weights [depth][W], sums [R][W].
-template <typename T, int R>
-void tile(int64_t depth, const T* inputs, const T* weights, float* sums) {
-  Floats sum[R] = {};
-  for (int64_t k = 0; k < depth; ++k, inputs += R, weights += W) {
-    __builtin_prefetch(weights + AHEAD * W);
-#pragma GCC unroll 32
-    for (int r = 0; r < R; ++r) sum[r] = multiply_add(sum[r], weights, inputs[r]);
+#if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || defined(__AVXVNNI__)
+#define HAS_INT8
+struct Int8 {
+  typedef bf16 X;
+  typedef uint32_t Word;
+  typedef uint32_t Input;  // four bytes, 128 added to each: the instruction wants them unsigned
+  typedef IntLanes Sum;
+  static constexpr int PER_WORD = 4, MAX_ROWS = ROWS;
+
+  struct Row {
+    const int8_t* bytes;
+    float scale;
+    Row(const Layer& layer, int64_t row, int64_t words) {
+      int8_t* const line = kept<int8_t, LINE>(words * 4);
+      scale = quantise(static_cast<const bf16*>(layer.x) + row * layer.depth, layer.depth, line,
+                       words * 4);
+      bytes = line;
+    }
+    Input word(int64_t k) const { return load<uint32_t>(bytes + 4 * k) ^ 0x80808080u; }
+  };
+
+  template <int R>
+  static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+#if defined(__AVX512VNNI__)
+      const __m512i weight = _mm512_loadu_si512(weights + v * LANES);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        sums[r][v] = (IntLanes)_mm512_dpbusd_epi32(
+            (__m512i)sums[r][v], _mm512_set1_epi32(static_cast<int>(inputs[r])), weight);
+#else
+      const __m256i weight = load<__m256i>(weights + v * LANES);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        sums[r][v] = (IntLanes)_mm256_dpbusd_avx_epi32(
+            (__m256i)sums[r][v], _mm256_set1_epi32(static_cast<int>(inputs[r])), weight);
+#endif
+    }
   }
-#pragma GCC unroll 32
-  for (int r = 0; r < R; ++r) store(sums + r * W, sum[r]);
+};
+#endif
+
+// R rows times a stretch of one group, added to sums [R][OUTPUTS]. What comes next from memory is
+// fetched meanwhile, `stride` bytes of it in each panel at each word.
+template <typename V, int R>
+void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
+          void* sums_at, const char* next, int64_t stride) {
+  typedef typename V::Sum Sum;
+  Sum sums[R][VECTORS];
+  char* const at = static_cast<char*>(sums_at);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v)
+      sums[r][v] = load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
+  for (int64_t k = 0; k < words; ++k, inputs += R, weights += OUTPUTS, next += stride) {
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + 64);
+    V::template add<R>(sums, weights, inputs);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) store(at + r * OUTPUTS * 4 + v * sizeof(Sum), sums[r][v]);
 }
 
-template <typename T>
-using Tile = void (*)(int64_t, const T*, const T*, float*);
+template <typename V>
+using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*, void*,
+                      const char*, int64_t);
 
-template <typename T, int... I>
-Tile<T> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Tile<T> tiles[] = {tile<T, I + 1>...};
+template <typename V, int... I>
+Tile<V> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
+  static constexpr Tile<V> tiles[] = {tile<V, I + 1>...};
   return tiles[rows - 1];
 }
 
-// x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form. The exponential is of a negative
-// number, by Cephes' scheme as in attention.cpp: 2^n times a polynomial on [-ln2/2, ln2/2].
-inline Floats gelu(Floats x) {
-  const Floats twice = 1.5957691216f * (x + 0.044715f * x * x * x);
-  const Floats negative = twice < 0.0f ? twice : -twice;
-  const Floats least = Floats{} - 87.0f;
-  const Floats power = negative < least ? least : negative;
-  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  const Floats n = (power * 1.44269504f + shift) - shift;
-  const Floats r = (power - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Words exponent = __builtin_convertvector(n + 127.0f, Words) << 23;
-  Floats scale;
-  std::memcpy(&scale, &exponent, sizeof scale);
-  const Floats small = p * scale;
-  return (twice < 0.0f ? x * small : x) / (1.0f + small);
+inline Floats value(const Layer&, int64_t, float, const float* sums) { return load<Floats>(sums); }
+
+// Of int8 sums; `scales` are followed by what the inputs' 128 added to each output's sum.
+inline Floats value(const Layer& layer, int64_t at, float scale, const int32_t* sums) {
+  const int64_t all = (layer.outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS;
+  const Ints exact = load<Ints>(sums) - load<Ints>(layer.scales + all + at);
+  return __builtin_convertvector(exact, Floats) * (load<Floats>(layer.scales + at) * scale);
 }
 
-template <typename T, typename Vector>
-inline void write_some(T* to, Vector x, int64_t left) {
-  if (left >= W)
-    std::memcpy(to, &x, sizeof x);
-  else
-    std::memcpy(to, &x, sizeof(T) * left);
-}
+template <typename Lane>
+struct LaneOf;
+template <>
+struct LaneOf<Lanes> {
+  typedef float T;
+};
+template <>
+struct LaneOf<IntLanes> {
+  typedef int32_t T;
+};
 
-// One row's results of one panel, of whose outputs `left` exist.
-inline void write(float* to, Floats x, int64_t left) { write_some(to, x, left); }
-
-inline void write(uint16_t* to, Floats x, int64_t left) {
-  Words bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  bits += 0x7fff + ((bits >> 16) & 1);  // round to nearest, ties to even
-  const Halves halves = __builtin_convertvector(bits >> 16, Halves);
-  write_some(to, halves, left);
-}
-
-template <typename T, typename Y>
-void linear_block(const T* x, int64_t rows, int64_t depth, const T* weights, const float* bias,
-                  bool with_gelu, Y* y, int64_t outputs) {
-  static thread_local std::vector<T> kept;
-  if (static_cast<int64_t>(kept.size()) < rows * depth) kept.resize(rows * depth);
-  T* const packed = kept.data();  // [tile][input][row of tile]
-
-  const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+template <typename V>
+void linear_block(const Layer& layer) {
+  typedef typename V::Input Input;
+  typedef typename LaneOf<typename V::Sum>::T Sum;
+  const int64_t rows = layer.rows, words = (layer.depth + V::PER_WORD - 1) / V::PER_WORD;
+  const int64_t groups = (layer.outputs + OUTPUTS - 1) / OUTPUTS;
+  const int64_t tiles = (rows + V::MAX_ROWS - 1) / V::MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
-  const auto sizes = std::make_integer_sequence<int, MAX_ROWS>();
-  const Tile<T> short_tile = tile_of<T>(shorter, sizes);
-  const Tile<T> long_tile = tile_of<T>(longer ? shorter + 1 : shorter, sizes);
+  const auto sizes = std::make_integer_sequence<int, V::MAX_ROWS>();
+  const Tile<V> short_tile = tile_of<V>(shorter, sizes);
+  const Tile<V> long_tile = tile_of<V>(longer ? shorter + 1 : shorter, sizes);
+  Input* const packed = kept<Input, PACKED>(rows * words);  // [stretch][tile][word][row of tile]
+  float* const row_scales = kept<float, SCALES>(rows);
+  const auto* const weights = static_cast<const typename V::Word*>(layer.weights);
+  const int64_t stride = OUTPUTS * 4 / tiles;
 
-#pragma omp parallel if (rows * depth * outputs > SMALL)
+#pragma omp parallel if (rows * layer.depth * layer.outputs > SMALL)
   {
 #pragma omp for schedule(static)
-    for (int64_t k0 = 0; k0 < depth; k0 += RUN)
-      for (int64_t t = 0, first = 0; t < tiles; ++t) {
-        const int64_t count = shorter + (t < longer), n = std::min(RUN, depth - k0);
-        T* to = packed + first * depth + k0 * count;
-        for (int64_t r = 0; r < count; ++r, ++first)
-          for (int64_t k = 0; k < n; ++k) to[k * count + r] = x[first * depth + k0 + k];
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool in_long = r < longer * (shorter + 1);
+      const int64_t count = shorter + in_long;
+      const int64_t first = in_long ? r / count * count : r - (r - longer) % shorter;
+      const typename V::Row row(layer, r, words);
+      row_scales[r] = row.scale;
+      for (int64_t k0 = 0; k0 < words; k0 += STRETCH) {
+        const int64_t n = std::min(STRETCH, words - k0);
+        Input* const to = packed + k0 * rows + first * n + (r - first);
+        for (int64_t k = 0; k < n; ++k) to[k * count] = row.word(k0 + k);
       }
+    }
 
+    Sum* const sums = kept<Sum, SUMS>(rows * OUTPUTS);
 #pragma omp for schedule(static)
-    for (int64_t at = 0; at < outputs; at += W) {
-      float sums[BLOCK_ROWS * W];
-      for (int64_t t = 0, first = 0; t < tiles; first += shorter + (t < longer), ++t)
-        (t < longer ? long_tile : short_tile)(depth, packed + first * depth, weights + at * depth,
-                                              sums + first * W);
-      for (int64_t r = 0; r < rows; ++r) {
-        const Floats sum = load(sums + r * W) + load(bias + at);
-        write(y + r * outputs + at, with_gelu ? gelu(sum) : sum, outputs - at);
+    for (int64_t g = 0; g < groups; ++g) {
+      std::memset(sums, 0, sizeof(Sum) * rows * OUTPUTS);
+      for (int64_t k0 = 0; k0 < words; k0 += STRETCH) {
+        const int64_t n = std::min(STRETCH, words - k0);
+        const auto* const stretch = weights + (g * words + k0) * OUTPUTS;
+        const char* next = reinterpret_cast<const char*>(stretch) + AHEAD;
+        for (int64_t t = 0, first = 0; t < tiles; ++t, next += n * stride) {
+          (t < longer ? long_tile : short_tile)(n, packed + k0 * rows + first * n, stretch,
+                                                sums + first * OUTPUTS, next, stride);
+          first += shorter + (t < longer);
+        }
+      }
+      for (int64_t r = 0, at = g * OUTPUTS; r < rows; ++r) {
+        const Sum* const of_row = sums + r * OUTPUTS;
+        const Floats values[PANELS] = {value(layer, at, row_scales[r], of_row),
+                                       value(layer, at + W, row_scales[r], of_row + W)};
+        finish<typename V::X>(layer, r, at, values);
       }
     }
   }
 }
 
-template <typename T, typename Y>
-void linear(const T* x, int64_t rows, int64_t depth, const T* weights, const float* bias,
-            bool with_gelu, Y* y, int64_t outputs) {
-  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+template <typename V>
+void linear(const Layer& layer) {
+  typedef typename V::X X;
+  const int64_t row_bytes = (layer.depth / V::PER_WORD + 1) * sizeof(typename V::Input);
+  const int64_t most = std::max<int64_t>(V::MAX_ROWS, BLOCK_BYTES / row_bytes);
+  const int64_t blocks = (layer.rows + most - 1) / most;
   for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t begin = rows * b / blocks, end = rows * (b + 1) / blocks;
-    linear_block(x + begin * depth, end - begin, depth, weights, bias, with_gelu,
-                 y + begin * outputs, outputs);
+    const int64_t begin = layer.rows * b / blocks, end = layer.rows * (b + 1) / blocks;
+    Layer part = layer;
+    part.x = static_cast<const X*>(layer.x) + begin * layer.depth;
+    part.y = static_cast<X*>(layer.y) + begin * layer.outputs;
+    part.rows = end - begin;
+    linear_block<V>(part);
   }
 }
 
 }  // namespace
 
-// x: [rows][depth] words, y: [rows][outputs], both contiguous. weights: [panel][depth][W] words,
-// bias: [panel][W] floats, both filled up with zeros behind the last output. A word is a float, or
-// two neighbouring bfloat16, of which depth counts the pairs.
-extern "C" void linear_f32(const Single* x, int64_t rows, int64_t depth, const Single* weights,
-                           const float* bias, int32_t with_gelu, float* y, int64_t outputs) {
-  linear(x, rows, depth, weights, bias, with_gelu != 0, y, outputs);
-}
-
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-extern "C" void linear_bf16(const Pair* x, int64_t rows, int64_t depth, const Pair* weights,
-                            const float* bias, int32_t with_gelu, uint16_t* y, int64_t outputs) {
-  linear(x, rows, depth, weights, bias, with_gelu != 0, y, outputs);
-}
+EXPORT(linear_f32, linear<Float>)
+EXPORT(linear_widened_bf16, linear<Widened>)
+#if defined(__AVX512BF16__)
+EXPORT(linear_dot_bf16, linear<Dot>)
+#endif
+#if defined(HAS_INT8)
+EXPORT(linear_int8, linear<Int8>)
 #endif
 
 #endif

@@ -32,8 +32,21 @@ def test_a_pass_counts_what_its_rows_see() -> None:
 
 
 def test_a_part_of_a_prompt_that_draws_nothing_reads_no_head() -> None:
-    silent, drawing = (bytes_of(pass_of([(0, 3, drawn)]), CONFIG, 4) for drawn in (False, True))
+    silent, drawing = (
+        bytes_of(pass_of([(0, 3, drawn)]), CONFIG, "float32") for drawn in (False, True)
+    )
     assert drawing - silent == 4 * CONFIG.vocab_size * CONFIG.n_embd
+
+
+def test_int8_halves_the_weights_bytes_and_not_those_of_the_cache() -> None:
+    lone, longer = pass_of([(0, 1, False)]), pass_of([(8, 1, False)])
+    of_weights = [bytes_of(lone, CONFIG, dtype) for dtype in ("bfloat16", "int8")]
+    assert of_weights[0] - of_weights[1] == weights_of(CONFIG)
+    of_cache = [
+        bytes_of(longer, CONFIG, dtype) - bytes_of(lone, CONFIG, dtype)
+        for dtype in ("bfloat16", "int8")
+    ]
+    assert of_cache[0] == of_cache[1]
 
 
 def test_operations_are_those_that_torch_counts() -> None:
@@ -52,7 +65,7 @@ def test_operations_are_those_that_torch_counts() -> None:
 def test_the_slower_of_reading_and_computing_decides(bandwidth: float, rate: float) -> None:
     done = pass_of([(4, 1, True)])
     limits = Limits(bandwidth, {"bfloat16": rate})
-    whole = bytes_of(done, CONFIG, 2) if bandwidth == 1.0 else operations_of(done, CONFIG)
+    whole = bytes_of(done, CONFIG, "bfloat16") if bandwidth == 1.0 else operations_of(done, CONFIG)
     assert least_seconds([done, done], CONFIG, "bfloat16", limits) == pytest.approx(2 * whole)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gpt.attention
-import gpt.linear
+import gpt.linear.layers
 import gpt.sampling
 from gpt.executor import Executor
 from gpt.sampling import Known, Sampler
@@ -70,6 +70,6 @@ def without_kernel() -> Iterator[None]:
     """A machine without a C++ compiler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt.attention, "attention_library", lambda head_dim: None)
-        patch.setattr(gpt.linear, "linear_library", lambda: None)
+        patch.setattr(gpt.linear.layers, "linear_kernel", lambda _: None)
         patch.setattr(gpt.sampling, "sampling_library", lambda: None)
         yield

@@ -1,0 +1,160 @@
+"""Which variant computes a network's linear layers: measured on this machine, and kept.
+
+A processor's speed is no question of its instructions alone: one processor's VDPBF16PS does twice
+the work of its float32, another's half. So the layers' shapes are tried with weights of their own
+size, for a lone row, for a batch that decodes and for a prefill, and the least geometric mean wins.
+One variant serves a shape at all row counts: results of different variants differ in their last
+bits, and a request's logits should not depend on its company. A variant that cannot promise that
+must be clearly faster.
+
+What was found is kept beside the compiled kernels, under a name that changes with the processor,
+the number of threads, torch and the kernels' sources. Processes that start together measure once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gpt.linear.layers import AnyLinear, Int8Linear, Precision, Variant, precision_of, variants
+from kernels import cache_folder, linear_identity
+
+log = logging.getLogger(__name__)
+
+ROWS = (1, 8, 64, 256)
+TRIED_WEIGHTS = 2**21  # of a layer: more outputs cost time and tell nothing new
+ROUNDS = 3
+# a variant whose results depend on a row's company must take at most this share of the others' time
+CLEARLY_FASTER = 0.9
+
+Shape = tuple[int, int]  # inputs, outputs
+
+
+def pack_linears(network: nn.Module) -> dict[str, str]:
+    """Replaces the linear layers of a CPU network by the fastest variants that this machine has;
+    returns which, by shape."""
+    if next(network.parameters()).device.type != "cpu":
+        return {}
+    places = [
+        (module, name, child, precision)
+        for module in network.modules()
+        for name, child in module.named_children()
+        if isinstance(child, nn.Linear | Int8Linear)
+        and (precision := precision_of(child)) is not None
+    ]
+    found: dict[str, str] = {}
+    for precision in dict.fromkeys(p for *_, p in places):
+        shapes = [(c.in_features, c.out_features) for *_, c, p in places if p == precision]
+        chosen = choose(precision, shapes)
+        for module, name, child, of in places:
+            if of == precision:
+                variant = chosen[child.in_features, child.out_features]
+                setattr(module, name, variant.make(child))
+        found |= {_key(shape): f"{precision} {variant.name}" for shape, variant in chosen.items()}
+    log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
+    return found
+
+
+def is_batch_invariant(kernels: dict[str, str]) -> bool:
+    """Whether all of `pack_linears`' choices give a row the same result in any company."""
+    exact = {
+        f"{precision} {variant.name}"
+        for precision in dict.fromkeys(name.split()[0] for name in kernels.values())
+        for variant in variants(precision)  # type: ignore[arg-type]
+        if variant.batch_invariant
+    }
+    return bool(kernels) and exact.issuperset(kernels.values())
+
+
+def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant]:
+    """The variant for each shape, read from the file of earlier choices or measured."""
+    available = {variant.name: variant for variant in variants(precision)}
+    wanted = dict.fromkeys(shapes)
+    if len(available) == 1:
+        return dict.fromkeys(wanted, *available.values())
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "choice.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return _kept_or_measured(folder / _file_name(precision), precision, wanted, available)
+    except (OSError, RuntimeError) as error:  # no home: RuntimeError
+        log.warning("the choice of kernels cannot be kept: %s", error)
+        return {shape: measure(precision, shape, list(available.values())) for shape in wanted}
+
+
+def _kept_or_measured(
+    path: Path,
+    precision: Precision,
+    shapes: Iterable[Shape],
+    available: dict[str, Variant],
+) -> dict[Shape, Variant]:
+    kept = _read(path, available)
+    missing = [shape for shape in shapes if _key(shape) not in kept]
+    if missing:
+        start_s = time.perf_counter()
+        for shape in missing:
+            kept[_key(shape)] = measure(precision, shape, list(available.values())).name
+        log.info(
+            "measured kernels for %d shapes in %.1f s", len(missing), time.perf_counter() - start_s
+        )
+        aside = path.with_suffix(".new")
+        aside.write_text(json.dumps(kept, indent=2) + "\n")
+        aside.replace(path)
+    return {shape: available[kept[_key(shape)]] for shape in shapes}
+
+
+def _read(path: Path, available: dict[str, Variant]) -> dict[str, str]:
+    """What a file says that can be believed; what is not there is measured."""
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    return {shape: name for shape, name in said.items() if name in available}
+
+
+@torch.inference_mode()
+def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Variant:
+    """The fastest for the shape; variants take turns, and the best of several rounds counts."""
+    inputs, outputs = shape
+    outputs = max(1, min(outputs, TRIED_WEIGHTS // inputs))
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    plain: AnyLinear = nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
+    if precision == "int8":
+        plain = Int8Linear(plain)
+    layers = [variant.make(plain) for variant in tried]
+    mean = [1.0] * len(tried)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        best = [math.inf] * len(tried)
+        for _ in range(ROUNDS):
+            for i, layer in enumerate(layers):
+                start_s = time.perf_counter()
+                layer(x)
+                best[i] = min(best[i], time.perf_counter() - start_s)
+        mean = [m * b ** (1 / len(ROWS)) for m, b in zip(mean, best, strict=True)]
+    for variant, seconds in zip(tried, mean, strict=True):
+        log.debug("%s %s %s: %.0f us", precision, _key(shape), variant.name, seconds * 1e6)
+    handicap = [1.0 if variant.batch_invariant else 1 / CLEARLY_FASTER for variant in tried]
+    return tried[min(range(len(tried)), key=lambda i: mean[i] * handicap[i])]
+
+
+def _key(shape: Shape) -> str:
+    return f"{shape[0]} x {shape[1]}"
+
+
+def _file_name(precision: Precision) -> str:
+    identity = (linear_identity(), torch.__version__, torch.get_num_threads())
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    return f"choice-{precision}-{digest}.json"

@@ -1,0 +1,190 @@
+// Linear layers by AMX: y = x w^T + bias, and GELU where asked, in bfloat16 or over int8 weights.
+//
+// A tile register holds 16 rows of 64 bytes, and one instruction multiplies two of them. Four tiles of
+// sums, 32 rows by 32 outputs, meet two tiles of inputs and two of weights at each step. Few rows
+// wait for memory and not for the multiplier, so a tile is always full, with rows of zeros where
+// there are fewer.
+//
+// A sum always runs over the inputs in the same order, so the result for a row is the same to the
+// last bit whatever rows share its batch.
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+
+#include "linear.h"
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr int ROWS = 16;        // of a tile
+constexpr int TILE = 16 * 64;   // bytes
+constexpr int TILE_WORDS = 16;  // words of 32 bits that a step takes of each row
+constexpr int64_t STEPS = 16;  // through which weights stay in the first-level cache
+constexpr int64_t BLOCK_BYTES = 1 << 20;  // inputs at once, or they left the second-level cache
+
+struct alignas(64) Tiles {
+  uint8_t palette = 1, first_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+struct Bfloat {
+  typedef float Sum;
+  static constexpr int PER_WORD = 2;
+
+  // One row among the ROWS of its tiles; returns what its sums are to be multiplied by.
+  static float pack(const Layer& layer, int64_t row, int64_t words, char* to) {
+    const auto* x = static_cast<const bf16*>(layer.x) + row * layer.depth;
+    const int64_t size = layer.depth * 2;
+    for (int64_t at = 0; at < words * 4; at += 64, to += TILE) {
+      const int64_t n = std::min<int64_t>(64, size - at);
+      std::memcpy(to, reinterpret_cast<const char*>(x) + at, n);
+      if (n < 64) std::memset(to + n, 0, 64 - n);
+    }
+    return 1;
+  }
+
+  template <int A>
+  static inline void multiply() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (A == 2) {
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+
+  static Floats value(const Layer&, int64_t, float, const float* sums) {
+    return load<Floats>(sums);
+  }
+};
+
+struct Int8 {
+  typedef int32_t Sum;
+  static constexpr int PER_WORD = 4;
+
+  static float pack(const Layer& layer, int64_t row, int64_t words, char* to) {
+    const auto* x = static_cast<const bf16*>(layer.x) + row * layer.depth;
+    int8_t* const line = kept<int8_t, LINE>(words * 4);
+    const float scale = quantise(x, layer.depth, line, words * 4);
+    for (int64_t at = 0; at < words * 4; at += 64, to += TILE) std::memcpy(to, line + at, 64);
+    return scale;
+  }
+
+  template <int A>
+  static inline void multiply() {
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 4, 7);
+    if (A == 2) {
+      _tile_dpbssd(2, 5, 6);
+      _tile_dpbssd(3, 5, 7);
+    }
+  }
+
+  static Floats value(const Layer& layer, int64_t at, float scale, const int32_t* sums) {
+    return __builtin_convertvector(load<Ints>(sums), Floats) *
+           (load<Floats>(layer.scales + at) * scale);
+  }
+};
+
+// A tiles of inputs times some steps of one group of weights, added to sums [A * ROWS][OUTPUTS].
+// What comes next from memory is fetched meanwhile, `stride` bytes of it at each step.
+template <typename Op, int A>
+void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* weights,
+              typename Op::Sum* sums, const char* next, int64_t stride) {
+  constexpr int LINE = OUTPUTS * 4;
+  _tile_loadd(0, sums, LINE);
+  _tile_loadd(1, sums + W, LINE);
+  if (A == 2) {
+    _tile_loadd(2, sums + ROWS * OUTPUTS, LINE);
+    _tile_loadd(3, sums + ROWS * OUTPUTS + W, LINE);
+  }
+  for (int64_t t = 0; t < steps; ++t, inputs += TILE, weights += PANELS * TILE) {
+    for (int64_t at = 0; at < stride; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
+    next += stride;
+    _tile_loadd(4, inputs, 64);
+    _tile_loadd(6, weights, LINE);
+    _tile_loadd(7, weights + 64, LINE);
+    if (A == 2) _tile_loadd(5, inputs + row_tile, 64);
+    Op::template multiply<A>();
+  }
+  _tile_stored(0, sums, LINE);
+  _tile_stored(1, sums + W, LINE);
+  if (A == 2) {
+    _tile_stored(2, sums + ROWS * OUTPUTS, LINE);
+    _tile_stored(3, sums + ROWS * OUTPUTS + W, LINE);
+  }
+}
+
+template <typename Op>
+void linear_block(const Layer& layer) {
+  const int64_t tiles = (layer.depth + TILE_WORDS * Op::PER_WORD - 1) / (TILE_WORDS * Op::PER_WORD);
+  const int64_t words = tiles * TILE_WORDS, row_tile = tiles * TILE;
+  const int64_t row_tiles = (layer.rows + ROWS - 1) / ROWS, passes = (row_tiles + 1) / 2;
+  const int64_t groups = (layer.outputs + OUTPUTS - 1) / OUTPUTS;
+  char* const packed = kept<char, PACKED>(row_tiles * row_tile);
+  float* const row_scales = kept<float, SCALES>(layer.rows);
+  const auto* const weights = static_cast<const char*>(layer.weights);
+  const int64_t stride = (PANELS * TILE / 64 + passes - 1) / passes * 64;
+
+#pragma omp parallel if (layer.rows * layer.depth * layer.outputs > SMALL)
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < layer.rows; ++r)
+      row_scales[r] = Op::pack(layer, r, words, packed + r / ROWS * row_tile + r % ROWS * 64);
+
+    const Tiles shapes;
+    asm volatile("ldtilecfg %0" : : "m"(shapes));  // GCC's intrinsic does not say that it reads it
+    auto* const sums = kept<typename Op::Sum, SUMS>(row_tiles * ROWS * OUTPUTS);
+#pragma omp for schedule(static)
+    for (int64_t g = 0; g < groups; ++g) {
+      const char* const group = weights + g * tiles * PANELS * TILE;
+      const char* next = group + tiles * PANELS * TILE;
+      std::memset(sums, 0, sizeof *sums * row_tiles * ROWS * OUTPUTS);
+      for (int64_t t = 0; t < tiles; t += STEPS) {
+        const int64_t steps = std::min(STEPS, tiles - t);
+        for (int64_t i = 0; i < row_tiles; i += 2, next += steps * stride) {
+          const bool pair = i + 1 < row_tiles;
+          (pair ? multiply<Op, 2> : multiply<Op, 1>)(
+              steps, packed + i * row_tile + t * TILE, row_tile, group + t * PANELS * TILE,
+              sums + i * ROWS * OUTPUTS, next, stride);
+        }
+      }
+      for (int64_t r = 0, at = g * OUTPUTS; r < layer.rows; ++r) {
+        const auto* const of_row = sums + r * OUTPUTS;
+        const Floats values[PANELS] = {Op::value(layer, at, row_scales[r], of_row),
+                                       Op::value(layer, at + W, row_scales[r], of_row + W)};
+        finish<bf16>(layer, r, at, values);
+      }
+    }
+    _tile_release();
+  }
+}
+
+template <typename Op>
+void linear(const Layer& layer) {
+  const int64_t most = std::max<int64_t>(
+      2 * ROWS, BLOCK_BYTES * Op::PER_WORD / 4 / layer.depth / (2 * ROWS) * (2 * ROWS));
+  for (int64_t begin = 0; begin < layer.rows; begin += most) {
+    Layer part = layer;
+    part.x = static_cast<const bf16*>(layer.x) + begin * layer.depth;
+    part.y = static_cast<bf16*>(layer.y) + begin * layer.outputs;
+    part.rows = std::min(most, layer.rows - begin);
+    linear_block<Op>(part);
+  }
+}
+
+}  // namespace
+
+// Linux wants to be asked before a process uses tiles, whose state is large.
+extern "C" int32_t amx_allowed() {
+  constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+  return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
+EXPORT(linear_amx_bf16, linear<Bfloat>)
+EXPORT(linear_amx_int8, linear<Int8>)
+
+#endif
