@@ -31,10 +31,11 @@ from kernels import cache_folder, linear_identity
 log = logging.getLogger(__name__)
 
 ROWS = (1, 8, 64, 256)
-TRIED_WEIGHTS = 2**21  # of a layer: more outputs cost time and tell nothing new
-ROUNDS = 3
+TRIED_WEIGHTS = 2**20  # of a layer: more outputs cost time and tell nothing new
+ROUNDS = 3  # at least, of a shape and number of rows; more while they have taken less than
+ROUNDS_S = 0.02
 # a variant whose results depend on a row's company must take at most this share of the others' time
-CLEARLY_FASTER = 0.9
+CLEARLY_FASTER = 0.75
 
 Shape = tuple[int, int]  # inputs, outputs
 
@@ -89,7 +90,7 @@ def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant
             return _kept_or_measured(folder / _file_name(precision), precision, wanted, available)
     except (OSError, RuntimeError) as error:  # no home: RuntimeError
         log.warning("the choice of kernels cannot be kept: %s", error)
-        return {shape: measure(precision, shape, list(available.values())) for shape in wanted}
+        return _measure_all(precision, wanted, list(available.values()))
 
 
 def _kept_or_measured(
@@ -102,8 +103,8 @@ def _kept_or_measured(
     missing = [shape for shape in shapes if _key(shape) not in kept]
     if missing:
         start_s = time.perf_counter()
-        for shape in missing:
-            kept[_key(shape)] = measure(precision, shape, list(available.values())).name
+        fastest = _measure_all(precision, missing, list(available.values()))
+        kept |= {_key(shape): variant.name for shape, variant in fastest.items()}
         log.info(
             "measured kernels for %d shapes in %.1f s", len(missing), time.perf_counter() - start_s
         )
@@ -124,25 +125,39 @@ def _read(path: Path, available: dict[str, Variant]) -> dict[str, str]:
     return {shape: name for shape, name in said.items() if name in available}
 
 
+def _measure_all(
+    precision: Precision, shapes: Iterable[Shape], tried: Sequence[Variant]
+) -> dict[Shape, Variant]:
+    """In one thread and by its own clock: whatever else runs on the machine changes it little."""
+    alike = {(k, n): (k, max(1, min(n, TRIED_WEIGHTS // k))) for k, n in shapes}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        fastest = {of: measure(precision, of, tried) for of in dict.fromkeys(alike.values())}
+    finally:
+        torch.set_num_threads(threads)
+    return {shape: fastest[of] for shape, of in alike.items()}
+
+
 @torch.inference_mode()
 def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Variant:
     """The fastest for the shape; variants take turns, and the best of several rounds counts."""
     inputs, outputs = shape
-    outputs = max(1, min(outputs, TRIED_WEIGHTS // inputs))
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
-    plain: AnyLinear = nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
-    if precision == "int8":
-        plain = Int8Linear(plain)
+    linear = nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
+    plain: AnyLinear = Int8Linear(linear) if precision == "int8" else linear
     layers = [variant.make(plain) for variant in tried]
     mean = [1.0] * len(tried)
     for rows in ROWS:
         x = torch.randn(rows, inputs).to(dtype)
         best = [math.inf] * len(tried)
-        for _ in range(ROUNDS):
+        rounds, since_s = 0, time.thread_time()
+        while rounds < ROUNDS or time.thread_time() - since_s < ROUNDS_S:
+            rounds += 1
             for i, layer in enumerate(layers):
-                start_s = time.perf_counter()
+                start_s = time.thread_time()
                 layer(x)
-                best[i] = min(best[i], time.perf_counter() - start_s)
+                best[i] = min(best[i], time.thread_time() - start_s)
         mean = [m * b ** (1 / len(ROWS)) for m, b in zip(mean, best, strict=True)]
     for variant, seconds in zip(tried, mean, strict=True):
         log.debug("%s %s %s: %.0f us", precision, _key(shape), variant.name, seconds * 1e6)

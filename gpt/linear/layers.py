@@ -160,7 +160,7 @@ class KernelLinear(nn.Module):
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` over a weight in oneDNN's own layout, an activation fused with it."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: AnyLinear) -> None:
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = linear.bias

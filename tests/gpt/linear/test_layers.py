@@ -140,10 +140,10 @@ def test_quantising_leaves_scales_in_float32_and_converts_the_rest() -> None:
     init_weights(network, 0)
     embedding = network.wte.weight.detach().clone()
     quantise_linears(network.requires_grad_(False), torch.bfloat16)
-    block = network.blocks[0]
-    assert block.fc.weight.dtype == torch.int8
-    assert block.fc.scale.dtype == block.fc.bias.dtype == torch.float32
-    assert {block.ln_1.weight.dtype, network.wpe.weight.dtype} == {torch.bfloat16}
+    found = network.state_dict()
+    assert found["blocks.0.fc.weight"].dtype == torch.int8
+    assert found["blocks.0.fc.scale"].dtype == found["blocks.0.fc.bias"].dtype == torch.float32
+    assert found["blocks.0.ln_1.weight"].dtype == found["wpe.weight"].dtype == torch.bfloat16
     assert torch.equal(network.wte.weight, embedding.bfloat16()), "the head is a copy of it"
 
 

@@ -1,0 +1,192 @@
+"""The budget of a step: where the time of one iteration goes, part by part.
+
+    python -m benchmarks.step                                 # 64 rows that decode over 130 tokens
+    python -m benchmarks.step --dtype int8 --rows 1
+    python -m benchmarks.step --rows 1 --tokens 512 --past 0  # a prefill
+
+Each part has the bytes that it must read and the operations that it must do; its limit is the
+longer of the two times that the machine needs for them (benchmarks/limits.py). A part that reaches
+a small share of its limit and takes much of the step is worth work. Parts are timed inside whole
+steps; what is left, Python and torch's overhead between the parts, is the step less all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import nn
+
+from benchmarks.common import save
+from benchmarks.limits import WEIGHT_BYTES, Limits, describe, measure, pass_of
+from gpt.executor import Executor
+from gpt.network import GPTConfig
+from model import DTYPES, LoadOptions, load_model
+from seams import Opening, Sampling, Step
+
+ROUNDS = 7
+LINEARS = ("qkv", "attn_proj", "fc", "mlp_proj", "head")
+NORMS = ("ln_1", "ln_2", "ln_f")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One iteration: rows, the new tokens of each, and those that it has already."""
+
+    rows: int
+    tokens: int
+    past: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    seconds: float
+    bytes: int  # that must be read
+    operations: int  # that must be done
+
+    def limit_s(self, limits: Limits, dtype: str) -> float:
+        return max(
+            self.bytes / limits.read_bytes_per_s, self.operations / limits.operations_per_s[dtype]
+        )
+
+
+def needs(config: GPTConfig, dtype: str, shape: Shape) -> dict[str, tuple[int, int]]:
+    """Bytes and operations of the parts that have any to speak of."""
+    c, tokens = config.n_embd, shape.rows * shape.tokens
+    done = pass_of([(shape.past, shape.tokens, True)] * shape.rows)
+    sizes = {"qkv": 3 * c * c, "attn_proj": c * c, "fc": 4 * c * c, "mlp_proj": 4 * c * c}
+    found = {
+        name: (WEIGHT_BYTES[dtype] * size * config.n_layer, 2 * size * tokens * config.n_layer)
+        for name, size in sizes.items()
+    }
+    head = c * config.vocab_size
+    found["head"] = WEIGHT_BYTES[dtype] * head, 2 * head * done.drawn
+    of_cache = 2 * c * config.n_layer * done.cached * DTYPES[dtype].itemsize
+    found["attention"] = of_cache, 4 * c * config.n_layer * done.pairs
+    return found
+
+
+class Clock:
+    """Time by part, summed over an iteration."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+
+    def over(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start_s = time.perf_counter()
+            result = work(*args, **kwargs)
+            self.spent[name] += time.perf_counter() - start_s
+            return result
+
+        return timed
+
+    def watch(self, model: Executor) -> None:
+        """Wraps the parts of a model for good."""
+        for path, module in model.network.named_modules():
+            name = path.rpartition(".")[2]
+            if name in LINEARS or name in NORMS or isinstance(module, nn.Embedding):
+                part = "norms" if name in NORMS else name if name in LINEARS else "embedding"
+                module.forward = self.over(part, module.forward)  # type: ignore[method-assign]
+        lay_out, watched = model.lay_out, self
+
+        def laid_out(steps: Any, rows: Any) -> Any:
+            flat = watched.over("layout", lay_out)(steps, rows)
+            attend = watched.over("attention", flat.attend)
+            return type(flat)(flat.tokens, flat.positions, flat.ends, attend)
+
+        model.lay_out = laid_out  # type: ignore[method-assign]
+        sampler: Any = model._sampler
+        sampler.draw = self.over("sampling", sampler.draw)
+
+
+def timed_steps(model: Executor, shape: Shape, sampling: Sampling) -> list[Part]:
+    clock = Clock()
+    clock.watch(model)
+    needed = needs(model.network.config, model.info.dtype, shape)
+    blocks = -(-(shape.past + shape.tokens) // model.block_tokens)
+    rounds: list[dict[str, float]] = []
+    for _ in range(ROUNDS + 1):  # the first makes what the kernels keep
+        length = shape.past + shape.tokens
+        model.open([Opening(r, [1 + r] * length, length, sampling) for r in range(shape.rows)])
+        if shape.past:
+            for r in range(shape.rows):
+                own = range(r * blocks, (r + 1) * blocks)
+                model.start([Step(r, 0, shape.past, False, own)], ()).result()
+        clock.spent.clear()
+        steps = [
+            Step(
+                r,
+                shape.past,
+                shape.tokens,
+                True,
+                () if shape.past else range(r * blocks, (r + 1) * blocks),
+            )
+            for r in range(shape.rows)
+        ]
+        start_s = time.perf_counter()
+        model.start(steps, ()).result()
+        whole = time.perf_counter() - start_s
+        rounds.append({**clock.spent, "rest": whole - sum(clock.spent.values())})
+        model.forget()
+    return [
+        Part(name, median(r.get(name, 0.0) for r in rounds[1:]), *needed.get(name, (0, 0)))
+        for name in rounds[-1]
+    ]
+
+
+def table(parts: Sequence[Part], limits: Limits, dtype: str) -> str:
+    whole = sum(part.seconds for part in parts)
+    lines = [
+        "| part | ms | of the step | MB | GFLOP | limit ms | of its limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    everything = Part("step", whole, sum(p.bytes for p in parts), sum(p.operations for p in parts))
+    for part in [*sorted(parts, key=lambda p: -p.seconds), everything]:
+        limit = part.limit_s(limits, dtype)
+        share = f"{limit / part.seconds:.2f}" if limit else "-"
+        lines.append(
+            f"| {part.name} | {part.seconds * 1e3:.2f} | {part.seconds / whole:.0%} "
+            f"| {part.bytes / 1e6:.0f} | {part.operations / 1e9:.1f} | {limit * 1e3:.2f} "
+            f"| {share} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=1, help="new ones of each row")
+    parser.add_argument("--past", type=int, default=130, help="tokens before them")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
+    parser.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
+    args = parser.parse_args(argv)
+    shape = Shape(args.rows, args.tokens, args.past)
+    limits = measure([args.dtype])
+    model = load_model(LoadOptions("dynamic", args.model, "cpu", args.dtype, 0, args.rows))
+    sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=0)
+    parts = timed_steps(model, shape, sampling)
+    limits = limits.or_better(measure([args.dtype]))
+    head = (
+        f"{args.model} in {args.dtype}: {shape.rows} rows of {shape.tokens} new tokens over "
+        f"{shape.past}; the machine {describe(limits)}\n"
+        f"linear layers: {model.info.kernels}\n\n"
+    )
+    report = {"shape": asdict(shape), "limits": asdict(limits), "parts": [asdict(p) for p in parts]}
+    save(report, head + table(parts, limits, args.dtype), args.out, "step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What int8 weights cost in quality, on the model that ships, by the path that serves requests."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+
+import pytest
+import torch
+
+from gpt.executor import Executor
+from model import LoadOptions, UnsupportedDtypeError, load_model
+from seams import Opening, Sampling, Step
+from text import load_tokenizer
+
+WINDOWS = 4  # of the model's context
+
+
+def load(dtype: str, device: str = "cpu") -> Executor:
+    return load_model(LoadOptions("dynamic", "embedded", device, dtype, 0, 8))
+
+
+def score(model: Executor, ids: list[int]) -> tuple[float, list[int]]:
+    """The perplexity of `ids`, and the likeliest token at each position."""
+    loss, likeliest = 0.0, []
+    for first in range(0, WINDOWS * model.context, model.context):
+        window = ids[first : first + model.context]
+        model.open([Opening(0, window, len(window), Sampling(prompt_logprobs=1))])
+        blocks = range(-(-len(window) // model.block_tokens))
+        done = model.start([Step(0, 0, len(window), False, blocks)], ()).result()
+        _, scored = done.prompt_logprobs[0]
+        loss -= sum(each.logprob for each in scored)
+        likeliest += [each.top[0][0] for each in scored]
+        model.forget()
+    return math.exp(loss / len(likeliest)), likeliest
+
+
+def test_int8_costs_at_most_a_hundredth_of_perplexity() -> None:
+    ids = load_tokenizer("embedded").encode(inspect.getsource(argparse))
+    exact, wanted = score(load("float32"), ids)
+    rounded, got = score(load("int8"), ids)
+    assert rounded <= 1.01 * exact
+    same = sum(a == b for a, b in zip(got, wanted, strict=True)) / len(wanted)
+    print(f"greedy agreement {same:.3f}, perplexity {exact:.3f} -> {rounded:.3f}")
+    assert same > 0.9
+
+
+def test_a_model_says_that_its_weights_are_int8() -> None:
+    model = load("int8")
+    assert model.info.dtype == "int8"
+    assert model.info.parameters == load("float32").info.parameters
+    assert {kernel.split()[0] for kernel in model.info.kernels.values()} == {"int8"}
+    assert model.info.batch_invariant
+    assert model.shape.dtype == torch.bfloat16, "keys and values are not int8"
+
+
+def test_int8_on_a_gpu_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(UnsupportedDtypeError, match="allowed here: float32, bfloat16"):
+        load("int8", device="cuda")
