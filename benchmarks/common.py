@@ -27,6 +27,9 @@ COMPANY = Company()  # from the start of the benchmark on
 GREEDY = Sampling(temperature=0)
 
 
+GREEDY = Sampling(temperature=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request of the work, in tokens."""
@@ -45,6 +48,27 @@ def offline_work(vocab_size: int, requests: int = 64, seed: int = 0) -> list[Job
         Job(rng.integers(0, vocab_size, length).tolist(), int(output))
         for length, output in zip(prompt_lengths, outputs, strict=True)
     ]
+
+
+def prefill_work(vocab_size: int, requests: int = 24, seed: int = 0) -> list[Job]:
+    """Prompts of 512 random tokens, outputs of 16: a prefill with a little decoding."""
+    rng = np.random.default_rng(seed)
+    return [Job(rng.integers(0, vocab_size, 512).tolist(), 16) for _ in range(requests)]
+
+
+def mixed_work(vocab_size: int, requests: int = 32, seed: int = 0) -> list[Job]:
+    """Lengths as people's conversations have them: log-normal, prompts of 4 to 600 tokens (median
+    90), outputs of 1 to 300 (median 110), some a hundred times as long as others."""
+    rng = np.random.default_rng(seed)
+    prompts = np.clip(rng.lognormal(np.log(90), 1.1, requests), 4, 600).astype(int)
+    outputs = np.clip(rng.lognormal(np.log(110), 0.9, requests), 1, 300).astype(int)
+    return [
+        Job(rng.integers(0, vocab_size, length).tolist(), int(output))
+        for length, output in zip(prompts, outputs, strict=True)
+    ]
+
+
+WORKS = {"decode": offline_work, "prefill": prefill_work, "mixed": mixed_work}
 
 
 class Tally:

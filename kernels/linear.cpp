@@ -42,6 +42,22 @@ typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t IntLanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t WordLanes __attribute__((vector_size(4 * LANES)));
 
+inline Lanes broadcast(float x) {  // x + zeros is no copy to GCC, which adds
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  return (Lanes)_mm512_set1_ps(x);
+#else
+  return (Lanes)_mm256_set1_ps(x);
+#endif
+}
+
+// Fixes a row's sums before the next row's: GCC gathers the inputs of all rows first otherwise, and
+// spills the sums that then have no register.
+template <typename Sum>
+inline void settle(Sum (&row)[VECTORS]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < VECTORS; ++v) asm volatile("" : "+v"(row[v]));
+}
+
 // A variant: Word of weights, Input that is broadcast for it, Sum vector, and how they meet.
 
 struct Float {
@@ -64,11 +80,15 @@ struct Float {
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+    Lanes weight[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      const Lanes weight = load<Lanes>(weights + v * LANES);
+    for (int v = 0; v < VECTORS; ++v) weight[v] = load<Lanes>(weights + v * LANES);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sums[r][v] += weight * inputs[r];
+    for (int r = 0; r < R; ++r) {
+      const Lanes input = broadcast(inputs[r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
+      settle(sums[r]);
     }
   }
 };
@@ -110,14 +130,21 @@ struct Widened {
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+    Lanes low[VECTORS], high[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       const WordLanes pair = load<WordLanes>(weights + v * LANES);
-      const Lanes low = (Lanes)(pair << 16), high = (Lanes)(pair & 0xffff0000u);
+      low[v] = (Lanes)(pair << 16);
+      high[v] = (Lanes)(pair & 0xffff0000u);
+    }
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sums[r][v] += low * inputs[r].low;
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sums[r][v] += high * inputs[r].high;
+    for (int r = 0; r < R; ++r) {
+      const Lanes first = broadcast(inputs[r].low), second = broadcast(inputs[r].high);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += low[v] * first;
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += high[v] * second;
+      settle(sums[r]);
     }
   }
 };
@@ -133,13 +160,17 @@ struct Dot {
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+    __m512bh weight[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      const auto weight = (__m512bh)_mm512_loadu_si512(weights + v * LANES);
+    for (int v = 0; v < VECTORS; ++v)
+      weight[v] = (__m512bh)_mm512_loadu_si512(weights + v * LANES);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-        sums[r][v] = (Lanes)_mm512_dpbf16_ps(
-            (__m512)sums[r][v], weight, (__m512bh)_mm512_set1_epi32(static_cast<int>(inputs[r])));
+    for (int r = 0; r < R; ++r) {
+      const auto input = (__m512bh)_mm512_set1_epi32(static_cast<int>(inputs[r]));
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v)
+        sums[r][v] = (Lanes)_mm512_dpbf16_ps((__m512)sums[r][v], weight[v], input);
+      settle(sums[r]);
     }
   }
 };
@@ -147,6 +178,14 @@ struct Dot {
 
 #if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || defined(__AVXVNNI__)
 #define HAS_INT8
+inline IntLanes add_fours(IntLanes sums, IntLanes inputs, IntLanes weights) {
+#if defined(__AVX512VNNI__)
+  return (IntLanes)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)inputs, (__m512i)weights);
+#else
+  return (IntLanes)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)inputs, (__m256i)weights);
+#endif
+}
+
 struct Int8 {
   typedef bf16 X;
   typedef uint32_t Word;
@@ -168,21 +207,15 @@ struct Int8 {
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
+    IntLanes weight[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-#if defined(__AVX512VNNI__)
-      const __m512i weight = _mm512_loadu_si512(weights + v * LANES);
+    for (int v = 0; v < VECTORS; ++v) weight[v] = load<IntLanes>(weights + v * LANES);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-        sums[r][v] = (IntLanes)_mm512_dpbusd_epi32(
-            (__m512i)sums[r][v], _mm512_set1_epi32(static_cast<int>(inputs[r])), weight);
-#else
-      const __m256i weight = load<__m256i>(weights + v * LANES);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-        sums[r][v] = (IntLanes)_mm256_dpbusd_avx_epi32(
-            (__m256i)sums[r][v], _mm256_set1_epi32(static_cast<int>(inputs[r])), weight);
-#endif
+    for (int r = 0; r < R; ++r) {
+      const IntLanes input = IntLanes{} + static_cast<int32_t>(inputs[r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_fours(sums[r][v], input, weight[v]);
+      settle(sums[r]);
     }
   }
 };

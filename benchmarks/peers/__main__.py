@@ -27,7 +27,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
-from benchmarks.common import machine, offline_work, save
+from benchmarks.common import WORKS, machine, save
 from benchmarks.limits import Limits, Pass, describe, least_seconds, measure
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import (
@@ -45,6 +45,8 @@ from gpt.checkpoint import read_config
 
 LIMIT = 64
 NOBATCH_REQUESTS = 8
+SAMPLED = 0.8, 0.9  # temperature and top_p, what clients really send
+DTYPES = ("bfloat16", "float32", "int8")
 TIMEOUT_S = 900
 OURS, NOBATCH = "ours", "ours, nobatch"
 
@@ -71,10 +73,13 @@ class Result:
 class Work:
     """The tasks, and the folder in which they and their results lie while they are run."""
 
-    def __init__(self, model: str, requests: int, scratch: Path) -> None:
+    def __init__(
+        self, model: str, kind: str, requests: int | None, sampled: bool, scratch: Path
+    ) -> None:
         self.folder = prepare(model, BUILD / "models")
         self.config = read_config(self.folder)
-        self.jobs = offline_work(self.config.vocab_size, requests)
+        self.jobs = WORKS[kind](self.config.vocab_size)[:requests]
+        self.temperature, self.top_p = SAMPLED if sampled else (0.0, 1.0)
         self.scratch = scratch
 
     def do(
@@ -91,6 +96,7 @@ class Work:
         task = Task(
             runner, str(self.folder), dtype, limit,
             [job.prompt for job in jobs], [job.output_tokens for job in jobs],
+            self.temperature, self.top_p,
         )  # fmt: skip
         given, written = self.scratch / "task.json", self.scratch / "result.json"
         given.write_text(json.dumps(asdict(task)))
@@ -247,9 +253,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
-    parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"]
-    )
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=DTYPES)
     parser.add_argument(
         "--peers",
         nargs="*",
@@ -258,7 +262,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="PEER",
         help=f"any of: {'; '.join(names)}",
     )
-    parser.add_argument("--requests", type=int, default=64, help="default: %(default)s")
+    parser.add_argument(
+        "--work",
+        default="decode",
+        choices=WORKS,
+        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths as of conversations",
+    )
+    parser.add_argument(
+        "--sampled", action="store_true", help="temperature 0.8 and top_p 0.9 in place of greedy"
+    )
+    parser.add_argument("--requests", type=int, help="of the work, the first; default: all")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument(
         "--install", action="store_true", help="make the environments under build/peers first"
@@ -274,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         2 + sum(dtype in peer.dtypes for peer in peers) for dtype in args.dtypes
     )
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=steps, file=sys.stderr) as bar:
-        work = Work(args.model, args.requests, Path(scratch))
+        work = Work(args.model, args.work, args.requests, args.sampled, Path(scratch))
 
         def once(measure: Callable[[], Result]) -> Callable[[], Result]:
             """What cannot be run is not tried again in the next round."""
@@ -310,6 +323,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ends = summary(results, limits, work)
     report = {
         "model": args.model,
+        "work": args.work,
+        "sampled": args.sampled,
         "limits": asdict(limits),
         "results": [_for_report(result) for result in results],
         "summary": {
@@ -320,7 +335,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             for dtype, figures in ends.items()
         },
     }
-    save(report, table(args.model, results, limits, ends), args.out, "peers")
+    save(
+        report,
+        table(f"{args.model}, {args.work}{', sampled' * args.sampled},", results, limits, ends),
+        args.out,
+        "peers",
+    )
 
 
 def _given(result: Result) -> Result:

@@ -44,8 +44,10 @@ VLLM_VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
+ALL = ("bfloat16", "float32", "int8")
+
 PEERS = [
-    Peer("OpenVINO GenAI", "openvino", "with_openvino"),
+    Peer("OpenVINO GenAI", "openvino", "with_openvino", dtypes=ALL),
     Peer("vLLM", "vllm", "with_vllm", variables=VLLM_VARIABLES, preload=(MALLOC,)),
     Peer(
         "vLLM, Intel's OpenMP",
@@ -62,7 +64,7 @@ PEERS = [
         variables=VLLM_VARIABLES | {"PEER_EAGER": "1"},
         preload=(MALLOC,),
     ),
-    Peer("llama.cpp", "llamacpp", "with_llamacpp"),
+    Peer("llama.cpp", "llamacpp", "with_llamacpp", dtypes=ALL),
     Peer(
         "transformers, static",
         "transformers",
@@ -76,7 +78,7 @@ PEERS = [
         requests={"bfloat16": 16, "float32": 16},
     ),
     # in bfloat16 it says itself what this machine's CPU lacks
-    Peer("CTranslate2", "ctranslate2", "with_ctranslate2", requests={"float32": 16}),
+    Peer("CTranslate2", "ctranslate2", "with_ctranslate2", ALL, requests={"float32": 16}),
 ]
 
 

@@ -20,7 +20,7 @@ from benchmarks.limits import Pass, pass_of
 from benchmarks.modes.__main__ import MODES
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
 from model import LoadOptions, load_model
-from seams import Plan, Policy, Request, View
+from seams import Plan, Policy, Request, Sampling, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,12 @@ def main() -> None:
     model.warm_up()
     jobs = [Job(p, n) for p, n in zip(task.prompts, task.output_tokens, strict=True)]
     few = [Job(job.prompt, min(job.output_tokens, WARM_UP_TOKENS)) for job in jobs]
-    run_bare(model, MODES[mode](), mode, few, task.limit)
+    sampling = Sampling(temperature=task.temperature, top_p=task.top_p)
+    run_bare(model, MODES[mode](), mode, few, task.limit, sampling)
     policy = Watched(MODES[mode]())
-    run = run_bare(model, policy, mode, jobs, task.limit)
-    settings = f"{task.runner}, {torch.get_num_threads()} threads"
+    run = run_bare(model, policy, mode, jobs, task.limit, sampling)
+    kernels = ", ".join(sorted(set(model.info.kernels.values())))
+    settings = f"{task.runner}, {torch.get_num_threads()} threads, {kernels}"
     done = OursDone(run.seconds, run.outputs, settings, policy.passes)
     Path(sys.argv[2]).write_text(json.dumps(asdict(done)))
 

@@ -26,10 +26,12 @@ WARM_UP_TOKENS = 8
 class Task:
     runner: str  # the neighbour's name
     folder: str  # the weights, as a Hugging Face checkpoint in float32
-    dtype: str  # float32 or bfloat16
+    dtype: str  # float32, bfloat16 or int8
     limit: int  # requests that may run at once
     prompts: list[list[int]]
     output_tokens: list[int]
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0
 
 
 # prompts and output lengths in; the output tokens of each request out

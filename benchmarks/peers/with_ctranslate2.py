@@ -39,6 +39,9 @@ def load(task: Task) -> Engine:
             end_token=[],
             include_prompt_in_result=False,
             callback=ends,
+            sampling_topk=0 if task.temperature else 1,
+            sampling_temperature=task.temperature or 1,
+            sampling_topp=task.top_p,
         )
         return [result.sequences_ids[0] for result in results]
 

@@ -18,6 +18,8 @@ NO_TOKENIZER = "no_vocab"
 
 
 def load(task: Task) -> Engine:
+    if task.temperature:
+        raise SystemExit("greedy only: its own sampler works row by row in its server")
     import llama_cpp
     import numpy as np
 
@@ -39,6 +41,7 @@ def load(task: Task) -> Engine:
     cached: dict[str, Any] = {
         "float32": llama_cpp.GGML_TYPE_F32,
         "bfloat16": llama_cpp.GGML_TYPE_F16,  # its default
+        "int8": llama_cpp.GGML_TYPE_F16,
     }
     params.type_k = params.type_v = cached[task.dtype]
     context = llama_cpp.llama_init_from_model(network, params)
@@ -76,7 +79,7 @@ def load(task: Task) -> Engine:
                     llama_cpp.llama_memory_seq_rm(memory, place, -1, -1)
         return outputs
 
-    kind = {"float32": "float32", "bfloat16": "float16"}[task.dtype]
+    kind = "float32" if task.dtype == "float32" else "float16"
     return Engine(generate, f"{threads} threads, keys and values in {kind}, sequences apart")
 
 
@@ -117,6 +120,7 @@ def _converted(folder: Path, dtype: str, config: dict[str, int]) -> Path:
     matrices = {
         "float32": gguf.GGMLQuantizationType.F32,
         "bfloat16": gguf.GGMLQuantizationType.BF16,
+        "int8": gguf.GGMLQuantizationType.Q8_0,
     }[dtype]
     for hub_name, tensor in load_file(folder / "model.safetensors").items():
         name = names.get_name(

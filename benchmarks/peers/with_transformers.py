@@ -18,6 +18,10 @@ def load(task: Task) -> Engine:
     network.train(mode=False)
     network.generation_config.eos_token_id = None
 
+    how: dict[str, Any] = {"do_sample": False}
+    if task.temperature:
+        how = {"do_sample": True, "temperature": task.temperature, "top_p": task.top_p, "top_k": 0}
+
     def batch(prompts: list[list[int]], output_tokens: list[int]) -> list[list[int]]:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -26,7 +30,7 @@ def load(task: Task) -> Engine:
             ids,
             attention_mask=mask,
             max_new_tokens=max(output_tokens),
-            do_sample=False,
+            **how,
             use_cache=True,
             pad_token_id=0,
         )

@@ -28,8 +28,12 @@ def load(task: Task) -> Engine:
         allow_block_sharing=False,  # the warm-up must not do the work's prefill
     )
 
+    how: dict[str, Any] = {"do_sample": False}
+    if task.temperature:
+        how = {"do_sample": True, "temperature": task.temperature, "top_p": task.top_p}
+
     manager = network.init_continuous_batching(
-        generation_config=make_config(do_sample=False, max_new_tokens=1),
+        generation_config=make_config(max_new_tokens=1, **how),
         continuous_batching_config=settings,
     )
     manager.start()

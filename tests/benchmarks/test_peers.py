@@ -21,6 +21,7 @@ class SmallWork(peers.Work):
         self.folder, self.scratch = scratch, scratch
         self.config = GPTConfig(vocab_size=11, context=16, n_layer=1, n_head=1, n_embd=4)
         self.jobs = [Job([1], 2), Job([2, 3], 1)]
+        self.temperature, self.top_p = 0.0, 1.0
 
 
 def run(tmp_path: Path, program: str) -> peers.Result:
