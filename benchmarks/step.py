@@ -94,7 +94,7 @@ class Clock:
             name = path.rpartition(".")[2]
             if name in LINEARS or name in NORMS or isinstance(module, nn.Embedding):
                 part = "norms" if name in NORMS else name if name in LINEARS else "embedding"
-                module.forward = self.over(part, module.forward)  # type: ignore[method-assign]
+                module.forward = self.over(part, module.forward)
         lay_out, watched = model.lay_out, self
 
         def laid_out(steps: Any, rows: Any) -> Any:
