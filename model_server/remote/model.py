@@ -96,7 +96,7 @@ class RemoteModel:
             try:
                 life = begin(self.options, self._on_loss, self._life.session)
                 self._require_same(life)
-            except (NotYetError, RemoteModelError) as error:
+            except Exception as error:  # whatever it is: without this thread nobody would come back
                 if str(error) != refused:
                     refused = str(error)
                     log.info("the model is not back yet: %s", refused)
