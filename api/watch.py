@@ -109,7 +109,8 @@ def make_blueprint(service: Service) -> Blueprint:
     def events() -> Response:
         service.require_ready()
         try:
-            viewer = hub.join(request.environ.get("gunicorn.socket"))
+            client = request.environ.get("gunicorn.socket")
+            viewer = hub.join(client)
         except FullError:
             raise ApiError(
                 503,
@@ -123,7 +124,13 @@ def make_blueprint(service: Service) -> Blueprint:
         response = Response(body(), mimetype="text/event-stream")
         response.headers["Cache-Control"] = "no-store"
         response.headers["X-Accel-Buffering"] = "no"
-        response.call_on_close(lambda: hub.leave(viewer))
+        unwatch = service.departures.watch(client, viewer.drop)
+
+        def close() -> None:
+            unwatch()
+            hub.leave(viewer)
+
+        response.call_on_close(close)
         return response
 
     @blueprint.get("/watch/text/<int:number>")

@@ -1,0 +1,129 @@
+"""Events as a client gets them: who may, how many, and what becomes of one that does not read."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from records import History
+from tests.server.hash_app import ENDLESS, STEP_S
+from tests.server.process import PATIENCE_S, Server, eventually, serving
+from tests.watch.test_frames import HELLO, iterated
+from watch.hub import MOST_BEHIND, FullError, Hub
+
+HEADERS = {"Authorization": "Bearer sesame"}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("events")
+    options: dict[str, Any] = {"api_key": "sesame", "watch_viewers": 2}
+    with serving(folder, hash_model={STEP_S: 0.002, ENDLESS: 1}, **options) as server:
+        yield server
+
+
+def events(server: Server) -> requests.Response:
+    return requests.get(
+        f"{server.url}/watch/events", headers=HEADERS, stream=True, timeout=PATIENCE_S
+    )
+
+
+def test_the_page_is_open_and_what_it_shows_is_not(locked: Server) -> None:
+    for path in ("/watch", "/watch/page/main.js", "/watch/page/recorded/dynamic.json"):
+        assert requests.get(locked.url + path, timeout=PATIENCE_S).status_code == 200
+    for path in ("/watch/events", "/watch/trace", "/watch/text/0"):
+        assert requests.get(locked.url + path, timeout=PATIENCE_S).status_code == 401
+    assert requests.post(f"{locked.url}/watch/play", timeout=PATIENCE_S).status_code == 401
+
+
+def test_texts_are_private_unless_the_server_was_told(locked: Server) -> None:
+    answer = requests.get(f"{locked.url}/watch/text/0", headers=HEADERS, timeout=PATIENCE_S)
+    assert answer.status_code == 403
+    assert "--watch-text" in answer.json()["error"]
+
+
+def test_one_viewer_too_many_is_told_so_and_a_place_is_free_when_one_leaves(locked: Server) -> None:
+    with events(locked), events(locked):
+        refused = events(locked)
+        assert refused.status_code == 503
+        assert "--watch-viewers" in refused.json()["error"]
+    eventually(lambda: _greeted(locked), "a free place")
+
+
+def _greeted(server: Server) -> bool:
+    with events(server) as answer:
+        return answer.status_code == 200
+
+
+def test_the_stream_tells_each_request_and_adds_up_to_stats(locked: Server) -> None:
+    wanted = [{"prompt": "x", "num_tokens": 7, "after_s": 0.01 * i} for i in range(5)]
+    eventually(lambda: _greeted(locked), "a free place")
+    with events(locked) as answer:
+        lines = answer.iter_lines(decode_unicode=True)
+        assert next(lines) == "event: hello"
+        sent = requests.post(
+            f"{locked.url}/watch/play",
+            json={"requests": wanted},
+            headers=HEADERS,
+            timeout=PATIENCE_S,
+        ).json()
+        assert sent["refused"] == 0
+        ended: set[int] = set()
+        generated = 0
+        for line in lines:
+            if line.startswith("data: ") and "iterations" in (told := json.loads(line[6:])):
+                generated += sum(row[2] for row in told["iterations"])
+                ended |= {row[0] for row in told["ended"]}
+                if ended >= set(sent["requests"]):
+                    break
+    stats = requests.get(f"{locked.url}/stats", headers=HEADERS, timeout=PATIENCE_S).json()
+    assert generated == stats["total-tokens-handled"] == 35
+
+
+@pytest.mark.parametrize("form", ["perfetto", "chrome"])
+def test_the_trace_of_a_server_can_be_downloaded(locked: Server, form: str) -> None:
+    answer = requests.get(
+        f"{locked.url}/watch/trace?format={form}", headers=HEADERS, timeout=PATIENCE_S
+    )
+    assert answer.status_code == 200
+    assert answer.content
+    wrong = requests.get(f"{locked.url}/watch/trace?format=x", headers=HEADERS, timeout=PATIENCE_S)
+    assert wrong.status_code == 400
+
+
+def test_a_server_with_viewers_ends_at_once_when_it_has_drained(tmp_path: Path) -> None:
+    with serving(tmp_path, hash_model={STEP_S: 0.001}) as server:
+        answer = requests.get(f"{server.url}/watch/events", stream=True, timeout=PATIENCE_S)
+        assert next(answer.iter_lines()) == b"event: hello"
+        server.process.send_signal(15)
+        assert server.process.wait(PATIENCE_S) == 0
+        answer.close()
+
+
+def test_a_viewer_that_does_not_read_is_dropped_and_the_others_miss_nothing() -> None:
+    history = History(4)
+    hub = Hub(history, lambda: HELLO, dict, lambda: 1.0, lambda: False, 2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        slow, quick = hub.join(ours), hub.join(None)
+        with pytest.raises(FullError):
+            hub.join(None)
+        read = iter(quick)
+        seen = 0
+        next(read), next(read)  # hello, and what was before
+        for n in range(MOST_BEHIND + 5):
+            history.add(iterated(n, [(1, 0, 1, 2)]))
+            hub.backlog(1)  # as the hub's own thread does from time to time
+            while seen <= n:
+                frame = json.loads(next(read).split(b"data: ")[1])
+                seen += len(frame["iterations"])
+        assert hub.viewers == 1
+        assert theirs.recv(1) == b""  # it was hung up on
+        hub.leave(slow)
+        hub.leave(quick)

@@ -1,0 +1,160 @@
+"""The page in a real browser: what it shows is what the server says of itself."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.server.hash_app import ENDLESS, STEP_S
+from tests.server.process import ROOT, Server, serving
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no chromium here: the live page is not tested"
+)
+PAGE_BYTES = 150 * 1024
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("watch")
+    model = {STEP_S: 0.004, ENDLESS: 1}
+    with serving(folder, hash_model=model, max_batch_size=8, watch_text=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # no sandbox: containers run tests as root
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser: Browser, server: Server, tab: str, width: int = 1280) -> Page:
+    page = browser.new_page(viewport={"width": width, "height": 800}, bypass_csp=True)
+    page.goto(f"{server.url}/watch#{tab}")
+    page.wait_for_function("window.watch && window.watch.store.hello")
+    return page
+
+
+def told(page: Page, what: str) -> Any:
+    return page.evaluate(f"watch.store.{what}")
+
+
+def test_the_tokens_that_were_drawn_are_those_of_stats(browser: Browser, watched: Server) -> None:
+    page = opened(browser, watched, "live")
+    done = watched.counts()["completed"]
+    page.click("#twenty")
+    watched.reaches(completed=done + 20)
+    stats = watched.stats()
+    generated = stats["total-tokens-handled"]
+    page.wait_for_function(f"watch.store.generated === {generated}")
+    assert told(page, "runTokens") == told(page, "computed")
+    ended = "[...watch.store.requests.values()].filter(r => r.end !== null)"
+    by_request = page.evaluate(f"{ended}.reduce((sum, r) => sum + r.generated, 0)")
+    assert by_request == generated
+    # by the runs alone: a prefill gives a token, and so does each decode
+    runs = page.evaluate("watch.store.lanes.flat().map(r => [r.kind, r.tokens])")
+    assert sum(1 if kind == 0 else tokens for kind, tokens in runs if kind in (0, 2)) == generated
+    page.close()
+
+
+def test_the_three_modes_play_to_their_end_and_say_what_they_show(
+    browser: Browser, watched: Server
+) -> None:
+    page = opened(browser, watched, "modes")
+    page.wait_for_selector(".panel")
+    page.select_option("#modes-speed", "1")
+    page.click("#modes-play")
+    page.wait_for_function("watch.modes.t > 0.1")
+    assert page.inner_text("#verdict") == ""
+    page.evaluate("watch.modes.t = watch.modes.end - 0.01")
+    page.wait_for_function("document.querySelector('#verdict').textContent !== ''")
+    scores = page.locator(".panel .score").all_inner_texts()
+    assert [score.split(" after")[0] for score in scores] == ["20 of 20 answered"] * 3
+    assert page.inner_text(".winner h2") == "dynamic"
+    assert "with dynamic batching" in page.inner_text("#verdict")
+    page.close()
+
+
+def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: Server) -> None:
+    page = opened(browser, watched, "live")
+    watched.ask(num_tokens=12)
+    page.wait_for_function("watch.store.next > 10")
+    page.keyboard.press(" ")
+    assert page.evaluate("watch.view.follows") is False
+    page.keyboard.press("Enter")
+    assert "iteration" in page.inner_text("#detail")
+    n = page.evaluate("watch.tracks.iteration")
+    page.keyboard.press(",")
+    assert page.evaluate("watch.tracks.iteration") == n - 1
+    assert page.locator("#detail li").count() >= 1
+    page.keyboard.press("End")
+    assert page.evaluate("watch.view.follows") is True
+    page.close()
+
+
+@pytest.mark.parametrize("tab", ["live", "modes"])
+def test_nothing_is_wider_than_the_screen(browser: Browser, watched: Server, tab: str) -> None:
+    page = opened(browser, watched, tab)
+    for width in (390, 800, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        outside = page.evaluate(
+            "[...document.querySelectorAll('button, input, select, canvas, dd')]"
+            ".filter(e => e.offsetParent).map(e => [e.id, e.getBoundingClientRect()])"
+            ".filter(([, box]) => box.left < 0 || box.right > innerWidth + 0.5)"
+            ".map(([id]) => id)"
+        )
+        assert outside == []
+    page.close()
+
+
+def test_the_page_is_small_and_loads_nothing_from_elsewhere(
+    browser: Browser, watched: Server
+) -> None:
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{watched.url}/watch")
+    page.wait_for_selector(".panel")
+    assert all(url.startswith((watched.url, "data:")) for url in asked)
+    page.close()
+    files = [path for path in (ROOT / "watch" / "page").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= PAGE_BYTES
+
+
+@pytest.mark.long
+def test_ten_minutes_of_load_take_no_more_memory(browser: Browser, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_batch_size": 512, "hash_model": {STEP_S: 0.005, ENDLESS: 1}}
+    with serving(tmp_path, **options) as server:
+        page = opened(browser, server, "live")
+        page.evaluate("watch.room.rate = 40")
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+
+        def heap_bytes() -> float:
+            session.send("HeapProfiler.collectGarbage")
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            heap: float = next(m["value"] for m in metrics if m["name"] == "JSHeapUsedSize")
+            return heap
+
+        end_s = time.monotonic() + 600  # of load
+        while told(page, "next") < 20_000:  # until the page's ring is full
+            page.wait_for_timeout(1000)
+        full = heap_bytes()
+        frames, since_s = page.evaluate("watch.tracks.frames"), time.monotonic()
+        while time.monotonic() < end_s:
+            page.wait_for_timeout(1000)
+        drawn = page.evaluate("watch.tracks.frames") - frames
+        print(f"{drawn / (time.monotonic() - since_s):.1f} frames a second with 512 places")
+        assert heap_bytes() < 1.5 * full + 2e6
+        page.close()
