@@ -32,7 +32,7 @@ class ServeConfig(Options):
     """how the server that uses it shares the model, which decides how its memory is laid out"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
-    dtype: Literal["float32", "bfloat16"] = MODEL.option("float32")
+    dtype: Literal["float32", "bfloat16", "int8"] = MODEL.option("float32")
     """precision of weights and KV cache"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an

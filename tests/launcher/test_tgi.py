@@ -9,6 +9,7 @@ import pytest
 from config import Config
 from launcher import tgi
 from launcher.config import LauncherConfig, read
+from model_server.config import ServeConfig
 
 DOCS = Path(__file__).parents[2] / "docs" / "tgi.md"
 
@@ -99,3 +100,16 @@ def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:
 
 def test_the_page_shows_every_option() -> None:
     assert "\n".join(tgi.table()) in DOCS.read_text()
+
+
+def test_what_the_server_says_of_the_model_the_model_server_accepts() -> None:
+    """It is started with the server's environment."""
+    server = {option.name: option for option in Config.declared()}
+    for option in ServeConfig.declared():
+        if other := server.get(option.name):
+            assert (option.choices, option.variables) == (other.choices, other.variables)
+            assert (option.pattern, option.least, option.most) == (
+                other.pattern,
+                other.least,
+                other.most,
+            )
