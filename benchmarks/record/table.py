@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOOP = (
-    "batching.py", "embedded", "generate", "gpt", "inference.py", "kernels", "memory.py",
-    "model.py", "queueing.py", "scheduling",
+    "batching.py", "embedded", "failures.py", "flight.py", "generate", "gpt", "inference.py",
+    "kernels", "lifecycle.py", "memory.py", "model.py", "queueing.py", "records.py", "scheduling",
 )  # fmt: skip
 SERVER = (*LOOP, "api", "app.py", "gunicorn_conf.py", "stats.py", "text.py")
 COMPARE = (*SERVER, "client", "compare.sh")
@@ -81,6 +81,12 @@ TABLE: tuple[Recording, ...] = (
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
     _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
+    _bench("step", 2, "step", "results/reference-step", "step.json", LOOP),
+    # it writes watch/page/recorded/ itself
+    Recording(
+        "film", 1, f"{PYTHON}benchmarks.recorded --film {{out}}/film.svg", "docs/img", "film.svg",
+        (*LOOP, "watch/film.py"),
+    ),
     _bench(
         "remote", 30, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
         "development",
