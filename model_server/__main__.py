@@ -59,14 +59,15 @@ def watch(config: ServeConfig) -> int:
     """All shards, on this machine. Raises AccessError."""
     access = Access(config.model_token, config.model_tls)
     access.check(config.listen)
-    group = Group(lambda: shards_of(config), access, config.model_patience)
+    group = Group(lambda kv_tokens: shards_of(config, kv_tokens), access, config.model_patience)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: group.stop())
     return group.run()
 
 
-def shards_of(config: ServeConfig) -> list[Shard]:
-    """How they are started; they meet at another port each time, unless one is given."""
+def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
+    """How they are started; they meet at another port each time, unless one is given.
+    `kv_tokens`: what they must have memory for, as their predecessors had."""
     addresses = [address_of(config.listen, rank) for rank in range(config.shards)]
     rendezvous = config.rendezvous or f"127.0.0.1:{free_port()}"
     made = []
@@ -77,6 +78,7 @@ def shards_of(config: ServeConfig) -> list[Shard]:
             listen=listen,
             addresses=config.addresses or tuple(addresses),
             rendezvous=rendezvous,
+            kv_memory=config.kv_memory if kv_tokens is None else f"{kv_tokens}tokens",
         )
         environment = {**os.environ, **own.as_environment(), IN_GROUP: "1"}
         environment["PYTHONPATH"] = str(ROOT)

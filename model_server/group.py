@@ -26,7 +26,7 @@ from model_server.wire.access import Access
 log = logging.getLogger(__name__)
 
 REFUSED = 1  # status of a shard that can never be started: another attempt gives the same
-BEAT_S = 1.0
+BEAT_S, STARTING_BEAT_S = 1.0, 0.1
 GRACE_S = 10.0  # that shards have to end after SIGTERM
 PAUSE_S = 0.1, 10.0  # before a group that dies at once is started again: doubled up to the second
 
@@ -50,17 +50,19 @@ class _Event:
 
 
 class Group:
-    """`shards`: makes those of the next life. `patience_s`: without a heartbeat, a shard that was
-    ready once is taken to hang."""
+    """`shards`: makes those of the next life, given the KV memory of those before, in tokens: who
+    uses the model counts on it. `patience_s`: without a heartbeat, a shard that was ready once is
+    taken to hang."""
 
     def __init__(
-        self, shards: Callable[[], Sequence[Shard]], access: Access, patience_s: float
+        self, shards: Callable[[int | None], Sequence[Shard]], access: Access, patience_s: float
     ) -> None:
         self.shards = shards
         self.access = access
         self.patience_s = patience_s
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._life = 0
+        self._kv_tokens: int | None = None  # None: none was ready yet
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
@@ -91,7 +93,7 @@ class Group:
 
     def _start(self) -> None:
         self._life += 1
-        shards = self.shards()
+        shards = self.shards(self._kv_tokens)
         self.processes = [
             subprocess.Popen(
                 shard.command,
@@ -124,20 +126,23 @@ class Group:
         status = process.wait()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         what = f"the shard at {shard.address} ended with {how}"
-        self._events.put(_Event(life, what, final=status == REFUSED))
+        final = status == REFUSED and self._kv_tokens is None
+        self._events.put(_Event(life, what, final))
 
     def _await_silence(self, life: int, shard: Shard, process: subprocess.Popen[bytes]) -> None:
         ranks, ready, tick = Ranks([shard.address], self.access), False, threading.Event()
         while process.poll() is None:
             try:
                 (report,) = ranks.ask("Health", wire.HealthRequest(), self.patience_s)
-                ready = ready or report.ready
+                if report.ready and not ready:
+                    ready, before = True, self._kv_tokens or report.kv_tokens
+                    self._kv_tokens = min(before, report.kv_tokens)
             except grpc.RpcError as error:
                 if ready and process.poll() is None:
                     why = f"has no heartbeat ({error.code().name})"
                     self._events.put(_Event(life, f"the shard at {shard.address} {why}"))
                     break
-            tick.wait(BEAT_S)
+            tick.wait(BEAT_S if ready else STARTING_BEAT_S)
         ranks.close()
 
 

@@ -34,10 +34,10 @@ def serving(
             shards=shards,
             log_level="error",
         )
-        make: Callable[[], Sequence[Shard]] = lambda: shards_of(config)  # noqa: E731
+        make: Callable[[int | None], Sequence[Shard]] = lambda tokens: shards_of(config, tokens)  # noqa: E731
         if model == HASH:
             addresses = [address_of(address, rank) for rank in range(shards)]
-            make = lambda: hash_shards(addresses)  # noqa: E731
+            make = lambda _: hash_shards(addresses)  # noqa: E731
         group = Group(make, Access(), patience_s)
         thread = threading.Thread(target=group.run)
         thread.start()

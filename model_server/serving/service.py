@@ -97,7 +97,10 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self, request: wire.HealthRequest, context: grpc.ServicerContext
     ) -> wire.HealthReport:
         self._note_use(request.session)
-        return wire.HealthReport(ready=self.model is not None, session=self.worker.session)
+        if self.model is None:
+            return wire.HealthReport()
+        kv_tokens = self.model.blocks * self.model.block_tokens
+        return wire.HealthReport(ready=True, session=self.worker.session, kv_tokens=kv_tokens)
 
     # --- verbs for the model's thread -------------------------------------------------------
 

@@ -47,12 +47,14 @@ class HealthRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class HealthReport(_message.Message):
-    __slots__ = ("ready", "session")
+    __slots__ = ("ready", "session", "kv_tokens")
     READY_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     session: int
-    def __init__(self, ready: _Optional[bool] = ..., session: _Optional[int] = ...) -> None: ...
+    kv_tokens: int
+    def __init__(self, ready: _Optional[bool] = ..., session: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_batch_size",)

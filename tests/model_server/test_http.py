@@ -22,7 +22,7 @@ REQUESTS, TOKENS = 4, 150
 @pytest.mark.long
 def test_answers_are_the_same_when_the_model_server_is_killed_meanwhile(tmp_path: Path) -> None:
     address = unix(tmp_path)
-    group = Group(lambda: hash_shards([address]), Access(), patience_s=5.0)
+    group = Group(lambda _: hash_shards([address]), Access(), patience_s=5.0)
     with (
         running(group),
         serving(tmp_path, hash_model={"HASH_ENDLESS": 1}, remote_model=address) as server,

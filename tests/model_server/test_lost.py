@@ -96,7 +96,13 @@ def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
 
 def test_shards_that_are_killed_or_stopped_cost_no_answer_and_no_token(tmp_path: Path) -> None:
     addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
-    group = Group(lambda: hash_shards(addresses), Access(), PATIENCE_S)
+    kv_tokens = list[int | None]()
+
+    def shards(as_before: int | None) -> list[Shard]:
+        kv_tokens.append(as_before)
+        return hash_shards(addresses)
+
+    group = Group(shards, Access(), PATIENCE_S)
 
     def to_rank(rank: int, number: int) -> Callable[[], None]:
         return lambda: os.kill(group.processes[rank].pid, number)
@@ -110,6 +116,9 @@ def test_shards_that_are_killed_or_stopped_cost_no_answer_and_no_token(tmp_path:
             engine,
             [to_rank(0, signal.SIGKILL), to_rank(1, signal.SIGKILL), to_rank(1, signal.SIGSTOP)],
         )
+        # the ledger counts on as much memory as there was
+        assert kv_tokens[0] is None
+        assert kv_tokens[-1] == model.blocks * model.block_tokens
 
 
 def test_a_link_that_is_cut_and_heals_costs_no_answer_and_no_token(tmp_path: Path) -> None:
@@ -168,7 +177,7 @@ def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Pa
 def test_a_shard_that_cannot_be_started_ends_its_group(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", "raise SystemExit(1)"]
     shard = Shard(command, dict(os.environ), unix(tmp_path))
-    assert Group(lambda: [shard], Access(), PATIENCE_S).run() == 1
+    assert Group(lambda _: [shard], Access(), PATIENCE_S).run() == 1
 
 
 @pytest.mark.parametrize("shards", [1, 2])
