@@ -21,8 +21,8 @@ from client.analysis.metrics import measure, tokens_between
 from client.analysis.results import Calibration, Job, Loss, Played
 from client.contestant import Contestant
 from client.load import servers
-from client.load.cores import of_this_machine
 from client.load.live import live_view, say
+from client.load.machine import cores_for
 from client.load.records import Run
 from client.load.target import Target
 from client.load.workers import Crew
@@ -45,7 +45,7 @@ class Fleet:
     ) -> None:
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
         self._together = together
-        self.cores = of_this_machine(workers)
+        self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
         self._alive: dict[str, tuple[servers.Server, ExitStack]] = {}
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from client.analysis.gates import judge
 from client.analysis.metrics import measure
-from client.load.cores import of_this_machine
 from client.load.live import live_view, say
-from client.load.machine import machine, versions
+from client.load.machine import cores_for, machine, versions
 from client.load.servers import ROOT, started
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
@@ -42,7 +41,7 @@ def self_test(
         sys.executable, "-m", "client.load.nullserver", "--gap-s", str(GAP_S),
         "--processes", str(workers),
     )  # fmt: skip
-    cores = of_this_machine(workers)
+    cores = cores_for(workers)
     say(f"{cores}; processes of the client: {workers}")
     own = (None, None) if cores.shared else (cores.client, cores.servers)
     with tempfile.TemporaryDirectory() as folder, Crew(workers, own[0]) as crew:

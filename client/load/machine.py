@@ -1,4 +1,4 @@
-"""What a figure was measured on: machine, versions, commit."""
+"""What a figure was measured on: machine, versions, commit; its cores, and who had them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+_SHARE = 4  # the client takes at most one physical core in so many
 
 
 def machine() -> dict[str, Any]:
@@ -43,6 +46,57 @@ def commit() -> str:
         return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which logical cores the client runs on, and the servers that it starts."""
+
+    client: tuple[int, ...]
+    servers: tuple[int, ...]
+
+    @property
+    def shared(self) -> bool:
+        return bool(set(self.client) & set(self.servers))
+
+    def __str__(self) -> str:
+        if self.shared:
+            return f"client and servers share the {len(self.servers)} cores of this machine"
+        return f"client on cores {_told(self.client)}, servers on cores {_told(self.servers)}"
+
+
+def cores_for(workers: int = 1) -> Cores:
+    """A physical core for each of the client's processes, where the servers keep three in four."""
+    allowed = os.sched_getaffinity(0)
+    return divided([siblings(core) & allowed for core in sorted(allowed)], workers)
+
+
+def divided(siblings_of: Collection[frozenset[int] | set[int]], workers: int) -> Cores:
+    """By physical cores, each given as its logical ones."""
+    physical = sorted({tuple(sorted(group)) for group in siblings_of})
+    everyone = tuple(sorted(core for group in physical for core in group))
+    if workers * _SHARE > len(physical):
+        return Cores(everyone, everyone)
+    own = {core for group in physical[-workers:] for core in group}
+    return Cores(tuple(sorted(own)), tuple(core for core in everyone if core not in own))
+
+
+def siblings(core: int) -> set[int]:
+    """The logical cores of its physical one, itself among them."""
+    path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    try:
+        text = path.read_text()
+    except OSError:
+        return {core}
+    found: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.strip().partition("-")
+        found |= set(range(int(low), int(high or low) + 1))
+    return found | {core}
+
+
+def _told(cores: Collection[int]) -> str:
+    return ", ".join(map(str, cores))
 
 
 class Company:

@@ -12,7 +12,7 @@ import pytest
 
 from client.analysis.gates import VALID, judge
 from client.analysis.metrics import measure
-from client.load.cores import divided
+from client.load.machine import divided
 from client.load.play import Progress
 from client.load.records import Run
 from client.load.servers import started
