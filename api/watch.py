@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from flask import Blueprint, Response, jsonify, request, send_from_directory
+from flask import Blueprint, Response, g, jsonify, request, send_from_directory
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -187,6 +187,7 @@ def make_blueprint(service: Service) -> Blueprint:
                 refused += 1
             else:
                 taken.append(inference.id)
+        g.pop("inferences", None)  # they go on: the log must not take them for cancelled
         told: PlayAnswer = {"requests": taken, "refused": refused}
         return jsonify(told)
 

@@ -144,7 +144,8 @@ export class Tracks {
   /** @param {number} lane @param {number} t */
   laneAt(lane, t) {
     const runs = this.store.lanes[lane];
-    return runs && this.store.runs(lane, t - 1e-6, t).find((run) => run.end >= t - 1e-6 && this.store.requests.get(run.request)?.end === null);
+    return runs && this.store.runs(lane, t - 1e-6, t).find(
+      (run) => run.end >= t - 1e-6 && (this.store.requests.get(run.request)?.end ?? Infinity) > t);
   }
 
   /** Waiting requests packed into rows, each from its arrival to its admission.
@@ -228,9 +229,10 @@ export class Tracks {
     const { pen, store } = this;
     const first = store.after(from);
     let last = store.after(to);
-    if (last - first > this.plot()[1] / 9) return;
+    if (last - first > this.plot()[1] / 5) return;
     pen.fillStyle = p.back;
     for (let n = first; n <= last && n < store.next; n++) {
+      if (x(store.end(n)) - x(store.at(n, START)) < 5) continue;
       pen.fillRect(x(store.at(n, START)) - 0.5, track.top, 1, track.height);
       pen.fillRect(x(store.end(n)) - 0.5, track.top, 1, track.height);
     }
