@@ -1,0 +1,1 @@
+"""Prefix caching: what a shared beginning saves, and what looking for one costs."""

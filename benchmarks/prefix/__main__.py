@@ -1,0 +1,213 @@
+"""What prefix caching saves where prompts begin alike, and what it costs where none do.
+
+    python -m benchmarks.prefix                        # gpt2-medium's shape, some 25 minutes
+    python -m benchmarks.prefix --model embedded       # a minute
+    python -m benchmarks.prefix --clock cpu            # seconds of one thread, on a busy machine
+
+Three parts, each with prefix caching and without it, in turns on the same work:
+
+- TTFT of a prompt of which 90 % were sent before, and whether it gets the same tokens;
+- tokens per second where no two prompts begin alike;
+- capacity: the most requests per second of which 90 % have their first token within the objective,
+  twice the TTFT of a request alone without prefix caching. Poisson arrivals; each prompt is one of
+  a few system prompts, each of which was sent once before, and words of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from benchmarks.alternate import Ratio, in_turns, ratio
+from benchmarks.common import Job, machine, offline_work, save
+from benchmarks.prefix.play import CLOCKS, Loop
+from model import DTYPES, LoadOptions, load_model
+from seams import Model
+
+SHARED_SHARE = 0.9
+OUTPUT_TOKENS = 8
+OWN_TOKENS = 16, 48  # of a prompt behind a system prompt: uniform
+WITHIN, OBJECTIVE_MULTIPLE = 0.9, 2.0
+RATE_STEP = 1.25  # from one offered rate to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Ttft:
+    """Seconds, and the ratio of a shared prompt to one that is computed whole."""
+
+    whole_s: Sequence[float]
+    shared_s: Sequence[float]
+    ratio: Ratio
+    same_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Requests per second within the objective."""
+
+    objective_s: float
+    without: float
+    cached: float
+
+    @property
+    def ratio(self) -> float:
+        return self.cached / self.without
+
+
+class Prefixes:
+    """Random prompts; those with the same `shared` number begin alike."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._vocab_size = vocab_size
+
+    def tokens(self, count: int) -> list[int]:
+        return [int(token) for token in self._rng.integers(0, self._vocab_size, count)]
+
+    def behind(self, beginnings: Sequence[list[int]], requests: int) -> list[Job]:
+        picked = self._rng.integers(len(beginnings), size=requests)
+        own = self._rng.integers(*OWN_TOKENS, size=requests)
+        return [
+            Job(beginnings[k] + self.tokens(int(n)), OUTPUT_TOKENS)
+            for k, n in zip(picked.tolist(), own.tolist(), strict=True)
+        ]
+
+    def arrivals_s(self, requests: int) -> list[float]:
+        """Poisson, one a second."""
+        return [float(at) for at in self._rng.exponential(1.0, requests).cumsum()]
+
+
+def measure_ttft(model: Model, args: argparse.Namespace) -> Ttft:
+    prefixes = Prefixes(args.vocab_size, args.seed)
+    shared = int(args.prompt_tokens * SHARED_SHARE)
+    same = True
+
+    def pair() -> list[Job]:
+        beginning = prefixes.tokens(shared)
+        rest = args.prompt_tokens - shared
+        return [Job(beginning + prefixes.tokens(rest), OUTPUT_TOKENS) for _ in range(2)]
+
+    whole_s, shared_s = [], []
+    for _ in range(args.rounds):
+        first, second = pair()
+        plain = Loop(model, 1, prefix_caching=False, clock=args.clock).play([second])
+        loop = Loop(model, 1, prefix_caching=True, clock=args.clock)
+        loop.play([first])
+        hit = loop.play([second])
+        same &= plain.outputs == hit.outputs
+        whole_s += plain.ttft_s
+        shared_s += hit.ttft_s
+    return Ttft(whole_s, shared_s, ratio(shared_s, whole_s), same)
+
+
+def measure_overhead(model: Model, args: argparse.Namespace) -> Ratio:
+    """Tokens per second with prefix caching to those without, where nothing is shared."""
+    numbers = iter(range(args.seed, 10**9))
+
+    def run(work: list[Job], prefix_caching: bool) -> float:
+        loop = Loop(model, args.limit, prefix_caching=prefix_caching, clock=args.clock)
+        return loop.play(work).tokens_per_s
+
+    cached, plain = [], []
+    for _ in range(args.rounds):
+        work = offline_work(args.vocab_size, args.requests, next(numbers))
+        found = in_turns({True: partial(run, work, True), False: partial(run, work, False)}, 2)
+        cached.append(max(found[True]))
+        plain.append(max(found[False]))
+    return ratio(cached, plain)
+
+
+def measure_capacity(model: Model, args: argparse.Namespace) -> Capacity:
+    prefixes = Prefixes(args.vocab_size, args.seed)
+    systems = [prefixes.tokens(args.system_tokens) for _ in range(args.systems)]
+    work = prefixes.behind(systems, args.requests)
+    arrivals_s = prefixes.arrivals_s(args.requests)
+    alone = Loop(model, args.limit, prefix_caching=False, clock=args.clock)
+    objective_s = OBJECTIVE_MULTIPLE * alone.play(work[:1]).ttft_s[0]
+
+    def holds(loop: Loop, rate: float) -> bool:
+        played = loop.play(work, [at / rate for at in arrivals_s])
+        return float(np.mean(np.array(played.ttft_s) <= objective_s)) >= WITHIN
+
+    def capacity(prefix_caching: bool) -> float:
+        loop = Loop(model, args.limit, prefix_caching=prefix_caching, clock=args.clock)
+        loop.play([Job(system, 1) for system in systems])
+        rate = 1 / objective_s
+        if holds(loop, rate):
+            while holds(loop, rate * RATE_STEP):
+                rate *= RATE_STEP
+            return rate
+        while not holds(loop, rate := rate / RATE_STEP):
+            pass
+        return rate
+
+    return Capacity(objective_s, capacity(False), capacity(True))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--clock", default="wall", choices=CLOCKS)
+    parser.add_argument("--prompt-tokens", type=int, default=1000, help="of the first part")
+    parser.add_argument("--system-tokens", type=int, default=512, help="of the third part")
+    parser.add_argument("--systems", type=int, default=8, help="system prompts")
+    parser.add_argument("--requests", type=int, default=32, help="of the second and third part")
+    parser.add_argument("--limit", type=int, default=16, help="batch limit")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
+    args = parser.parse_args(argv)
+    if args.clock == "cpu":
+        torch.set_num_threads(1)
+
+    model = load_model(LoadOptions("dynamic", args.model, "cpu", args.dtype, 0, args.limit))
+    args.vocab_size = model.vocab_size
+    model.warm_up()
+    with tqdm(total=3, desc="prefix caching") as bar:
+        ttft = measure_ttft(model, args)
+        bar.update()
+        overhead = measure_overhead(model, args)
+        bar.update()
+        capacity = measure_capacity(model, args)
+        bar.update()
+    where = machine()
+    table = "\n".join(
+        [
+            f"{args.model}, {args.dtype}, on {where.cpu}, {where.cores} cores, "
+            f"{args.clock} seconds",
+            "",
+            "| | without prefix caching | with it | ratio |",
+            "|---|---:|---:|---:|",
+            f"| TTFT, {args.prompt_tokens} tokens, 90 % sent before | "
+            f"{np.median(ttft.whole_s):.3f} s | {np.median(ttft.shared_s):.3f} s | {ttft.ratio} |",
+            f"| tokens/s, nothing shared | | | {overhead} |",
+            f"| requests/s, {args.systems} system prompts of {args.system_tokens} tokens, TTFT "
+            f"within {capacity.objective_s:.2f} s | {capacity.without:.3f} | {capacity.cached:.3f} "
+            f"| {capacity.ratio:.1f} |",
+            "",
+            f"Tokens with shared blocks: {'the same' if ttft.same_tokens else 'NOT THE SAME'}.",
+        ]
+    )
+    report = {
+        "model": args.model,
+        "dtype": args.dtype,
+        "clock": args.clock,
+        "ttft": asdict(ttft),
+        "overhead": asdict(overhead),
+        "capacity": {**asdict(capacity), "ratio": capacity.ratio},
+    }
+    save(report, table, args.out, "prefix")
+
+
+if __name__ == "__main__":
+    main()
