@@ -85,7 +85,12 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
     status = 0
     others = Company()
     with Fleet(
-        asked.recipe, logs, asked.start_s, together=asked.together, workers=asked.args.workers
+        asked.recipe,
+        logs,
+        asked.start_s,
+        together=asked.together,
+        workers=asked.args.workers,
+        watched=asked.args.watch,
     ) as fleet:
         manifest["cores"] = str(fleet.cores)
         calibration = _calibrated(asked, fleet, losses)

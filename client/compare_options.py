@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -117,6 +118,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--out", type=Path, default=None, help="folder to write (default results/<time>)"
     )
+    p.add_argument(
+        "--watch", action="store_true",
+        help="print the address of each server's live page when it has started; whoever watches "
+        "takes time from what is measured, so the report goes to a temporary folder",
+    )  # fmt: skip
     p.add_argument("--json", action="store_true", help="print all figures as JSON, for machines")
     p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
     add_shape_options(p, _DEFAULTS)
@@ -196,6 +202,9 @@ def understood(args: argparse.Namespace) -> Asked:
         raise SpecError("compare needs open arrivals that have a rate")
     make(replace(recipe, requests=1000))  # a recipe that cannot be made is refused now
     objectives = parse_objectives(args.slo) if args.slo else None
+    if args.watch:
+        refuse_given(args, ["--out"], "with --watch: watched runs are not recorded")
+        args.out = Path(tempfile.mkdtemp(prefix="watched-"))
     folder = args.out or ROOT / "results" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     return Asked(args, contestants, loads, recipe, objectives, folder)
 

@@ -41,10 +41,18 @@ class Fleet:
     """
 
     def __init__(
-        self, recipe: Recipe, logs: Path, start_s: float, *, together: bool, workers: int = 1
+        self,
+        recipe: Recipe,
+        logs: Path,
+        start_s: float,
+        *,
+        together: bool,
+        workers: int = 1,
+        watched: bool = False,
     ) -> None:
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
         self._together = together
+        self._watched = watched  # whether addresses of live pages are printed
         self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
         self._alive: dict[str, tuple[servers.Server, ExitStack]] = {}
@@ -67,6 +75,8 @@ class Fleet:
                 server = stack.enter_context(contestant.open(self._logs, self._start_s, cores))
                 server = ready(server, self._recipe, self.crew)
                 self._alive[contestant.name] = server, stack.pop_all()
+                if self._watched and contestant.command is not None:
+                    say(f"watch {contestant.name}: {server.target.url}/watch#live")
         return self._alive[contestant.name][0]
 
     def _end_all(self) -> None:

@@ -104,7 +104,7 @@ def _panel(run: Recorded, top: int, span_us: int) -> Iterator[str]:
     mode, first = run.hello["mode"], run.frame["first"]
     yield (
         f'<text class="b" x="{MARGIN}" y="{top + 16}">{escape(mode)}</text>'
-        f'<text class="dim" x="{MARGIN + 66}" y="{top + 16}">{escape(SAYS.get(mode, ""))}</text>'
+        f'<text class="dim" x="{MARGIN + 74}" y="{top + 16}">{escape(SAYS.get(mode, ""))}</text>'
     )
     yield from _score(run, top, span_us)
     top += HEAD
@@ -170,7 +170,7 @@ def _foot(run: Recorded, top: int, span_us: int) -> Iterator[str]:
     at = 0.0
     while at * US < span_us * 0.98:
         x = _x(at * US, span_us)
-        words, anchor = (f"{at:g} s", "middle") if at else ("first arrival", "start")
+        words, anchor = (f"{at:g} s", "middle") if at else ("0", "start")
         yield f'<text class="dim" x="{x:.1f}" y="{top + 8}" text-anchor="{anchor}">{words}</text>'
         at = round(at + steps, 6)
     x = MARGIN
@@ -181,11 +181,7 @@ def _foot(run: Recorded, top: int, span_us: int) -> Iterator[str]:
         )
         x += 46 + 6 * len(words)
     slower = PLAY_S / (span_us / US)
-    speed = (
-        f"shown {slower:.1f} times as slow"
-        if slower > 1
-        else f"shown {1 / slower:.1f} times as fast"
-    )
+    speed = f"slowed {slower:.1f} times" if slower > 1 else f"{1 / slower:.1f} times as fast"
     hello = run.hello
     yield (
         f'<text class="dim" x="{MARGIN}" y="{top + 50}">One row is one request. '

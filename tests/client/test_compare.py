@@ -114,15 +114,19 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     assert len(requests) == sum(len(r.run.outcomes) for r in results)
 
 
-def test_servers_that_do_not_fit_together_live_one_at_a_time(tmp_path: Path) -> None:
+def test_servers_that_do_not_fit_together_live_one_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     modes = tuple(contestant(m, base_s=0.002) for m in ("nobatch", "dynamic"))
     plan = planned(tmp_path, modes, loads=(1.0, 2.0), control="dynamic", together=False)
-    with Fleet(RECIPE, tmp_path, 60.0, together=False) as fleet:
+    with Fleet(RECIPE, tmp_path, 60.0, together=False, watched=True) as fleet:
         found, _ = apart(carry_out(plan, fleet, capacity=20.0))
         one, other = (Path(f"{tmp_path}/server-{m.name}.log").stat().st_mtime for m in modes)
         assert len({p.run.target for p in found}) == 2
     assert [p.job.contestant for p in found] == ["nobatch"] * 2 + ["dynamic"] * 3
     assert one <= other
+    shown = "".join(capsys.readouterr())
+    assert [f"watch {m.name}: http" in shown for m in modes] == [True, True]
 
 
 def planned(folder: Path, contestants: tuple[Contestant, ...], **changes: Any) -> Experiment:
@@ -199,6 +203,7 @@ def test_the_command_compares_servers_that_already_run(
         (("--target", "a=http://127.0.0.1:1", "--", "--port", "1"), "options for servers have no"),
         (("--target", "a=http://127.0.0.1:1", "--deadline-s", "1"), "without --deferred-share"),
         (("--target", "a=http://127.0.0.1:1", "--budget-s", "0"), "must be seconds > 0"),
+        (("--target", "a=http://127.0.0.1:1", "--watch", "--out", "x"), "are not recorded"),
     ],
 )
 def test_bad_options_say_what_is_allowed(
