@@ -14,6 +14,7 @@ from benchmarks.common import Job, Tally
 from flight import Wait
 from inference import Inference
 from memory import Ledger
+from records import Iterated
 from scheduling.policies.orca import Orca
 from seams import Model, Sampling
 
@@ -28,6 +29,7 @@ class Played:
     seconds: float
     ttft_s: Sequence[float]
     outputs: Sequence[Sequence[int]]
+    iterations: Sequence[Iterated]
 
     @property
     def tokens_per_s(self) -> float:
@@ -37,11 +39,22 @@ class Played:
 class Loop:
     """A model and a ledger that stay warm from one run to the next. Greedy, policy `orca`."""
 
-    def __init__(self, model: Model, limit: int, *, prefix_caching: bool, clock: str) -> None:
+    def __init__(
+        self,
+        model: Model,
+        limit: int,
+        *,
+        prefix_caching: bool,
+        clock: str,
+        blocks: int | None = None,
+    ) -> None:
+        """`blocks`: of KV memory, where it is to be less than the model has."""
         self._model = model
         self._limit = limit
         self._clock = CLOCKS[clock]
-        self._ledger = Ledger(model.blocks, model.block_tokens, prefix_caching=prefix_caching)
+        self._ledger = Ledger(
+            blocks or model.blocks, model.block_tokens, prefix_caching=prefix_caching
+        )
 
     def play(self, work: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> Played:
         """Without times all are there at the start."""
@@ -73,4 +86,5 @@ class Loop:
             now(),
             [(i.first_token_s or math.inf) - i.arrival_s for i in inferences],
             [i.ids[i.prompt_tokens :] for i in inferences],
+            [e for e in manager.history.since(0).events if isinstance(e, Iterated)],
         )

@@ -1,0 +1,66 @@
+"""KV blocks over a run in which prompts begin alike: the picture of docs/memory.md.
+
+python -m benchmarks.prefix.picture
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from benchmarks.prefix.__main__ import Prefixes
+from benchmarks.prefix.play import Loop, Played
+from model import LoadOptions, load_model
+
+SYSTEMS, SYSTEM_TOKENS, REQUESTS, LIMIT, BLOCKS, RATE = 4, 256, 32, 4, 160, 4.0
+KINDS = {"used": "#4c78a8", "cached": "#9ecae9", "free": "#eeeeee"}
+
+
+def play(prefix_caching: bool) -> Played:
+    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, LIMIT))
+    prefixes = Prefixes(model.vocab_size, 0)
+    systems = [prefixes.tokens(SYSTEM_TOKENS) for _ in range(SYSTEMS)]
+    work = [replace(job, output_tokens=24) for job in prefixes.behind(systems, REQUESTS)]
+    arrivals_s = [at / RATE for at in prefixes.arrivals_s(REQUESTS)]
+    loop = Loop(model, LIMIT, prefix_caching=prefix_caching, clock="cpu", blocks=BLOCKS)
+    return loop.play(work, arrivals_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
+    out: Path = parser.parse_args().out
+    figure, rows = plt.subplots(2, 1, figsize=(9, 5), sharex=True, sharey=True)
+    for axes, prefix_caching in zip(rows, (False, True), strict=True):
+        played = play(prefix_caching)
+        at_s = [i.sums.start_s for i in played.iterations]
+        counts = [[getattr(i, kind) for i in played.iterations] for kind in KINDS]
+        axes.stackplot(
+            at_s, counts, labels=list(KINDS), colors=list(KINDS.values()), step="post", lw=0
+        )
+        computed = sum(i.sums.tokens for i in played.iterations)
+        ttft_ms = 1000 * sorted(played.ttft_s)[REQUESTS // 2]
+        axes.set_title(
+            f"prefix caching {'on' if prefix_caching else 'off'}: {computed} tokens computed, "
+            f"median TTFT {ttft_ms:.0f} ms",
+            loc="left",
+            fontsize=10,
+        )
+        axes.set_ylabel(f"blocks, {BLOCKS} in all")
+        axes.margins(0)
+    rows[0].legend(loc="lower right", ncols=3, fontsize=8)
+    rows[1].set_xlabel("seconds")
+    figure.tight_layout()
+    figure.savefig(out / "memory.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
