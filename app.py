@@ -114,6 +114,7 @@ def load_configured_model(config: Config) -> LoadedModel:
                 seed=config.seed,
                 max_batch_size=config.max_batch_size,
                 kv_memory=config.kv_memory,
+                graphs=config.cuda_graphs,
             )
         )
     except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:

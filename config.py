@@ -49,19 +49,23 @@ class Config(Options):
     the name given to --model"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
-    dtype: Literal["float32", "bfloat16", "int8"] = MODEL.option("float32")
-    """precision of weights and KV cache; int8: weights of linear layers in 8 bits, quantised when
-    the model is loaded, all else in bfloat16 (CPU only)"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
+    """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
+    others, float32 on a CPU; int8: weights of linear layers in 8 bits, quantised when the model is
+    loaded, all else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""
+    cuda_graphs: bool = MODEL.option(False)
+    """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
+    more GPUs; of no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
     remote_model: str | None = REMOTE.option(None, pattern=r"unix:/.+|.+:\d+")
     """address of a model server (./server.sh model-server) that executes --model: unix:/PATH, or
-    HOST:PORT, which needs a token or TLS; --device, --dtype, --kv-memory and --seed are its own
-    then; none: the model runs in this process"""
+    HOST:PORT, which needs a token or TLS; --device, --dtype, --kv-memory, --cuda-graphs and --seed
+    are its own then; none: the model runs in this process"""
     model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
     """the token that the model server was told; other users of this machine can read a command
     line, not your environment"""

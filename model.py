@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from gpt.attention import RaggedAttention, RectangleAttention, Span, attention_kernel
+from gpt.attention import RectangleAttention, Span, attention_kernel
 from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
+from gpt.cache import KVShape
 from gpt.checkpoint import load_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
+from gpt.gpu.selfcheck import Heads, why_not
 from gpt.linear.layers import quantise_linears
 from gpt.network import Attend
 from gpt.part import WHOLE, Part
@@ -32,7 +34,12 @@ from seams import DeviceMemoryError, Step
 log = logging.getLogger(__name__)
 
 # what activations, keys and values are; with int8, which is of the linear layers' weights, too
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,
+}
 # A smaller network's operators are too short to share: on two busy cores the embedded model was 20
 # times slower with two threads than with one, each barrier waiting for a thread without a core.
 SHARED_WORK_PARAMETERS = 20e6
@@ -47,12 +54,13 @@ class LoadOptions:
     mode: str
     model: str
     device: str  # auto, cpu, cuda, cuda:1 ...
-    dtype: str
+    dtype: str  # auto, or one of DTYPES
     seed: int
     max_batch_size: int
     kv_memory: str = "auto"  # or as gpt.budget.asked_blocks reads it
     part: Part = WHOLE
     rendezvous: str = ""  # of the shards, HOST:PORT
+    graphs: bool = False  # decodes as CUDA graphs, where the device is a GPU
 
 
 def load_model(options: LoadOptions) -> Executor:
@@ -61,11 +69,12 @@ def load_model(options: LoadOptions) -> Executor:
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device, dtype = torch.device(name), DTYPES[options.dtype]
+    device = torch.device(name)
+    dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
     if options.dtype == "int8" and device.type != "cpu":
         raise UnsupportedDtypeError(
             f"--dtype int8 on --device {name}: its kernels run on a CPU; allowed here: "
-            "float32, bfloat16"
+            "auto, float32, bfloat16, float16"
         )
     loaded = torch.float32 if options.dtype == "int8" else dtype  # quantised from all its bits
     network = load_network(options.model, device, loaded, options.seed, options.part)
@@ -77,7 +86,14 @@ def load_model(options: LoadOptions) -> Executor:
     if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
-    model = kind(network, dtype, options.model)
+    kernel = None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # on which Triton launches
+        shape = KVShape.of(network.config, dtype, device)
+        kernel = (
+            why_not(device, Heads.of(network.config.n_head // options.part.shards, shape)) is None
+        )
+    model = kind(network, dtype, options.model, kernel=kernel)
     if options.part != WHOLE:
         model.info = replace(model.info, parameters=whole_parameters(network.config))
     rows = options.max_batch_size
@@ -95,8 +111,19 @@ def load_model(options: LoadOptions) -> Executor:
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error
+    if options.graphs and model.gpu is not None and options.part == WHOLE:
+        model.gpu.record_graphs(rows)
     log.info("%s", model.describe())
     return model
+
+
+def best_dtype(device: torch.device) -> torch.dtype:
+    """What a device is fast in: on a CPU float32, which is also the most exact."""
+    if device.type != "cuda":
+        return torch.float32
+    with torch.cuda.device(device):
+        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if capable else torch.float16
 
 
 class ServerModel(Executor):
@@ -123,14 +150,12 @@ class ServerModel(Executor):
             spans.append(Span(end - step.tokens, step.tokens, step.start, row.table))
         columns = (starts + counts - width)[:, None] + np.arange(width)
         positions = columns.clip(0)  # [rows, width]; of padding any that there is
-        attend: Attend
-        if attention_kernel(self.shape) is None:
+        attend: Attend | None = None
+        if self.gpu is None and attention_kernel(self.shape) is None:
             if opens:
                 self.pool.clear(slice(first_block, first_block + count * row_blocks))
             attend = RectangleAttention(self.pool, first_block, row_blocks, positions, counts)
-        else:
-            attend = RaggedAttention(spans, self.pool)
-        return Flat(tokens, positions.ravel(), ends, attend)
+        return Flat(tokens, positions.ravel(), ends, spans, attend)
 
 
 class DynamicBatchingServerModel(Executor):
@@ -149,4 +174,4 @@ class DynamicBatchingServerModel(Executor):
         counts = np.array([step.tokens for step in steps])
         offsets = np.array([step.start for step in steps]) - counts.cumsum() + counts
         positions = np.arange(len(tokens)) + offsets.repeat(counts)
-        return Flat(tokens, positions, ends, RaggedAttention(spans, self.pool))
+        return Flat(tokens, positions, ends, spans)

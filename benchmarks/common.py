@@ -1,4 +1,5 @@
-"""What the benchmarks share: the work, the bare loop that does it, the machine, the card."""
+"""What the benchmarks share: the work, the bare loop that does it (`bare.py`), the machine, the
+card."""
 
 from __future__ import annotations
 
@@ -6,128 +7,24 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
-from batching import LAYOUTS, BatchingManager, Mode, make_ledger
 from benchmarks.alternate import QUIET_CORES
+from benchmarks.bare import GREEDY as GREEDY
+from benchmarks.bare import WORKS as WORKS
+from benchmarks.bare import BareRun as BareRun
+from benchmarks.bare import Job as Job
+from benchmarks.bare import Tally as Tally
+from benchmarks.bare import offline_work as offline_work
+from benchmarks.bare import run_bare as run_bare
 from client.load.machine import Company
-from flight import Wait
-from inference import Inference
-from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
 COMPANY = Company()  # from the start of the benchmark on
-
-GREEDY = Sampling(temperature=0)
-
-
-GREEDY = Sampling(temperature=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request of the work, in tokens."""
-
-    prompt: list[int]
-    output_tokens: int
-
-
-def offline_work(vocab_size: int, requests: int = 64, seed: int = 0) -> list[Job]:
-    """Prompts of 4 to 64 random tokens, outputs normal(100, 50) clipped to 1..200, as in the
-    original's client, all present at the start."""
-    rng = np.random.default_rng(seed)
-    prompt_lengths = rng.integers(4, 65, requests)
-    outputs = np.clip(rng.normal(100, 50, requests), 1, 200).astype(int)
-    return [
-        Job(rng.integers(0, vocab_size, length).tolist(), int(output))
-        for length, output in zip(prompt_lengths, outputs, strict=True)
-    ]
-
-
-def prefill_work(vocab_size: int, requests: int = 24, seed: int = 0) -> list[Job]:
-    """Prompts of 512 random tokens, outputs of 16: a prefill with a little decoding."""
-    rng = np.random.default_rng(seed)
-    return [Job(rng.integers(0, vocab_size, 512).tolist(), 16) for _ in range(requests)]
-
-
-def mixed_work(vocab_size: int, requests: int = 32, seed: int = 0) -> list[Job]:
-    """Lengths as people's conversations have them: log-normal, prompts of 4 to 600 tokens (median
-    90), outputs of 1 to 300 (median 110), some a hundred times as long as others."""
-    rng = np.random.default_rng(seed)
-    prompts = np.clip(rng.lognormal(np.log(90), 1.1, requests), 4, 600).astype(int)
-    outputs = np.clip(rng.lognormal(np.log(110), 0.9, requests), 1, 300).astype(int)
-    return [
-        Job(rng.integers(0, vocab_size, length).tolist(), int(output))
-        for length, output in zip(prompts, outputs, strict=True)
-    ]
-
-
-WORKS = {"decode": offline_work, "prefill": prefill_work, "mixed": mixed_work}
-
-
-class Tally:
-    """A recorder that keeps what a benchmark needs of the records."""
-
-    def __init__(self) -> None:
-        self.iterations: list[IterationRecord] = []
-        self.requests: list[RequestRecord] = []
-
-    def iteration(self, record: IterationRecord) -> None:
-        self.iterations.append(record)
-
-    def request(self, record: RequestRecord) -> None:
-        self.requests.append(record)
-
-    def busy(self, start_s: float, end_s: float) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class BareRun:
-    """What the loop did without HTTP."""
-
-    seconds: float
-    tally: Tally
-    outputs: list[list[int]]
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(r.generated for r in self.tally.requests) / self.seconds
-
-
-def run_bare(
-    model: Model,
-    policy: Policy,
-    mode: Mode,
-    work: Sequence[Job],
-    max_batch_size: int,
-    sampling: Sampling = GREEDY,
-) -> BareRun:
-    """The mode's own loop over the work, in this thread, all requests present at once, each with a
-    seed of its own."""
-    tally = Tally()
-    manager = BatchingManager(policy, tally, max_batch_size=max_batch_size, max_waiting=len(work))
-    manager.serve(model, make_ledger(mode, model))
-    start_s = time.perf_counter()
-    inferences = [
-        Inference(job.prompt, job.output_tokens, replace(sampling, seed=seed), start_s)
-        for seed, job in enumerate(work)
-    ]
-    for inference in inferences:
-        manager.submit(inference)
-    while not isinstance(manager.step(LAYOUTS[mode], time.perf_counter), Wait):
-        pass
-    seconds = time.perf_counter() - start_s
-    failed = [i.error for i in inferences if i.error]
-    if failed:
-        raise RuntimeError(f"{len(failed)} requests failed, the first: {failed[0]}")
-    return BareRun(seconds, tally, [i.ids[i.prompt_tokens :] for i in inferences])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 `RaggedAttention` serves rows of any length, each over its own blocks: the compiled kernel on a CPU,
 or, row by row, torch's own operator, which also defines what is computed (`attend_rows`).
-`RectangleAttention` serves a padded batch in one masked call: the rectangle on a GPU, or where
-there is no compiler.
+`RectangleAttention` serves a padded batch in one masked call, on a CPU without a compiler. On a GPU
+neither is used (`gpt/gpu/paged.py`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
+from dataclasses import replace
 
-import psutil
 import torch
 
 from gpt.cache import KVShape
@@ -25,6 +25,7 @@ class KVMemoryError(ValueError):
     """The KV memory that is asked for cannot be had."""
 
 
+_COSTLIEST = Sampling(top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20)
 _UNITS = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
 }  # fmt: skip
@@ -63,6 +64,8 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
     Available is what the machine has, or what the container's limit leaves where that is less.
     Raises KVMemoryError where the share is less than the server's own warm-up takes.
     """
+    import psutil  # here: benchmarks/gpu.py runs without it
+
     machine_bytes, room_bytes = psutil.virtual_memory().available, container_room_bytes()
     available_bytes, whose = machine_bytes, "on the machine"
     if room_bytes is not None and room_bytes < machine_bytes:
@@ -149,9 +152,11 @@ def _activation_bytes(model: Executor, rows: int) -> int:
     context = model.context
     each = blocks_of(1, context, model.shape)
     model.allocate(rows * each)
-    model.open([Opening(i, [0] * context, context, Sampling()) for i in range(rows)])
+    # of one row the logprobs of its prompt, which are computed in chunks, whosever they are
+    asked = [replace(_COSTLIEST, prompt_logprobs=None if i else 20) for i in range(rows)]
+    model.open([Opening(i, [0] * context, context, asked[i]) for i in range(rows)])
     steps = [Step(i, 0, context, True, range(i * each, (i + 1) * each)) for i in range(rows)]
     torch.cuda.reset_peak_memory_stats(model.device)
     held_bytes = torch.cuda.memory_allocated(model.device)
-    model.start(steps, ())
+    model.start(steps, ()).result()
     return torch.cuda.max_memory_allocated(model.device) - held_bytes

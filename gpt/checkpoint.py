@@ -8,16 +8,17 @@ downloaded into such a folder; `random:NAME` has a shape and no weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gpt.network import GPT, GPTConfig, init_weights
 from gpt.part import WHOLE, Part, PartError
@@ -53,6 +54,9 @@ _BLOCK_NAMES = {
 }
 
 
+Thing = TypeVar("Thing")
+
+
 class CheckpointError(Exception):
     """A model that cannot be loaded; the message says what was found and what is allowed."""
 
@@ -77,7 +81,8 @@ def random_network(name: str, seed: int) -> GPT:
     if name not in SHAPES:
         raise CheckpointError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
     network = GPT(SHAPES[name])
-    init_weights(network, seed)
+    total = len(list(network.parameters()))
+    init_weights(network, seed, lambda named: _shown(named, total, "drawing weights"))
     return network
 
 
@@ -121,13 +126,7 @@ def load_checkpoint(folder: Path, part: Part = WHOLE) -> GPT:
     network, expected = _empty(read_config(folder), part)
     names = _hub_names(network.config.n_layer)
     state: dict[str, Tensor] = {}
-    for hub_name, source in tqdm(
-        _tensors(folder),
-        total=len(names),
-        desc=f"loading {folder.name}",
-        leave=False,
-        disable=None,  # on a terminal only: a log may be read by machines
-    ):
+    for hub_name, source in _shown(_tensors(folder), len(names), f"loading {folder.name}"):
         ours, transposed = names.get(hub_name.removeprefix("transformer."), ("", False))
         if not ours:
             continue  # causal masks and a tied head that some exports carry along
@@ -176,6 +175,15 @@ def _empty(config: GPTConfig, part: Part) -> tuple[GPT, dict[str, tuple[int, ...
         own.wte = nn.Embedding(tokens, config.n_embd)
         own.head = nn.Linear(config.n_embd, tokens, bias=False)
     return own, {ours: tuple(tensor.shape) for ours, tensor in whole.state_dict().items()}
+
+
+def _shown(things: Iterable[Thing], total: int, doing: str) -> Iterable[Thing]:
+    """With a progress bar, on a terminal only: a log may be read by machines."""
+    if not sys.stderr.isatty() or find_spec("tqdm") is None:  # benchmarks/gpu.py runs without it
+        return things
+    from tqdm import tqdm
+
+    return tqdm(things, total=total, desc=doing, leave=False)
 
 
 def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:

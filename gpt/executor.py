@@ -1,8 +1,9 @@
 """Executes iterations of the local model: one network, and the sequences that it was told of.
 
 An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
-which tokens lie where on it, and how attention finds each one's past. Everything is computed within
-`start`.
+which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
+computed within `start`; a GPU is given its work there, and its results are read in
+`Started.result`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gpt.attention import Counts
+from gpt.attention import Counts, RaggedAttention, Span
 from gpt.cache import BlockTable, KVPool, KVShape
 from gpt.errors import with_our_errors
+from gpt.gpu.device import Device
 from gpt.linear.choice import is_batch_invariant, pack_linears
 from gpt.linear.layers import Int8Linear
 from gpt.network import GPT, Attend
-from gpt.sampling import Sampler, logprobs
-from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step, TokenLogprobs
+from gpt.sampling import Sampler
+from gpt.scoring import Wanted, in_words, score, score_all
+from gpt.transfer import ReadBack, send
+from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +68,60 @@ class Flat:
     tokens: Sequence[int]  # [N]
     positions: Counts  # [N]
     ends: Sequence[int]  # of each step, where its tokens end
-    attend: Attend
+    spans: Sequence[Span]
+    attend: Attend | None = None  # None: by what is best for spans on the device
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """An iteration that was computed when it was started. As `seams.Pending`."""
+class Launched:
+    """What is read back of an iteration, and what it means."""
 
-    outcome: Outcome
+    rows: Sequence[KnownSequence]
+    positions: int  # computed, padding included
+    drawing: Sequence[int]  # rows for which a token is drawn
+    prompts: Sequence[Wanted]  # prompt tokens that are scored
+    scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
+    numbers: (
+        ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, where there are any
+    )
+    start_s: float
 
+    def read(self) -> Outcome:
+        """Waits for it. What was drawn is known from then on."""
+        arrays = self.numbers.arrays()
+        tokens: list[list[int]] = [[] for _ in self.rows]
+        if self.drawing:
+            for i, token in zip(self.drawing, arrays.pop(0).tolist(), strict=True):
+                tokens[i] = [token]
+                self.rows[i].ids.append(token)
+        new = [Wanted(i, 0, 0, tokens[i], _alternatives(self.rows[i])) for i in self.scored]
+        of_prompts = zip(self.prompts, in_words(self.prompts, arrays[:3]), strict=True)
+        of_tokens = zip(self.scored, in_words(new, arrays[-3:]), strict=True)
+        return Outcome(
+            tokens,
+            self.positions,
+            time.perf_counter() - self.start_s,
+            dict(of_tokens),
+            {wanted.row: (wanted.first, words) for wanted, words in of_prompts},
+        )
+
+
+class Started:
+    """An iteration that was launched; on a CPU it was computed then. As `seams.Pending`."""
+
+    def __init__(self, launched: Launched, device: torch.device) -> None:
+        self.device = device
+        self._launched = launched
+        self._outcome: Outcome | None = None
+        if device.type == "cpu":
+            self.result()  # its duration ends here
+
+    @with_our_errors
     def result(self) -> Outcome:
-        return self.outcome
+        """Raises DeviceLostError."""
+        if self._outcome is None:
+            self._outcome = self._launched.read()
+        return self._outcome
 
 
 class Executor(ABC):
@@ -82,7 +130,11 @@ class Executor(ABC):
     lost: str | None = None  # it lives and dies with its process
     pool: KVPool
 
-    def __init__(self, network: GPT, dtype: torch.dtype, name: str) -> None:
+    def __init__(
+        self, network: GPT, dtype: torch.dtype, name: str, *, kernel: bool | None = None
+    ) -> None:
+        """`kernel`: whether attention runs by the Triton kernel, on a GPU, or on a CPU where Triton
+        interprets; None: on a CPU, by what is made for CPUs."""
         self.network = network
         self.device = network.wte.weight.device
         self.context = network.config.context
@@ -90,7 +142,7 @@ class Executor(ABC):
         self.shape = KVShape.of(network.config, dtype, self.device)
         parameters = count_parameters(network)
         int8 = any(isinstance(module, Int8Linear) for module in network.modules())
-        kernels = pack_linears(network)
+        kernels = {} if kernel is not None else pack_linears(network)
         self.info = ModelInfo(
             name=name,
             parameters=parameters,
@@ -106,14 +158,20 @@ class Executor(ABC):
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler()
+        self._started: Started | None = None
+        self._kernel = kernel
+        self.gpu: Device | None = None
 
     @with_our_errors
     def allocate(self, blocks: int) -> None:
         """KV memory for all sequences together; what is there already is given up first. Raises
         DeviceMemoryError."""
+        self.gpu = None
         if hasattr(self, "pool"):
             del self.pool
         self.pool = KVPool(self.shape, blocks)
+        if self._kernel is not None:
+            self.gpu = Device(self.network, self.pool, kernel=self._kernel)
 
     @property
     def blocks(self) -> int:
@@ -137,8 +195,8 @@ class Executor(ABC):
         first use."""
         prompt = self.block_tokens - 1
         self.open([Opening(0, [0] * prompt, prompt, Sampling())])
-        self.start([Step(0, 0, prompt, True, (0,))], ())
-        self.start([Step(0, prompt, 1, True, ())], ())
+        self.start([Step(0, 0, prompt, True, (0,))], ()).result()
+        self.start([Step(0, prompt, 1, True, ())], ()).result()
         self.forget()
 
     # --- seams.Model ------------------------------------------------------------------------
@@ -149,25 +207,45 @@ class Executor(ABC):
 
     @torch.inference_mode()
     @with_our_errors
-    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Finished:
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Started:
         """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
+        if self._started is not None:
+            self._started.result()  # the tokens that it drew are computed now
         start_s = time.perf_counter()
         for id in released:
             self._sequences.pop(id, None)
         rows = [self._sequences[step.id] for step in steps]
         flat = self.lay_out(steps, rows)
-        hidden = self.network(
-            torch.tensor(flat.tokens).to(self.device),
-            torch.from_numpy(flat.positions).to(self.device),
-            flat.attend,
-        )  # [N, C]
-        found = self._prompt_logprobs(hidden, steps, rows, flat.ends)
-        tokens, of_tokens = self._draw(hidden, steps, rows, flat.ends)
-        if self.device.type == "cuda" and not any(tokens):
-            # nothing was read back yet: the duration would be that of the launch
-            torch.cuda.synchronize(self.device)
-        duration_s = time.perf_counter() - start_s
-        return Finished(Outcome(tokens, len(flat.tokens), duration_s, of_tokens, found))
+        drawing = [i for i, step in enumerate(steps) if step.draw]
+        hidden, logits = self._run(flat, [flat.ends[i] - 1 for i in drawing])
+        prompts = _prompts_to_score(steps, rows, flat.ends)
+        scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
+        found: list[Tensor] = []
+        if drawing:
+            drawn = self._sampler.draw(logits, [rows[i] for i in drawing])
+            found.append(drawn)
+        if prompts:
+            found += score_all(prompts, hidden, self.network.head, self._send)
+        if scored:
+            (places,) = self._send([np.array([drawing.index(i) for i in scored])])
+            most = max(_alternatives(rows[i]) for i in scored)
+            found += score(logits.index_select(0, places), drawn.index_select(0, places), most)
+        numbers = ReadBack(found, self.device)
+        launched = Launched(rows, len(flat.tokens), drawing, prompts, scored, numbers, start_s)
+        self._started = Started(launched, self.device)
+        return self._started
+
+    def _run(self, flat: Flat, drawn: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Hidden states `[N, C]`, and logits `[draws, V]` after the places `drawn`."""
+        if self.gpu is not None:
+            return self.gpu(flat.tokens, flat.positions, drawn, flat.spans)
+        attend = flat.attend or RaggedAttention(flat.spans, self.pool)
+        positions = torch.from_numpy(flat.positions)
+        hidden = self.network(torch.tensor(flat.tokens), positions, attend)
+        return hidden, self.network.head(hidden[drawn]) if drawn else hidden[:0]
+
+    def _send(self, arrays: Sequence[Counts]) -> list[Tensor]:
+        return send(arrays, self.device)
 
     @staticmethod
     def _take_blocks(steps: Sequence[Step], rows: Sequence[KnownSequence]) -> None:
@@ -181,45 +259,24 @@ class Executor(ABC):
 
     def forget(self) -> None:
         """Drops all sequences."""
+        self._started = None
         self._sequences.clear()
 
-    def _draw(
-        self,
-        hidden: Tensor,
-        steps: Sequence[Step],
-        rows: Sequence[KnownSequence],
-        ends: Sequence[int],
-    ) -> tuple[list[list[int]], dict[int, list[TokenLogprobs]]]:
-        """The next token of each row where it is wanted, known from then on, and its logprobs."""
-        tokens: list[list[int]] = [[] for _ in steps]
-        found = {}
-        wanted = [i for i, step in enumerate(steps) if step.draw]
-        if wanted:
-            logits = self.network.head(hidden[[ends[i] - 1 for i in wanted]])
-            drawn = self._sampler.draw(logits, [rows[i] for i in wanted]).tolist()
-            for j, (i, token) in enumerate(zip(wanted, drawn, strict=True)):
-                row, tokens[i] = rows[i], [token]
-                row.ids.append(token)
-                if row.sampling.logprobs is not None:
-                    found[i] = logprobs(logits[j : j + 1], [token], row.sampling.logprobs)
-        return tokens, found
 
-    def _prompt_logprobs(
-        self,
-        hidden: Tensor,
-        steps: Sequence[Step],
-        rows: Sequence[KnownSequence],
-        ends: Sequence[int],
-    ) -> dict[int, tuple[int, list[TokenLogprobs]]]:
-        """Of the prompt tokens that follow the new positions, and were not scored before."""
-        found = {}
-        for i, row in enumerate(rows):
-            if row.sampling.prompt_logprobs is not None:
-                start, tokens = steps[i].start, steps[i].tokens
-                first = max(start, row.scored) + 1
-                ahead = row.ids[first : min(start + tokens + 1, row.prompt_tokens)]
-                if ahead:
-                    at = ends[i] - tokens + first - 1 - start  # the position before the first
-                    logits = self.network.head(hidden[at : at + len(ahead)])
-                    found[i] = first, logprobs(logits, ahead, row.sampling.prompt_logprobs)
-        return found
+def _alternatives(row: KnownSequence) -> int:
+    return row.sampling.logprobs or 0
+
+
+def _prompts_to_score(
+    steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Sequence[int]
+) -> list[Wanted]:
+    """Prompt tokens that follow the new positions, and were not scored before."""
+    wanted = []
+    for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
+        if row.sampling.prompt_logprobs is not None:
+            first = max(step.start, row.scored) + 1
+            ahead = row.ids[first : min(step.start + step.tokens + 1, row.prompt_tokens)]
+            if ahead:
+                at = ends[i] - step.tokens + first - 1 - step.start  # the place before the first
+                wanted.append(Wanted(i, first, at, ahead, row.sampling.prompt_logprobs))
+    return wanted

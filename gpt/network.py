@@ -10,13 +10,12 @@ Architecture: Radford et al., "Language Models are Unsupervised Multitask Learne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 # (layer, q, k, v) -> y, all [..., n_head, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -91,18 +90,15 @@ class GPT(nn.Module):
         return hidden
 
 
-def init_weights(network: GPT, seed: int) -> None:
-    """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer)."""
+Named = Iterable[tuple[str, Tensor]]
+
+
+def init_weights(network: GPT, seed: int, shown: Callable[[Named], Named] = iter) -> None:
+    """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer).
+    `shown`: may show how far it is."""
     generator = torch.Generator().manual_seed(seed)
     residual_std = 0.02 / (2 * network.config.n_layer) ** 0.5
-    parameters = tqdm(
-        network.named_parameters(),
-        total=len(list(network.parameters())),
-        desc="drawing weights",
-        leave=False,
-        disable=None,  # on a terminal only
-    )
-    for name, parameter in parameters:
+    for name, parameter in shown(network.named_parameters()):
         if parameter.dim() == 1:
             nn.init.constant_(parameter, 1.0 if "ln_" in name and name.endswith("weight") else 0.0)
         else:

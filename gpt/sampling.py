@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gpt.drawing import Asked, History, draw
+from gpt.transfer import send
 from kernels import sampling_library
-from seams import Sampling, TokenLogprobs
+from seams import Sampling
 
 ALWAYS = 2**62  # known tokens that no sequence reaches
 SPARE = 64  # tokens that a staged batch may draw
@@ -104,7 +105,7 @@ def _kernel(logits: Tensor) -> Callable[..., None] | None:
 
 
 def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Asked:
-    """What `rows` ask for, in four transfers."""
+    """What `rows` ask for, in one transfer."""
     samplings = [row.sampling for row in rows]
     numbers = np.array(
         [
@@ -133,12 +134,8 @@ def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> As
     for i, found in enumerate(edits):
         for j, (token, until, gain) in enumerate(found):
             named[:, i, j], gains[i, j] = (token, until), gain
-    return Asked(  # type: ignore[call-arg]  # it cannot count what is unpacked
-        *torch.from_numpy(numbers.view(np.int64)).to(device),
-        *torch.from_numpy(rates).to(device),
-        *torch.from_numpy(named).to(device),
-        torch.from_numpy(gains).to(device),
-    )
+    sent = send([numbers.view(np.int64), rates, named, gains], device)
+    return Asked(*sent[0], *sent[1], *sent[2], sent[3])  # type: ignore[call-arg]  # uncounted
 
 
 def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
@@ -168,18 +165,4 @@ def history_of(rows: Sequence[Known], device: torch.device) -> History:
         for i, row in enumerate(rows):
             ids[i] = row.ids[0]
             ids[i, : known[i]] = row.ids
-    return History(torch.from_numpy(ids).to(device), torch.tensor(known).to(device))
-
-
-def logprobs(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprobs]:
-    """Of the model's own distribution, before temperature, penalties and truncation: `tokens[i]`
-    under logits `[N, V]`, with the most likely alternatives."""
-    scores = logits.float().log_softmax(-1)
-    chosen = scores[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
-    best = scores.topk(min(alternatives, scores.shape[-1]))
-    return [
-        TokenLogprobs(token, logprob, tuple(zip(ids, values, strict=True)))
-        for token, logprob, ids, values in zip(
-            tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True
-        )
-    ]
+    return History(*send([ids, np.array(known)], device))

@@ -36,6 +36,6 @@ def attend_rectangle(
         for pool in (keys, values)
     )
     attended = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k, v, attn_mask=seen[:, None], enable_gqa=True
+        q.transpose(1, 2), k, v, attn_mask=seen[:, None], enable_gqa=k.shape[1] != q.shape[2]
     )
     return attended.transpose(1, 2)

@@ -133,6 +133,7 @@ def load(config: ServeConfig, rank: int) -> ServedModel:
                 kv_memory=config.kv_memory,
                 part=Part(rank, config.shards),
                 rendezvous=config.rendezvous or "",
+                graphs=config.cuda_graphs,
             )
         )
     except (CheckpointError, KVMemoryError) as error:

@@ -32,13 +32,17 @@ class ServeConfig(Options):
     """how the server that uses it shares the model, which decides how its memory is laid out"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
-    dtype: Literal["float32", "bfloat16", "int8"] = MODEL.option("float32")
-    """precision of weights and KV cache"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
+    """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
+    others, float32 on a CPU"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
     amount such as 2GiB, 500MB, 30000tokens"""
     max_batch_size: int = MODEL.option(32, least=1, most=4096)
     """most requests in one iteration, for which its memory is measured; a server may have less"""
+    cuda_graphs: bool = MODEL.option(False)
+    """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
+    more GPUs; of no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 

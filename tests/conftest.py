@@ -1,9 +1,12 @@
 """Settings of all tests."""
 
+import os
 import signal
 
 import pytest
 from hypothesis import settings
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels run on a CPU
 
 # a runner that was started in the background ignores these, and so would the servers under test
 signal.signal(signal.SIGINT, signal.default_int_handler)

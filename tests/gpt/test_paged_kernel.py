@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.gpt import interpreted  # noqa: F401 - before the kernels
-
-from kernels.paged import attend_rectangle  # isort: skip
-from kernels.paged_triton import attend, queries_per_tile, store  # isort: skip
+from kernels.paged import attend_rectangle
+from kernels.paged_triton import attend, queries_per_tile, store
 
 BLOCK_TOKENS = 16
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

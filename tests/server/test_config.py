@@ -48,7 +48,7 @@ def test_help_names_every_option_with_default_and_variable(
         ("max_wait_ms", "nan", "0 to"),
         ("max_wait_ms", "soon", "a number"),
         ("drain_timeout", "inf", "0 to"),
-        ("dtype", "float16", "float32, bfloat16"),
+        ("dtype", "float64", "auto, float32, bfloat16, float16"),
         ("device", "gpu", "cpu, cuda, cuda:1"),
         ("static_release", "never", "batch, request"),
         ("log_level", "loud", "debug, info"),

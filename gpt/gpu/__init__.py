@@ -1,0 +1,1 @@
+"""The local model on a GPU."""

@@ -1,0 +1,78 @@
+"""The network on a GPU: what an iteration needs goes there in one copy, decodes may be graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpt.attention import Span
+from gpt.cache import KVPool
+from gpt.gpu.graphs import DecodeGraphs
+from gpt.gpu.paged import Packed, PagedAttention, TwoCallAttention, pack, to_device
+from gpt.network import GPT
+from gpt.transfer import Array
+
+log = logging.getLogger(__name__)
+
+
+class Device:
+    """Runs iterations over a pool. `kernel`: attention by the Triton kernel; else by torch's own
+    operators, which cannot be recorded as graphs."""
+
+    def __init__(self, network: GPT, pool: KVPool, *, kernel: bool) -> None:
+        self._network, self._pool = network, pool
+        self._kernel = kernel
+        self._graphs: DecodeGraphs | None = None
+        self._tile_tokens = 1
+        if kernel:
+            from kernels.paged_triton import queries_per_tile  # part of torch's CUDA build only
+
+            heads = network.config.n_head // network.config.shards
+            group = heads // pool.shape.kv_heads
+            self._tile_tokens = queries_per_tile(pool.shape.dtype, pool.shape.head_dim) // group
+
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
+
+    def record_graphs(self, max_rows: int) -> None:
+        """Of decodes of up to so many rows. There are none without the kernel, nor without the
+        memory for them; the log says so."""
+        if not self._kernel:
+            log.warning("no CUDA graphs are recorded: the attention kernel is not used")
+            return
+        size = self._pool.shape.block_tokens
+        blocks = -(-self._network.config.context // size)
+        device = self._pool.shape.device
+        try:
+            with torch.inference_mode():
+                self._graphs = DecodeGraphs(self._run, max_rows, blocks, size, device)
+        except torch.OutOfMemoryError as error:
+            log.warning("no CUDA graphs are recorded, for want of memory: %s", error)
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        positions: Array,
+        drawn: Sequence[int],
+        spans: Sequence[Span],
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states `[N, C]`, and logits `[draws, V]` after the places `drawn`."""
+        size = self._pool.shape.block_tokens
+        packed = pack(tokens, positions, drawn, spans, size, self._tile_tokens)
+        if self._graphs is not None and (replayed := self._graphs(packed)) is not None:
+            return replayed
+        sent = to_device(packed, self._pool.shape.device)
+        if self._kernel:
+            return self._run(sent)
+        return self._run(sent, TwoCallAttention(packed, self._pool))
+
+    def _run(
+        self, packed: Packed[Tensor], attend: TwoCallAttention | None = None
+    ) -> tuple[Tensor, Tensor]:
+        by = attend or PagedAttention(packed, self._pool)
+        hidden = self._network(packed.tokens, packed.positions, by)
+        return hidden, self._network.head(hidden.index_select(0, packed.drawn))
