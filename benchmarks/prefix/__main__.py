@@ -94,7 +94,8 @@ def measure_ttft(model: Model, args: argparse.Namespace) -> Ttft:
         rest = args.prompt_tokens - shared
         return [Job(beginning + prefixes.tokens(rest), OUTPUT_TOKENS) for _ in range(2)]
 
-    whole_s, shared_s = [], []
+    whole_s: list[float] = []
+    shared_s: list[float] = []
     for _ in range(args.rounds):
         first, second = pair()
         plain = Loop(model, 1, prefix_caching=False, clock=args.clock).play([second])
@@ -115,7 +116,8 @@ def measure_overhead(model: Model, args: argparse.Namespace) -> Ratio:
         loop = Loop(model, args.limit, prefix_caching=prefix_caching, clock=args.clock)
         return loop.play(work).tokens_per_s
 
-    cached, plain = [], []
+    cached: list[float] = []
+    plain: list[float] = []
     for _ in range(args.rounds):
         work = offline_work(args.vocab_size, args.requests, next(numbers))
         found = in_turns({True: partial(run, work, True), False: partial(run, work, False)}, 2)
