@@ -1,0 +1,118 @@
+"""The linear kernels under the machine's roofline, as a picture.
+
+    python -m benchmarks.roofline --out docs/img/kernels-roofline.png
+
+Of one core, in processor time, so that other work on the machine changes little: operations per
+second of every variant over rows, and the limit above them (Williams et al., "Roofline", CACM
+52(4), 2009): what reading the weights allows, and the peak of the fastest instruction for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+import torch
+from torch import nn
+
+from benchmarks.common import cpu_name, save
+from benchmarks.limits import WEIGHT_BYTES, Limits, measure
+from benchmarks.linear import PRECISIONS
+from gpt.linear.layers import AnyLinear, Int8Linear, Precision, variants
+from model import DTYPES
+
+FEATURES = 1024
+KEPT_BYTES = 24 * 2**20  # of weights, in turn: more than the core's own caches hold
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    precision: Precision
+    variant: str
+    gflop_per_s: list[float]  # by rows
+
+
+@torch.inference_mode()
+def curves(precision: Precision) -> list[Curve]:
+    dtype = DTYPES[precision]
+    count = KEPT_BYTES // (FEATURES * FEATURES * WEIGHT_BYTES[precision])
+    plain = [nn.Linear(FEATURES, FEATURES).to(dtype).requires_grad_(False) for _ in range(count)]
+    layers: list[AnyLinear] = [*map(Int8Linear, plain)] if precision == "int8" else [*plain]
+    found = {v.name: [v.make(layer) for layer in layers] for v in variants(precision)}
+    best = {name: dict.fromkeys(ROWS, float("inf")) for name in found}
+    for rows in ROWS:
+        x = torch.randn(rows, FEATURES).to(dtype)
+        for _ in range(ROUNDS):
+            for name, made in found.items():
+                start_s = time.thread_time()
+                for layer in made:
+                    layer(x)
+                best[name][rows] = min(best[name][rows], (time.thread_time() - start_s) / count)
+    return [
+        Curve(precision, name, [2 * n * FEATURES**2 / s / 1e9 for n, s in of_rows.items()])
+        for name, of_rows in best.items()
+    ]
+
+
+def draw(found: Sequence[Curve], limits: Limits, path: Path) -> None:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(PRECISIONS), figsize=(13, 4.4), sharey=True)
+    for precision, axis in zip(PRECISIONS, axes, strict=True):
+        peak = limits.operations_per_s[precision]
+        roof = [
+            min(peak, limits.read_bytes_per_s * 2 * rows / WEIGHT_BYTES[precision]) / 1e9
+            for rows in ROWS
+        ]
+        axis.plot(ROWS, roof, color="black", linewidth=2, label="limit")
+        for curve in found:
+            if curve.precision == precision:
+                axis.plot(ROWS, curve.gflop_per_s, marker=".", label=curve.variant)
+        axis.set(title=f"{precision} weights", xlabel="rows", xscale="log", yscale="log")
+        axis.set_xticks([1, 8, 64, 512], ["1", "8", "64", "512"])
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[0].set_ylabel("billions of operations per second")
+    figure.suptitle(f"{FEATURES} x {FEATURES}, one core of {cpu_name()}")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+
+
+def table(found: Sequence[Curve]) -> str:
+    shown = [rows for rows in ROWS if rows in (1, 8, 16, 32, 64, 128, 512)]
+    lines = [
+        "| weights | variant | " + " | ".join(f"{rows} rows" for rows in shown) + " |",
+        "|---|---|" + "---|" * len(shown),
+    ]
+    for curve in found:
+        of_rows = dict(zip(ROWS, curve.gflop_per_s, strict=True))
+        figures = " | ".join(f"{of_rows[rows]:.0f}" for rows in shown)
+        lines.append(f"| {curve.precision} | {curve.variant} | {figures} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the picture, a .png")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    limits = measure(PRECISIONS)
+    found = [curve for precision in PRECISIONS for curve in curves(precision)]
+    limits = limits.or_better(measure(PRECISIONS))
+    draw(found, limits, args.out)
+    report = {"limits": asdict(limits), "rows": ROWS, "curves": [asdict(c) for c in found]}
+    save(report, table(found), None, "roofline")
+
+
+if __name__ == "__main__":
+    main()
