@@ -35,7 +35,7 @@ constexpr int ROWS = 3;   // 12 sums in 16 registers
 #endif
 constexpr int VECTORS = OUTPUTS / LANES;  // that hold one row's sums
 constexpr int64_t STRETCH = 128;          // words of a row whose weights stay in the first cache
-constexpr int64_t AHEAD = 3 * STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
+constexpr int64_t AHEAD = STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
 constexpr int64_t BLOCK_BYTES = 5 << 18;  // inputs at once, or they left the second-level cache
 
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
