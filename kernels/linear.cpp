@@ -290,6 +290,7 @@ void linear_block(const Layer& layer) {
   float* const row_scales = kept<float, SCALES>(rows);
   const auto* const weights = static_cast<const typename V::Word*>(layer.weights);
   const int64_t stride = OUTPUTS * 4 / tiles;
+  const int64_t stretch = tiles == 1 ? words : STRETCH;  // one tile needs no weights twice
 
 #pragma omp parallel if (rows * layer.depth * layer.outputs > SMALL)
   {
@@ -300,8 +301,8 @@ void linear_block(const Layer& layer) {
       const int64_t first = in_long ? r / count * count : r - (r - longer) % shorter;
       const typename V::Row row(layer, r, words);
       row_scales[r] = row.scale;
-      for (int64_t k0 = 0; k0 < words; k0 += STRETCH) {
-        const int64_t n = std::min(STRETCH, words - k0);
+      for (int64_t k0 = 0; k0 < words; k0 += stretch) {
+        const int64_t n = std::min(stretch, words - k0);
         Input* const to = packed + k0 * rows + first * n + (r - first);
         for (int64_t k = 0; k < n; ++k) to[k * count] = row.word(k0 + k);
       }
@@ -311,12 +312,12 @@ void linear_block(const Layer& layer) {
 #pragma omp for schedule(static)
     for (int64_t g = 0; g < groups; ++g) {
       std::memset(sums, 0, sizeof(Sum) * rows * OUTPUTS);
-      for (int64_t k0 = 0; k0 < words; k0 += STRETCH) {
-        const int64_t n = std::min(STRETCH, words - k0);
-        const auto* const stretch = weights + (g * words + k0) * OUTPUTS;
-        const char* next = reinterpret_cast<const char*>(stretch) + AHEAD;
+      for (int64_t k0 = 0; k0 < words; k0 += stretch) {
+        const int64_t n = std::min(stretch, words - k0);
+        const auto* const from = weights + (g * words + k0) * OUTPUTS;
+        const char* next = reinterpret_cast<const char*>(from) + AHEAD;
         for (int64_t t = 0, first = 0; t < tiles; ++t, next += n * stride) {
-          (t < longer ? long_tile : short_tile)(n, packed + k0 * rows + first * n, stretch,
+          (t < longer ? long_tile : short_tile)(n, packed + k0 * rows + first * n, from,
                                                 sums + first * OUTPUTS, next, stride);
           first += shorter + (t < longer);
         }
