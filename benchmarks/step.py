@@ -16,7 +16,7 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +25,7 @@ from torch import nn
 
 from benchmarks.common import save
 from benchmarks.limits import WEIGHT_BYTES, Limits, describe, measure, pass_of
+from gpt.attention import RaggedAttention
 from gpt.executor import Executor
 from gpt.network import GPTConfig
 from model import DTYPES, LoadOptions, load_model
@@ -99,8 +100,8 @@ class Clock:
 
         def laid_out(steps: Any, rows: Any) -> Any:
             flat = watched.over("layout", lay_out)(steps, rows)
-            attend = watched.over("attention", flat.attend)
-            return type(flat)(flat.tokens, flat.positions, flat.ends, attend)
+            attend = flat.attend or RaggedAttention(flat.spans, model.pool)
+            return replace(flat, attend=watched.over("attention", attend))
 
         model.lay_out = laid_out  # type: ignore[method-assign]
         sampler: Any = model._sampler

@@ -59,7 +59,9 @@ TGI_HISTOGRAMS = {
 @pytest.fixture
 def client() -> Iterator[FlaskClient]:
     """A server of its own, so that its counters begin at zero."""
-    app = create_app(Config(mode="dynamic", max_batch_size=8), load, byte_tokenizer())
+    app = create_app(
+        Config(mode="dynamic", max_batch_size=8, prefix_caching=False), load, byte_tokenizer()
+    )
     engine = app.extensions["engine"]
     engine.start()
     client = app.test_client()

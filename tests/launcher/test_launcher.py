@@ -99,6 +99,9 @@ def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
 
 def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_path: Path) -> None:
     launched = Launched(tmp_path / "log", "--model-id", "./no-such-folder")
-    assert launched.process.wait(PATIENCE_S) == 1
+    try:
+        assert launched.process.wait(PATIENCE_S) == 1
+    finally:
+        launched.process.kill()
     assert "ended with status 1 before the model was ready" in launched.log
     assert "no-such-folder" in launched.log

@@ -56,5 +56,7 @@ def test_a_model_says_that_its_weights_are_int8() -> None:
 
 
 def test_int8_on_a_gpu_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(UnsupportedDtypeError, match="allowed here: float32, bfloat16"):
+    with pytest.raises(
+        UnsupportedDtypeError, match="allowed here: auto, float32, bfloat16, float16"
+    ):
         load("int8", device="cuda")
