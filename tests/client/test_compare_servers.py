@@ -22,7 +22,7 @@ from client.load.servers import ROOT
 from tests.server.process import environment, eventually
 
 REQUESTS = 6
-QUICK = ("--loads", "1", "--output-tokens", "uniform:1,16", "--calibrate-s", "0.5", "--no-control")
+QUICK = ("--loads", "1", "--output-tokens", "uniform:1,16", "--calibrate-s", "2", "--no-control")
 PATIENT = ("--drain-s", "300")  # however slow the machine is, every answer is awaited
 
 
