@@ -75,6 +75,11 @@ def _json(text: str) -> str | None:
     return "json" if _truth(text) else None
 
 
+def _graphs(text: str) -> str:
+    """TGI gives sizes, and 0 for none; here the sizes follow from --max-batch-size."""
+    return "false" if text in {"0", "false"} else "true"
+
+
 def _quantize(text: str) -> str:
     if text in {"int8", "eetq", "bitsandbytes"}:
         return "int8"
@@ -124,7 +129,7 @@ OPTIONS: tuple[Named, ...] = (
     Named("--max-batch-total-tokens", _HERE),
     Named("--max-waiting-tokens", _HERE),
     Named("--max-batch-size", _HERE),
-    Named("--cuda-graphs", Refused("the sizes follow from --max-batch-size")),
+    Named("--cuda-graphs", Renamed("--cuda-graphs", _graphs)),
     Named("--hostname", Renamed("--host"), variable=None),
     Named("--port", _HERE),
     Named("-p", Renamed("--port"), variable=None),
@@ -138,7 +143,7 @@ OPTIONS: tuple[Named, ...] = (
     Named("--weights-cache-override", _CACHE),
     Named(
         "--disable-custom-kernels",
-        Accepted("each kernel is compared with plain torch before it is used"),
+        Accepted("the GPU kernel is compared with plain torch at first start"),
         "switch",
     ),
     Named(

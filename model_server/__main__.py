@@ -119,7 +119,7 @@ def load(config: ServeConfig, rank: int) -> ServedModel:
     from gpt.budget import KVMemoryError
     from gpt.checkpoint import CheckpointError
     from gpt.part import Part
-    from model import LoadOptions, load_model
+    from model import LoadOptions, UnsupportedDtypeError, load_model
 
     try:
         return load_model(
@@ -136,7 +136,7 @@ def load(config: ServeConfig, rank: int) -> ServedModel:
                 graphs=config.cuda_graphs,
             )
         )
-    except (CheckpointError, KVMemoryError) as error:
+    except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:
         raise LoadError(str(error)) from error
 
 

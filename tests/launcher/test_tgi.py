@@ -54,6 +54,11 @@ def test_a_policy_of_the_user_is_kept() -> None:
     assert read(["--mode", "static"], {})[1].policy == Config(mode="static").policy
 
 
+@pytest.mark.parametrize(("sizes", "here"), [("0", False), ("1,2,4", True)])
+def test_sizes_of_cuda_graphs_switch_them_on(sizes: str, here: bool) -> None:
+    assert read(["--cuda-graphs", sizes], {})[1].cuda_graphs is here
+
+
 def test_sharded_false_means_one_model_server() -> None:
     assert tgi.from_args(["--sharded", "false"]) == ["--shards", "1"]
 
