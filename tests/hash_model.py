@@ -104,6 +104,8 @@ class Info:
     dtype: str
     device: str
     note: str
+    kernels: dict[str, str]
+    batch_invariant: bool
 
 
 @dataclass(slots=True)
@@ -164,7 +166,9 @@ class HashModel:
         self.vocab_size = vocab_size
         self.block_tokens = block_tokens
         self.blocks = (64 * context if budget is None else budget) // block_tokens
-        self.info = Info("hash", 0, "int64", "cpu", "next token = hash of the prefix; tests only")
+        note = "next token = hash of the prefix; tests only"
+        kernels = {"prefix x token": "int64 hash"}
+        self.info = Info("hash", 0, "int64", "cpu", note, kernels, batch_invariant=True)
         self.step_s = step_s
         self.duration_s = duration_s
         self.fail_on = fail_on

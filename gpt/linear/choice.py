@@ -20,9 +20,11 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gpt.linear.layers import AnyLinear, Int8Linear, Precision, Variant, precision_of, variants
@@ -46,23 +48,64 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
     if next(network.parameters()).device.type != "cpu":
         return {}
     places = [
-        (module, name, child, precision)
+        _Place(module, name, child, precision)
         for module in network.modules()
         for name, child in module.named_children()
         if isinstance(child, nn.Linear | Int8Linear)
         and (precision := precision_of(child)) is not None
     ]
+    available, chosen = {}, {}
+    for precision in dict.fromkeys(place.precision for place in places):
+        available[precision] = {variant.name: variant for variant in variants(precision)}
+        shapes = [place.shape for place in places if place.precision == precision]
+        chosen[precision] = choose(precision, shapes)
+    names = agreed(
+        [Offer(chosen[p.precision][p.shape].name, list(available[p.precision])) for p in places]
+    )
     found: dict[str, str] = {}
-    for precision in dict.fromkeys(p for *_, p in places):
-        shapes = [(c.in_features, c.out_features) for *_, c, p in places if p == precision]
-        chosen = choose(precision, shapes)
-        for module, name, child, of in places:
-            if of == precision:
-                variant = chosen[child.in_features, child.out_features]
-                setattr(module, name, variant.make(child))
-        found |= {_key(shape): f"{precision} {variant.name}" for shape, variant in chosen.items()}
+    for place, name in zip(places, names, strict=True):
+        setattr(place.module, place.name, available[place.precision][name].make(place.linear))
+        found[_key(place.shape)] = f"{place.precision} {name}"
     log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a layer stands in a network."""
+
+    module: nn.Module
+    name: str
+    linear: AnyLinear
+    precision: Precision
+
+    @property
+    def shape(self) -> Shape:
+        return self.linear.in_features, self.linear.out_features
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """For one layer: the variant that a rank would take, and all that it has."""
+
+    chosen: str
+    available: Sequence[str]
+
+
+def agreed(offers: Sequence[Offer]) -> list[str]:
+    """The variant for each layer. Shards of one network take the same: that of rank 0, or of the
+    next rank whose choice all have; their machines may differ."""
+    if not dist.is_initialized():
+        return [offer.chosen for offer in offers]
+    ranks: list[Sequence[Offer]] = [()] * dist.get_world_size()
+    dist.all_gather_object(ranks, offers)
+    return [common(layer) for layer in zip(*ranks, strict=True)]
+
+
+def common(offers: Sequence[Offer]) -> str:
+    """Of one layer, by rank. Every rank has torch's own."""
+    shared = set[str].intersection(*(set(offer.available) for offer in offers))
+    return next((offer.chosen for offer in offers if offer.chosen in shared), "torch")
 
 
 def is_batch_invariant(kernels: dict[str, str]) -> bool:

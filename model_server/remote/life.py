@@ -43,6 +43,8 @@ class RemoteInfo:
     dtype: str
     device: str
     note: str | None
+    kernels: dict[str, str]  # of rank 0
+    batch_invariant: bool
     address: str
     shards: int
 
@@ -125,6 +127,8 @@ def _begin(
             dtype=first.dtype,
             device=first.device,
             note=first.note if first.HasField("note") else None,
+            kernels=dict(sorted(first.kernels.items())),
+            batch_invariant=all(info.batch_invariant for info in found),
             address=options.address,
             shards=len(found),
         ),

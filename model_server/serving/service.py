@@ -30,7 +30,7 @@ class ServedModel(Model, Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def info(self) -> Any: ...  # dataclass: name, parameters, dtype, device, note
+    def info(self) -> Any: ...  # as gpt.executor.ModelInfo
 
     def warm_up(self) -> None: ...
 
@@ -91,6 +91,8 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
             vocab_size=model.vocab_size,
             rank=self.rank,
             shards=len(self.addresses),
+            kernels=model.info.kernels,
+            batch_invariant=model.info.batch_invariant,
         )
 
     def Health(  # noqa: N802

@@ -17,7 +17,14 @@ class Addresses(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "parameters", "dtype", "device", "note", "layout", "context", "vocab_size", "rank", "shards")
+    __slots__ = ("name", "parameters", "dtype", "device", "note", "layout", "context", "vocab_size", "rank", "shards", "kernels", "batch_invariant")
+    class KernelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +35,8 @@ class ModelInfo(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: int
     dtype: str
@@ -38,7 +47,9 @@ class ModelInfo(_message.Message):
     vocab_size: int
     rank: int
     shards: int
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    kernels: _containers.ScalarMap[str, str]
+    batch_invariant: bool
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ..., kernels: _Optional[_Mapping[str, str]] = ..., batch_invariant: _Optional[bool] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ("session",)

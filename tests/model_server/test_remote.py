@@ -116,6 +116,8 @@ def test_every_shard_is_told_everything_and_one_of_them_answers(tmp_path: Path) 
     ):
         assert model.blocks == 80  # what all of them have
         assert model.info.shards == 2
+        assert model.info.kernels == first.model.info.kernels
+        assert model.info.batch_invariant
         assert one_step(model) == reference([1, 2, 3], 1, seed=0)
         assert first.calls.take() == [("ServiceDiscovery", wire.Nothing()), *second.calls.take()]
 

@@ -1,6 +1,7 @@
 """The choice among variants: kept, believed only where it can be, and possible without kernels."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from torch import nn
 
 import gpt.linear.choice
 import gpt.linear.layers
-from gpt.linear.choice import choose, is_batch_invariant, pack_linears
+from gpt.linear.choice import Offer, choose, is_batch_invariant, pack_linears
 from gpt.linear.layers import Precision, quantise_linears, variants
 from gpt.network import GPT, GPTConfig, init_weights
+from tests.forked import Forked
+from tests.server.process import free_port
 
 SHAPES = [(32, 48), (32, 96)]
 
@@ -138,6 +141,34 @@ def test_a_networks_layers_are_replaced_and_compute_the_same(
         x = torch.randn(5, linear.in_features).to(made.wte.weight.dtype)
         tolerance = 1e-5 if precision == "float32" else 2e-2
         assert torch.allclose(packed(x), linear(x), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.long
+def test_shards_on_machines_of_different_kinds_take_the_same_kernels(tmp_path: Path) -> None:
+    rendezvous = f"127.0.0.1:{free_port()}"
+    folders = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    ranks = [
+        Forked("tests.gpt.linear.sharing", [str(rank), rendezvous, str(folder)], os.environ, log)
+        for rank, (folder, log) in enumerate(zip(folders, logs, strict=True))
+    ]
+    assert [rank.wait(60.0) for rank in ranks] == [0, 0], [log.read_text() for log in logs]
+    first, second = (json.loads(log.read_text().splitlines()[-1]) for log in logs)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("offers", "common"),
+    [
+        ([("fma", "fma torch"), ("oneDNN", "fma oneDNN torch")], "fma"),
+        ([("amx", "amx fma torch"), ("fma", "fma torch")], "fma"),
+        ([("amx", "amx torch"), ("fma", "fma torch")], "torch"),
+    ],
+)
+def test_the_kernel_of_all_is_the_first_choice_that_all_can_run(
+    offers: list[tuple[str, str]], common: str
+) -> None:
+    assert gpt.linear.choice.common([Offer(c, a.split()) for c, a in offers]) == common
 
 
 def test_torchs_own_layers_are_not_called_batch_invariant() -> None:

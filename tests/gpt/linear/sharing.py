@@ -1,0 +1,32 @@
+"""`python -m tests.gpt.linear.sharing RANK RENDEZVOUS FOLDER`: one of two ranks that choose the
+kernels of their layers, kept in FOLDER; rank 1 is on a machine that has none of ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpt.linear.choice
+import gpt.linear.layers
+from gpt.linear.choice import pack_linears
+from gpt.network import GPT, GPTConfig
+from gpt.part import Part
+from gpt.shards import join
+
+
+def main(rank: str, rendezvous: str, folder: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gpt.linear.choice, "cache_folder", lambda: Path(folder))
+        if rank == "1":
+            patched.setattr(gpt.linear.layers, "linear_kernel", lambda _: None)
+        network = GPT(GPTConfig(vocab_size=50, context=8, n_layer=1, n_head=2, n_embd=32))
+        join(rendezvous, Part(int(rank), 2), torch.device("cpu"))
+        print(json.dumps(pack_linears(network.requires_grad_(False))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
