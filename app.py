@@ -1,23 +1,17 @@
-"""Wires the server together: configuration, handlers, queue, and the engine's thread.
+"""Wires the server together: configuration, handlers, queue and engine.
 
 `python app.py MODE ...` checks the options and becomes gunicorn (`gunicorn_conf.py`), whose one
-worker calls `create_app`. Nothing here or in a handler's thread touches torch: the engine's
-thread alone imports, loads and runs the model, since a second thread that uses torch slows
-decoding by an eighth.
+worker calls `create_app`. Nothing here touches torch: that is the engine's thread (`engine.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from flask import Flask
 
@@ -42,219 +36,29 @@ from api.service import Description, Service
 from api.texts import Texts
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
-from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError, make_ledger
+from batching import BatchingManager
 from config import Config
 from deferred.jobs import Jobs
+from engine import Engine, Load, load_configured_model
 from options import flag
-from recording import Recording
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
 from scheduling.registry import PolicyOptionError, make_policy, with_deferred
-from seams import Model, Policy
+from seams import Policy
 from stats import Recorders, Stats, describe_machine
 from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
 from tracing import start_tracing
 
-if TYPE_CHECKING:
-    from model_server.remote.model import RemoteModel
-
-log = logging.getLogger(__name__)
-
 ROOT = Path(__file__).resolve().parent
 STORED_IN_HAND = 2  # times the batch: requests of stored jobs among which the policy chooses
 LEAST_STORED_IN_HAND = 16  # more than the worker's turns can end
-FAILED = 3  # gunicorn's status for a worker that must not be started again: the server ends with it
-LAST_WORDS_S = 1.0  # for answers to leave, and for whoever asks why the server is not ready
 DAY_S = 86_400
-JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
 POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
-RECORD_S = 5.0  # to write the last lines of --record
-ABORT_S = 5.0  # what an iteration may still take after its requests were given up
 
 
-class LoadError(Exception):
-    """The model cannot be served; the message says why and what is allowed."""
-
-
-class LoadedModel(Model, Protocol):
-    """A model as the server needs it, beyond executing iterations."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def info(self) -> Any: ...  # as gpt.executor.ModelInfo
-
-    def warm_up(self) -> None: ...
-
-
-Load = Callable[[Config], LoadedModel]
-
-
-def load_configured_model(config: Config) -> LoadedModel:
-    """Raises LoadError. Called by the engine's thread: here torch, or gRPC, is imported."""
-    if config.remote_model is not None:
-        return find_remote_model(config, config.remote_model)
-    import torch
-
-    from gpt.budget import KVMemoryError
-    from gpt.checkpoint import CheckpointError
-    from model import LoadOptions, UnsupportedDtypeError, load_model
-
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise LoadError(f"--device {config.device}: torch finds no GPU; allowed here: auto, cpu")
-    try:
-        return load_model(
-            LoadOptions(
-                mode=config.mode,
-                model=config.model,
-                device=config.device,
-                dtype=config.dtype,
-                seed=config.seed,
-                max_batch_size=config.max_batch_size,
-                kv_memory=config.kv_memory,
-                graphs=config.cuda_graphs,
-            )
-        )
-    except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:
-        raise LoadError(str(error)) from error
-
-
-def find_remote_model(config: Config, address: str) -> RemoteModel:
-    """Waits for it. Raises LoadError."""
-    from model_server.remote.life import RemoteModelError, RemoteOptions
-    from model_server.remote.model import RemoteModel
-    from model_server.wire.access import Access
-
-    options = RemoteOptions(
-        address=address,
-        access=Access(config.model_token, config.model_tls),
-        model=config.model,
-        mode=config.mode,
-        max_batch_size=config.max_batch_size,
-        patience_s=config.model_patience,
-        deadline_s=config.model_deadline,
-    )
-    try:
-        return RemoteModel(options)
-    except RemoteModelError as error:
-        raise LoadError(f"--remote-model {address}: {error}") from error
-
-
-class Engine:
-    """The thread that owns the model: loads it, warms it up, runs the mode's loop, and ends when
-    the server drains. A model that cannot be loaded ends the whole server."""
-
-    def __init__(
-        self,
-        config: Config,
-        manager: BatchingManager,
-        jobs: Jobs,
-        tokenizer: Tokenizer,
-        load: Load,
-    ) -> None:
-        self.config = config
-        self.manager = manager
-        self.jobs = jobs
-        self.tokenizer = tokenizer
-        self.load = load
-        self.model: LoadedModel | None = None
-        self.recording: Recording | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def drain(self) -> None:
-        """Takes in nothing more, and returns when all that was accepted has ended: by itself
-        within the drain timeout, else with an error. What stored jobs have running is given back
-        to them."""
-        self.manager.drain()
-        self.jobs.stop(JOBS_STOP_S)
-        if self.manager.model is None:  # still loading, nothing was accepted
-            return
-        self._thread.join(self.config.drain_timeout)
-        if self._thread.is_alive():
-            log.warning("requests run after %s s; they are ended", self.config.drain_timeout)
-            self.abort(ABORT_S)
-        self._stop_recording()
-
-    def abort(self, timeout_s: float) -> None:
-        """Ends whatever runs with an error to its client."""
-        self.manager.abort("the server is shutting down")
-        if self.manager.model is not None:
-            self._thread.join(timeout_s)
-        self._stop_recording()
-
-    def _stop_recording(self) -> None:
-        if self.recording is not None:
-            self.recording.stop(RECORD_S)
-
-    def _record(self, path: str, model: LoadedModel) -> Recording:
-        head = {
-            "mode": self.config.mode,
-            "policy": self.config.policy if self.config.mode == "dynamic" else self.config.mode,
-            "max_batch_size": self.config.max_batch_size,
-            "model": model.info.name,
-            "blocks": self.manager.memory.budget,
-            "block_tokens": self.manager.memory.block_tokens,
-            "clock_s": time.perf_counter(),
-            "unix_s": time.time(),
-        }
-        recording = Recording(Path(path), self.manager.history, head)
-        recording.start()
-        return recording
-
-    def _run(self) -> None:
-        try:
-            model = self.load(self.config)
-            if self.tokenizer.vocab_size > model.vocab_size:
-                raise LoadError(
-                    f"the vocabulary of '{self.config.model}' has {self.tokenizer.vocab_size} "
-                    f"tokens, its network only {model.vocab_size}"
-                )
-            model.warm_up()
-        except LoadError as error:
-            log.critical("%s", error)
-            os._exit(FAILED)
-        except BaseException:
-            log.critical("the model cannot be loaded", exc_info=True)
-            os._exit(FAILED)
-        self.model = model
-        if self.config.remote_model is not None:
-            cast("RemoteModel", model).on_return = self.manager.wake
-        growth_tokens = GROWTH_TOKENS if self.config.grows else None
-        computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
-        if self.config.lookahead and computes_here:
-            log.warning(
-                "--lookahead on a CPU only delays tokens: the model computes when it starts"
-            )
-        self.manager.serve(
-            model,
-            make_ledger(
-                self.config.mode,
-                model,
-                growth_tokens,
-                prefix_caching=self.config.prefix_caching,
-            ),
-        )
-        if self.config.record is not None:
-            self.recording = self._record(self.config.record, model)
-        url = self.config.url
-        log.info("ready: %s on %s; see it work on %s/watch", self.config.mode, url, url)
-        # not here: it may wait for a database that is being opened
-        threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
-        try:
-            LOOPS[self.config.mode](self.manager, time.perf_counter)
-        except EngineFailedError as error:
-            log.critical("the server has failed and ends: %s", error)
-            self._stop_recording()
-            time.sleep(LAST_WORDS_S)
-            os._exit(FAILED)
-        except BaseException:  # better no server than a mute one
-            log.critical("the engine's loop has ended", exc_info=True)
-            os._exit(FAILED)
+class StartError(Exception):
+    """The server cannot be started with these options; the message says what stands in the way."""
 
 
 def policy_of_mode(config: Config) -> Policy:
@@ -372,7 +176,7 @@ def main() -> None:
         load_chat_template(config.model, load_tokenizer(config.model))
         _check_port(config)
         _check_record(config)
-    except (VocabularyError, PolicyOptionError, LoadError) as error:
+    except (VocabularyError, PolicyOptionError, StartError) as error:
         sys.exit(f"server.sh: {error}")
     print(
         f"{config.mode}, model {config.model}, {config.url}: {config.threads} threads, for "
@@ -403,7 +207,7 @@ def _check_port(config: Config) -> None:
         try:
             probe.bind((config.host, config.port))
         except OSError as error:
-            raise LoadError(
+            raise StartError(
                 f"cannot listen on {config.host}:{config.port} ({error.strerror}); "
                 f"see {flag('host')} and {flag('port')}"
             ) from error
@@ -414,7 +218,7 @@ def _check_record(config: Config) -> None:
         try:
             open(config.record, "w").close()
         except OSError as error:
-            raise LoadError(
+            raise StartError(
                 f"cannot write {config.record} ({error.strerror}); {flag('record')} names a file "
                 "in a folder that exists"
             ) from error

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, ServeConfig
 from model_server.group import Group, Shard, address_of, cores_each
 from model_server.serving.process import end_with_parent, fail, serve
@@ -26,10 +27,6 @@ from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: the group's process holds our standard input
-
-
-class LoadError(Exception):
-    """The model cannot be served; the message says why and what is allowed."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -116,28 +113,9 @@ def run(config: ServeConfig, rank: int) -> int:
 
 def load(config: ServeConfig, rank: int) -> ServedModel:
     """Raises LoadError."""
-    from gpt.budget import KVMemoryError
-    from gpt.checkpoint import CheckpointError
     from gpt.part import Part
-    from model import LoadOptions, UnsupportedDtypeError, load_model
 
-    try:
-        return load_model(
-            LoadOptions(
-                mode=config.mode,
-                model=config.model,
-                device=config.device,
-                dtype=config.dtype,
-                seed=config.seed,
-                max_batch_size=config.max_batch_size,
-                kv_memory=config.kv_memory,
-                part=Part(rank, config.shards),
-                rendezvous=config.rendezvous or "",
-                graphs=config.cuda_graphs,
-            )
-        )
-    except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:
-        raise LoadError(str(error)) from error
+    return load_local_model(config, Part(rank, config.shards), config.rendezvous)
 
 
 def download(config: DownloadConfig) -> None:

@@ -8,7 +8,16 @@ LOOP = (
     "batching.py", "embedded", "failures.py", "flight.py", "generate", "gpt", "inference.py",
     "kernels", "lifecycle.py", "memory.py", "model.py", "queueing.py", "records.py", "scheduling",
 )  # fmt: skip
-SERVER = (*LOOP, "api", "app.py", "gunicorn_conf.py", "stats.py", "text.py")
+SERVER = (
+    *LOOP,
+    "api",
+    "app.py",
+    "engine.py",
+    "gunicorn_conf.py",
+    "loading.py",
+    "stats.py",
+    "text.py",
+)
 COMPARE = (*SERVER, "client", "compare.sh")
 PYTHON = "{python} -m "
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from flask import Flask
 
-from app import LoadedModel, LoadError, create_app, find_remote_model
+from app import create_app
 from config import Config
+from engine import LoadedModel, find_remote_model
+from loading import LoadError
 from tests.hash_model import VOCAB_SIZE, HashModel
 from text import Tokenizer
 

@@ -1,0 +1,76 @@
+"""Loads a model into this process as its options say, for the server and for a shard alike.
+
+Torch is imported here, by the thread that will own the model, and not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gpt.executor import Executor
+    from gpt.part import Part
+
+
+class LoadError(Exception):
+    """The model cannot be served; the message says why and what is allowed."""
+
+
+class ModelOptions(Protocol):
+    """What server and model server have in common, as `model.LoadOptions` has it."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def max_batch_size(self) -> int: ...
+
+    @property
+    def kv_memory(self) -> str: ...
+
+    @property
+    def cuda_graphs(self) -> bool: ...
+
+
+def load_local_model(
+    options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
+) -> Executor:
+    """The model, or a `part` of it whose others it meets at `rendezvous`. Raises LoadError."""
+    import torch
+
+    from gpt.budget import KVMemoryError
+    from gpt.checkpoint import CheckpointError
+    from gpt.part import WHOLE
+    from model import LoadOptions, UnsupportedDtypeError, load_model
+
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise LoadError(f"--device {options.device}: torch finds no GPU; allowed here: auto, cpu")
+    try:
+        return load_model(
+            LoadOptions(
+                mode=options.mode,
+                model=options.model,
+                device=options.device,
+                dtype=options.dtype,
+                seed=options.seed,
+                max_batch_size=options.max_batch_size,
+                kv_memory=options.kv_memory,
+                part=part or WHOLE,
+                rendezvous=rendezvous or "",
+                graphs=options.cuda_graphs,
+            )
+        )
+    except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:
+        raise LoadError(str(error)) from error
