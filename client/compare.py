@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _REPORT_S = 12.0
+_BETWEEN_S = 0.5  # two runs
+_LEAST_S = 1.5  # of a run
 _QUIET_CORES = 0.05  # of others; more is worth a warning
 _ORIGINAL_S = 100.0  # as many requests
 
@@ -93,6 +95,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         watched=asked.args.watch,
     ) as fleet:
         manifest["cores"] = str(fleet.cores)
+        fleet.start(asked.contestants)
         calibration = _calibrated(asked, fleet, losses)
         if calibration is not None:
             try:
@@ -264,11 +267,11 @@ def _with_window(
         starts = len(plan.seeds) * sum(c.command is not None for c in plan.contestants)
     # Overloaded runs use all of their drain, calm ones almost none.
     drains = sum(plan.drain_of(job) for job in jobs if plan.beyond(job.contestant, job.load))
-    fixed = starts * (calibration.start_s + 1.5) + drains + 0.3 * len(jobs)
+    fixed = starts * (calibration.start_s + 1.5) + drains + _BETWEEN_S * len(jobs)
     budget_s = asked.args.budget_s or BUDGET_S
     parts = sum(replace(plan, window_s=1.0).window_of(job.load) for job in jobs)
     window = (budget_s - spent_s - _REPORT_S - fixed) / max(parts, 1)
-    least = max(2.0, 10 / (calibration.capacity * max(plan.loads)))
+    least = max(_LEAST_S, 10 / (calibration.capacity * max(plan.loads)))
     if window < least:
         say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
         window = least

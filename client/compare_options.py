@@ -21,7 +21,7 @@ from client.load.target import parse_target
 from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
 from client.workloads.spec import SpecError, refuse_given
 
-BUDGET_S = 250.0
+BUDGET_S = 280.0
 SHARED_PREFIXES = "shared:prefixes=8,tokens=512"
 _DEFAULTS = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)
 

@@ -23,10 +23,10 @@ class Contestant:
     target: Target | None
     records: bool = False
 
-    def open(
-        self, logs: Path, start_s: float, cores: Collection[int] | None = None
+    def launch(
+        self, logs: Path, cores: Collection[int] | None = None
     ) -> AbstractContextManager[servers.Server]:
-        """Raises servers.ServerError when entered, where it does not come up."""
+        """Its server, which may not answer yet."""
         if self.command is None:
             assert self.target is not None  # one of the two is always there
             return nullcontext(servers.Server(self.target))
@@ -35,7 +35,7 @@ class Contestant:
         if self.records:
             number = len(self.rows(logs))  # each start writes a file anew
             command += ["--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())]
-        return servers.started(command, self.name, log, start_s, cores=cores)
+        return servers.launched(command, self.name, log, cores=cores)
 
     def rows(self, logs: Path) -> list[Path]:
         """What its servers wrote of their iterations, one file a start."""

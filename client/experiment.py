@@ -7,8 +7,8 @@ Yields runs and losses as they come and keeps no report.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -55,7 +55,8 @@ class Fleet:
         self._watched = watched  # whether addresses of live pages are printed
         self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
-        self._alive: dict[str, tuple[servers.Server, ExitStack]] = {}
+        self._launched: dict[str, tuple[servers.Server, ExitStack]] = {}
+        self._ready: dict[str, servers.Server] = {}
 
     def __enter__(self) -> Self:
         self.crew.__enter__()
@@ -65,28 +66,50 @@ class Fleet:
         self._end_all()
         self.crew.__exit__()
 
+    def start(self, contestants: Sequence[Contestant]) -> None:
+        """Start all that live side by side at once, so that they load their models together."""
+        if not self._together:
+            return
+        for contestant in contestants:
+            self._launch(contestant)
+        for server, _ in self._launched.values():
+            with suppress(servers.ServerError):  # whoever asks for it is told
+                servers.await_health(server, self._start_s)
+
     def server(self, contestant: Contestant) -> servers.Server:
         """Running and warm. Raises servers.ServerError where it does not come up or answer."""
-        if contestant.name not in self._alive:
+        name = contestant.name
+        if name not in self._ready:
             if not self._together:
                 self._end_all()
-            cores = None if self.cores.shared else self.cores.servers
-            with ExitStack() as stack:
-                server = stack.enter_context(contestant.open(self._logs, self._start_s, cores))
-                server = ready(server, self._recipe, self.crew)
-                self._alive[contestant.name] = server, stack.pop_all()
-                if self._watched and contestant.command is not None:
-                    say(f"watch {contestant.name}: {server.target.url}/watch#live")
-        return self._alive[contestant.name][0]
+            if name not in self._launched:
+                self._launch(contestant)
+            server = self._launched[name][0]
+            try:
+                servers.await_health(server, self._start_s)
+                self._ready[name] = ready(server, self._recipe, self.crew)
+            except BaseException:
+                self.end(name)
+                raise
+            if self._watched and contestant.command is not None:
+                say(f"watch {name}: {server.target.url}/watch#live")
+        return self._ready[name]
+
+    def _launch(self, contestant: Contestant) -> None:
+        cores = None if self.cores.shared else self.cores.servers
+        with ExitStack() as stack:
+            server = stack.enter_context(contestant.launch(self._logs, cores))
+            self._launched[contestant.name] = server, stack.pop_all()
 
     def _end_all(self) -> None:
-        for name in list(self._alive):
+        for name in list(self._launched):
             self.end(name)
 
     def end(self, name: str) -> None:
         """Ends it where it lives."""
-        if name in self._alive:
-            self._alive.pop(name)[1].close()
+        self._ready.pop(name, None)
+        if name in self._launched:
+            self._launched.pop(name)[1].close()
 
 
 def calibrate(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -> Calibration:

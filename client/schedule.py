@@ -21,7 +21,7 @@ from client.workloads.recipe import Recipe
 
 BEYOND = 1.25  # times its limit, at which a contestant surely cannot keep up
 _BELOW, _TWICE, _APART = 0.7, 2.0, 1.5
-_LONGER = 2.5  # a run at a load that is beyond all, than others
+_LONGER = 3.0  # a run at a load that is beyond all, than others
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Objectives
 from client.analysis.results import AtSaturation, Bracket, Headline, Pair, Result
 from client.analysis.statistics import Interval
-from client.analysis.summary import Point, final, paired, verdict_of
+from client.analysis.summary import Point, by_seed, final, paired, verdict_of, whole
 
 
 def headline(
@@ -23,20 +23,20 @@ def headline(
     names = list(dict.fromkeys(p.contestant for p in points))
     loads = sorted({p.load for p in points})
     table = {(p.contestant, p.load): p for p in points}
-    kept = final(results)
+    every = whole(results)
     pairs = [
-        _pair(mine, base, _runs(kept, of, load), _runs(kept, over, load))
+        _pair(mine, base, by_seed(every, of, load), by_seed(every, over, load))
         for load in loads
         for over, of in combinations(names, 2)
         if (mine := table.get((of, load))) and (base := table.get((over, load)))
         if mine.verdict == base.verdict
     ]
-    again = [r for r in results if r.repeat and not r.run.interrupted]
+    again = [r for r in every if r.repeat]
     controls = [
-        _pair(point, point, second, _runs(kept, point.contestant, point.load))
+        _pair(point, point, second, by_seed(final(results), point.contestant, point.load))
         for point in points
-        if (second := _runs(again, point.contestant, point.load))
-        if verdict_of([*second.values()])[0] == point.verdict
+        if (second := by_seed(again, point.contestant, point.load))
+        if verdict_of([r for runs in second.values() for r in runs])[0] == point.verdict
     ]
     return Headline(
         objectives,
@@ -52,11 +52,9 @@ def headline(
     )
 
 
-def _runs(results: Sequence[Result], name: str, load: float) -> dict[int, Result]:
-    return {r.seed: r for r in results if r.contestant == name and r.load == load}
-
-
-def _pair(of: Point, over: Point, mine: dict[int, Result], base: dict[int, Result]) -> Pair:
+def _pair(
+    of: Point, over: Point, mine: dict[int, list[Result]], base: dict[int, list[Result]]
+) -> Pair:
     """``of`` over ``over``, which have one verdict; no ratio of what is void on either side."""
 
     def ratio(name: str, figure: str, word: str) -> Interval | None:

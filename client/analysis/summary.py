@@ -105,27 +105,30 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
 
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     """The table by load; in it the baseline first, then our modes, then the others."""
-    kept = final(results)
+    kept, all_runs = final(results), whole(results)
     order = list(dict.fromkeys(r.contestant for r in kept))
     ranked = list(dict.fromkeys((calibration.baseline, *MODES, *order)))
     order.sort(key=ranked.index)  # runs came in random order
     loads = sorted({r.load for r in kept})
     made = []
     for load in loads:
-        base = _by_seed(kept, calibration.baseline, load)
+        base = by_seed(all_runs, calibration.baseline, load)
         for name in order:
-            mine = _by_seed(kept, name, load)
+            mine = [r for r in kept if r.contestant == name and r.load == load]
             if mine:
-                made.append(_point(name, load, mine, base, calibration))
+                mine_by_seed = by_seed(all_runs, name, load)
+                made.append(_point(name, load, mine, mine_by_seed, base, calibration))
     return made
 
 
 def final(results: Sequence[Result]) -> list[Result]:
-    """The runs that were planned, without the controls.
+    """The runs that were planned, without the controls."""
+    return [r for r in whole(results) if not r.repeat]
 
-    A run that was interrupted is in the raw data only: it had less than its load.
-    """
-    return [r for r in results if not r.repeat and not r.run.interrupted]
+
+def whole(results: Sequence[Result]) -> list[Result]:
+    """All but a run that was interrupted: it had less than its load, and is raw data only."""
+    return [r for r in results if not r.run.interrupted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +152,29 @@ def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -
     if not loads:
         return None
     load = max(loads)
-    mine, other = _by_seed(kept, static, load), _by_seed(kept, dynamic, load)
+    mine, other = (by_seed(whole(results), name, load) for name in (static, dynamic))
     both = sorted(mine.keys() & other.keys())
-    sound = [s for s in both if _sound(mine[s]) and _sound(other[s])]
+    sound = [s for s in both if all(map(_sound, (*mine[s], *other[s])))]
     seeds = sound or both
-    sizes = [_batch_mean(mine[s]) for s in seeds]
+    sizes = [_batch_mean(r) for s in seeds for r in mine[s]]
     if not seeds or any(size is None for size in sizes):
         return None
     batch = float(np.mean([size for size in sizes if size is not None]))
     lengths = np.array(
-        [r.output_tokens for s in seeds for r in mine[s].run.workload.requests], dtype=np.float64
+        [r.output_tokens for s in seeds for r in mine[s][0].run.workload.requests],
+        dtype=np.float64,
     )
     ratio = paired(other, mine, "throughput")
     return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), ratio, load)
 
 
-def _by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, Result]:
-    return {r.seed: r for r in results if r.contestant == name and r.load == load}
+def by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
+    """A contestant's runs at a load: one a seed, or two where it is the control."""
+    found: dict[int, list[Result]] = {}
+    for r in results:
+        if r.contestant == name and r.load == load:
+            found.setdefault(r.seed, []).append(r)
+    return found
 
 
 def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
@@ -187,13 +196,15 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
 def _point(
     name: str,
     load: float,
-    mine: dict[int, Result],
-    base: dict[int, Result],
+    planned: Sequence[Result],
+    mine: dict[int, list[Result]],
+    base: dict[int, list[Result]],
     calibration: Calibration,
 ) -> Point:
-    verdict, reasons = verdict_of(list(mine.values()))
+    """``planned`` are its runs without the control's, which only the ratios use."""
+    verdict, reasons = verdict_of(planned)
     usable = verdict in (VALID, SATURATED)
-    runs = [mine[s] for s in sorted(mine) if _sound(mine[s]) or not usable]
+    runs = [r for r in sorted(planned, key=lambda r: r.seed) if _sound(r) or not usable]
     sizes = [b for b in (_batch_mean(r) for r in runs) if b is not None]
     shares = [(r.server or {}).get("padding-share") for r in runs]
     paddings = [p for p in shares if isinstance(p, int | float)]
@@ -203,7 +214,9 @@ def _point(
     if verdict == SATURATED:
         pooled["tpot"] = np.zeros(0)
     own = name == calibration.baseline
-    against = verdict_of(list(base.values()))[0] if base and not own else None
+    against = (
+        verdict_of([r for runs in base.values() for r in runs])[0] if base and not own else None
+    )
 
     def ratio(of: str, word: str) -> Interval | None:
         return paired(mine, base, of) if verdict == against == word else None
@@ -212,7 +225,7 @@ def _point(
         contestant=name,
         load=load,
         offered=float(np.mean([r.run.workload.rate or math.nan for r in runs])),
-        seeds=tuple(sorted(mine)),
+        seeds=tuple(sorted(r.seed for r in planned)),
         verdict=verdict,
         reasons=reasons,
         voids=lag_gate([r.measured for r in runs]).voids,
@@ -247,10 +260,19 @@ def attained(runs: Sequence[Result]) -> float | None:
     return good / arrived
 
 
-def paired(mine: dict[int, Result], base: dict[int, Result], of: str) -> Interval | None:
-    """The ratio of a figure over the seeds of which both sides may be believed."""
-    seeds = [s for s in sorted(mine) if s in base and _sound(mine[s]) and _sound(base[s])]
-    ours, theirs = ([_figure(side[s], of) for s in seeds] for side in (mine, base))
+def paired(
+    mine: dict[int, list[Result]], base: dict[int, list[Result]], of: str
+) -> Interval | None:
+    """The ratio of a figure over the seeds of which both sides may be believed.
+
+    A contestant that ran twice in a block, before and after the others, counts with the geometric
+    mean of both: a machine that grows slower within the block slows both sides alike.
+    """
+    seeds = [s for s in sorted(mine) if s in base and all(map(_sound, (*mine[s], *base[s])))]
+    ours, theirs = (
+        [math.prod(_figure(r, of) for r in side[s]) ** (1 / len(side[s])) for s in seeds]
+        for side in (mine, base)
+    )
     return paired_ratio(ours, theirs, skewed=of != "throughput")
 
 

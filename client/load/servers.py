@@ -72,16 +72,15 @@ def end_as_ctrl_c() -> None:
 
 
 @contextlib.contextmanager
-def started(
+def launched(
     command: Sequence[str],
     name: str,
     log: Path,
-    start_s: float,
     *,
     cwd: Path | None = None,
     cores: Collection[int] | None = None,
 ) -> Iterator[Server]:
-    """Run ``command --port P`` until the block ends; yields when ``/health`` says 200.
+    """Run ``command --port P`` until the block ends; it answers once ``await_health`` returned.
 
     The server leads a process group of its own, so that nothing of it survives the block, and a
     Ctrl-C in the terminal reaches the caller alone. Without `cwd` it runs where the caller does, so
@@ -99,16 +98,30 @@ def started(
         try:
             if cores is not None:  # long before it has threads or processes of its own
                 os.sched_setaffinity(process.pid, cores)
-            target = parse_target(f"{name}=http://127.0.0.1:{port}")
-            _await_health(process, target, log, start_s)
-            yield Server(target, process, log)
+            yield Server(parse_target(f"{name}=http://127.0.0.1:{port}"), process, log)
         finally:
             _stop(process)
 
 
-def _await_health(
-    process: subprocess.Popen[bytes], target: Target, log: Path, start_s: float
-) -> None:
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None,
+    cores: Collection[int] | None = None,
+) -> Iterator[Server]:  # fmt: skip
+    """``launched``, but yields when ``/health`` says 200."""
+    with launched(command, name, log, cwd=cwd, cores=cores) as server:
+        await_health(server, start_s)
+        yield server
+
+
+def await_health(server: Server, start_s: float) -> None:
+    """Until ``/health`` says 200; at once where the server is not one that we started.
+
+    Raises ServerError where it ends before, or is not ready after ``start_s``.
+    """
+    process, log, target = server.process, server.log, server.target
+    if process is None or log is None:
+        return
     give_up = time.monotonic() + start_s
     while time.monotonic() < give_up:
         if process.poll() is not None:

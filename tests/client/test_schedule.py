@@ -73,7 +73,7 @@ def test_a_contestant_far_beyond_its_limit_plays_only_the_highest_load() -> None
 
 def test_runs_are_longer_and_end_at_once_where_only_limits_are_compared() -> None:
     asked = plan(loads=(0.7, 5.0, 12.0), limits={"nobatch": 1.0, "static": 3.0, "dynamic": 6.0})
-    assert [asked.window_of(load) for load in asked.loads] == [1.0, 1.0, 2.5]
+    assert [asked.window_of(load) for load in asked.loads] == [1.0, 1.0, 3.0]
     drains = {(j.contestant, j.load): asked.drain_of(j) for j in schedule(asked)}
     assert {drains[name, 12.0] for name in NAMES} == {0.0}
     assert drains["dynamic", 0.7] == drains["dynamic", 5.0] == 1.0

@@ -1,0 +1,38 @@
+"""Ratios between contestants, where the figures of each run are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from client.analysis.results import Result
+from client.analysis.summary import by_seed, final, paired
+from tests.client.analysis.made import outcome, result, run_of
+
+
+def ran(contestant: str, seed: int, tokens: int, *, repeat: bool = False) -> Result:
+    """A run of ten seconds that delivered so many tokens."""
+    run = run_of([outcome(tokens=tokens, gap=0.01)])
+    made = result(run, seed, contestant=contestant)
+    return replace(made, job=replace(made.job, repeat=repeat))
+
+
+def test_a_contestant_that_ran_before_and_after_the_others_counts_with_the_mean_of_both() -> None:
+    """So a machine that slows down by a tenth a run gives the ratio that a steady one gives."""
+    results = [
+        result
+        for seed in range(2)
+        for result in (
+            ran("dynamic", seed, 200, repeat=True),
+            ran("static", seed, 90),
+            ran("dynamic", seed, 162),
+        )
+    ]
+    both = paired(by_seed(results, "dynamic", 1.0), by_seed(results, "static", 1.0), "throughput")
+    assert both is not None
+    assert both.value == pytest.approx(2.0)
+    once = final(results)
+    alone = paired(by_seed(once, "dynamic", 1.0), by_seed(once, "static", 1.0), "throughput")
+    assert alone is not None
+    assert alone.value == pytest.approx(1.8)
