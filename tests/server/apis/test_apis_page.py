@@ -1,10 +1,12 @@
-"""The examples of the pages on APIs run."""
+"""The examples of the README and of the pages on APIs run."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +14,32 @@ from tests.server.process import PATIENCE_S, ROOT, Server
 
 PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("apis", "openai", "tgi")]
 FENCED = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-EXAMPLES = [example for page in PAGES for example in FENCED.findall(page)]
+README = FENCED.findall((ROOT / "README.md").read_text())
+EXAMPLES = [
+    *((language, body) for language, body in README if body.startswith(("from ", "curl "))),
+    *(example for page in PAGES for example in FENCED.findall(page)),
+]
+LINE = {
+    "custom_id": "1",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"model": "embedded", "prompt": "import ", "max_tokens": 2},
+}
 
 
 @pytest.mark.parametrize(("language", "source"), EXAMPLES)
-def test_an_example_runs(embedded: Server, language: str, source: str) -> None:
-    source = source.replace("http://127.0.0.1:8500", embedded.url)
+def test_an_example_runs(embedded: Server, tmp_path: Path, language: str, source: str) -> None:
+    (tmp_path / "job.jsonl").write_text(json.dumps(LINE))
+    address = embedded.url.removeprefix("http://")
+    source = re.sub(r"(127\.0\.0\.1|localhost):8500", address, source)
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
     done = subprocess.run(
-        [*command, source], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+        [*command, source],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
