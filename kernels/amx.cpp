@@ -21,7 +21,6 @@ namespace {
 constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = 16 * 64;   // bytes
 constexpr int TILE_WORDS = 16;  // words of 32 bits that a step takes of each row
-constexpr int64_t STEPS = 16;  // through which weights stay in the first-level cache
 constexpr int64_t BLOCK_BYTES = 1 << 20;  // inputs at once, or they left the second-level cache
 
 struct alignas(64) Tiles {
@@ -89,17 +88,17 @@ struct Int8 {
   }
 };
 
-// A tiles of inputs times some steps of one group of weights, added to sums [A * ROWS][OUTPUTS].
-// What comes next from memory is fetched meanwhile, `stride` bytes of it at each step.
+// A tiles of inputs times one group of weights: sums [A * ROWS][OUTPUTS], over the whole depth. What
+// comes next from memory is fetched meanwhile, `stride` bytes of it at each step.
 template <typename Op, int A>
 void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* weights,
               typename Op::Sum* sums, const char* next, int64_t stride) {
   constexpr int LINE = OUTPUTS * 4;
-  _tile_loadd(0, sums, LINE);
-  _tile_loadd(1, sums + W, LINE);
+  _tile_zero(0);
+  _tile_zero(1);
   if (A == 2) {
-    _tile_loadd(2, sums + ROWS * OUTPUTS, LINE);
-    _tile_loadd(3, sums + ROWS * OUTPUTS + W, LINE);
+    _tile_zero(2);
+    _tile_zero(3);
   }
   for (int64_t t = 0; t < steps; ++t, inputs += TILE, weights += PANELS * TILE) {
     for (int64_t at = 0; at < stride; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
@@ -137,26 +136,21 @@ void linear_block(const Layer& layer) {
 
     const Tiles shapes;
     asm volatile("ldtilecfg %0" : : "m"(shapes));  // GCC's intrinsic does not say that it reads it
-    auto* const sums = kept<typename Op::Sum, SUMS>(row_tiles * ROWS * OUTPUTS);
+    alignas(64) typename Op::Sum sums[2 * ROWS * OUTPUTS];
 #pragma omp for schedule(static)
     for (int64_t g = 0; g < groups; ++g) {
       const char* const group = weights + g * tiles * PANELS * TILE;
       const char* next = group + tiles * PANELS * TILE;
-      std::memset(sums, 0, sizeof *sums * row_tiles * ROWS * OUTPUTS);
-      for (int64_t t = 0; t < tiles; t += STEPS) {
-        const int64_t steps = std::min(STEPS, tiles - t);
-        for (int64_t i = 0; i < row_tiles; i += 2, next += steps * stride) {
-          const bool pair = i + 1 < row_tiles;
-          (pair ? multiply<Op, 2> : multiply<Op, 1>)(
-              steps, packed + i * row_tile + t * TILE, row_tile, group + t * PANELS * TILE,
-              sums + i * ROWS * OUTPUTS, next, stride);
+      for (int64_t i = 0; i < row_tiles; i += 2, next += tiles * stride) {
+        (i + 1 < row_tiles ? multiply<Op, 2> : multiply<Op, 1>)(
+            tiles, packed + i * row_tile, row_tile, group, sums, next, stride);
+        const int64_t end = std::min(layer.rows, (i + 2) * ROWS);
+        for (int64_t r = i * ROWS, at = g * OUTPUTS; r < end; ++r) {
+          const auto* const of_row = sums + (r - i * ROWS) * OUTPUTS;
+          const Floats values[PANELS] = {Op::value(layer, at, row_scales[r], of_row),
+                                         Op::value(layer, at + W, row_scales[r], of_row + W)};
+          finish<bf16>(layer, r, at, values);
         }
-      }
-      for (int64_t r = 0, at = g * OUTPUTS; r < layer.rows; ++r) {
-        const auto* const of_row = sums + r * OUTPUTS;
-        const Floats values[PANELS] = {Op::value(layer, at, row_scales[r], of_row),
-                                       Op::value(layer, at + W, row_scales[r], of_row + W)};
-        finish<bf16>(layer, r, at, values);
       }
     }
     _tile_release();
