@@ -44,6 +44,8 @@ class Config(Options):
     """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
     random:gpt2-medium and the like (random weights of that shape, to measure speed), or a folder in
     the Hugging Face layout"""
+    revision: str | None = MODEL.option(None, pattern=r"\S+")
+    """branch, tag or commit of a downloaded model; none: its main branch"""
     served_model_name: str | None = MODEL.option(None, pattern=r"[^,\s]+(,[^,\s]+)*")
     """names that clients may use for the model, comma separated; responses carry the first; none:
     the name given to --model"""
@@ -51,8 +53,8 @@ class Config(Options):
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
-    others, float32 on a CPU; int8: weights of linear layers in 8 bits, quantised when the model is
-    loaded, all else in bfloat16 (CPU only)"""
+    others, on a CPU float32, or int8 where the checkpoint is; int8: weights of linear layers in 8
+    bits, all else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""
@@ -64,8 +66,8 @@ class Config(Options):
 
     remote_model: str | None = REMOTE.option(None, pattern=r"unix:/.+|.+:\d+")
     """address of a model server (./server.sh model-server) that executes --model: unix:/PATH, or
-    HOST:PORT, which needs a token or TLS; --device, --dtype, --kv-memory, --cuda-graphs and --seed
-    are its own then; none: the model runs in this process"""
+    HOST:PORT, which needs a token or TLS; --revision, --device, --dtype, --kv-memory, --cuda-graphs
+    and --seed are its own then; none: the model runs in this process"""
     model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
     """the token that the model server was told; other users of this machine can read a command
     line, not your environment"""

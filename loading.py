@@ -26,6 +26,9 @@ class ModelOptions(Protocol):
     def model(self) -> str: ...
 
     @property
+    def revision(self) -> str | None: ...
+
+    @property
     def device(self) -> str: ...
 
     @property
@@ -62,6 +65,7 @@ def load_local_model(
             LoadOptions(
                 mode=options.mode,
                 model=options.model,
+                revision=options.revision,
                 device=options.device,
                 dtype=options.dtype,
                 seed=options.seed,

@@ -22,10 +22,10 @@ import torch
 from gpt.attention import RectangleAttention, Span, attention_kernel
 from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
 from gpt.cache import KVShape
-from gpt.checkpoint import load_network
+from gpt.checkpoint import read_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
 from gpt.gpu.selfcheck import Heads, why_not
-from gpt.linear.layers import quantise_linears
+from gpt.linear.quantised import dequantise_linears, is_quantised, quantise_linears
 from gpt.network import Attend
 from gpt.part import WHOLE, Part
 from gpt.shards import connect, join, whole_parameters
@@ -61,6 +61,7 @@ class LoadOptions:
     part: Part = WHOLE
     rendezvous: str = ""  # of the shards, HOST:PORT
     graphs: bool = False  # decodes as CUDA graphs, where the device is a GPU
+    revision: str | None = None  # of a model of the hub; None: its main branch
 
 
 def load_model(options: LoadOptions) -> Executor:
@@ -70,18 +71,24 @@ def load_model(options: LoadOptions) -> Executor:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
     if options.dtype == "int8" and device.type != "cpu":
         raise UnsupportedDtypeError(
             f"--dtype int8 on --device {name}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
         )
-    loaded = torch.float32 if options.dtype == "int8" else dtype  # quantised from all its bits
-    network = load_network(options.model, device, loaded, options.seed, options.part)
+    network = read_network(options.model, options.seed, options.part, options.revision)
+    as_stored = options.dtype == "auto" and device.type == "cpu"
+    int8 = options.dtype == "int8" or (as_stored and is_quantised(network))
+    if int8:
+        dtype = DTYPES["int8"]
+    else:
+        dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
+        dequantise_linears(network)
+        network.to(device=device, dtype=dtype)
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
         connect(network, options.part)
-    if options.dtype == "int8":
+    if int8:
         quantise_linears(network, dtype)
     if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -1,8 +1,9 @@
 """Checkpoints: where a network's weights come from, and writing them in the same layout.
 
 A checkpoint is a folder in the Hugging Face layout of GPT-2: `config.json` beside
-`model.safetensors`, or shards listed in `model.safetensors.index.json`. Names from the hub are
-downloaded into such a folder; `random:NAME` has a shape and no weights.
+`model.safetensors`, or shards listed in `model.safetensors.index.json`. Its weights may be int8
+(`gpt/linear/quantised.py`). Names from the hub are downloaded into such a folder; `random:NAME` has
+a shape and no weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gpt.linear.quantised import SchemeError, check_scheme, dequantise_linears, quantise_linears
 from gpt.network import GPT, GPTConfig, init_weights
 from gpt.part import WHOLE, Part, PartError
 from seams import RANDOM_PREFIX
@@ -54,6 +56,9 @@ _BLOCK_NAMES = {
 }
 
 
+# of a repository; the vocabulary is for quantised copies, which are folders
+_DOWNLOADED = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+
 Thing = TypeVar("Thing")
 
 
@@ -61,19 +66,25 @@ class CheckpointError(Exception):
     """A model that cannot be loaded; the message says what was found and what is allowed."""
 
 
-def load_network(
-    model: str, device: torch.device, dtype: torch.dtype, seed: int, part: Part = WHOLE
-) -> GPT:
-    """The network that `model` names, or a shard's part of it, ready for inference.
+def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
+    """The network that `model` names, as `read_network` has it, in one precision."""
+    network = read_network(model, seed)
+    dequantise_linears(network)
+    return network.to(device=device, dtype=dtype)
+
+
+def read_network(model: str, seed: int, part: Part = WHOLE, revision: str | None = None) -> GPT:
+    """The network that `model` names, or a shard's part of it, for inference: on the CPU, in
+    float32, where its checkpoint has no int8 weights.
 
     `model`: `embedded`, a GPT-2 name of the hub, a local folder, or `random:NAME`, whose weights
-    are drawn from `seed`. Raises CheckpointError.
+    are drawn from `seed`. `revision`: of a name of the hub. Raises CheckpointError.
     """
-    if model.startswith(RANDOM_PREFIX):
+    if model.startswith(RANDOM_PREFIX) and revision is None:
         network = split(random_network(model.removeprefix(RANDOM_PREFIX), seed), part)
     else:
-        network = load_checkpoint(find_folder(model), part)
-    return network.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        network = load_checkpoint(find_folder(model, revision), part)
+    return network.eval().requires_grad_(False)
 
 
 def random_network(name: str, seed: int) -> GPT:
@@ -86,12 +97,18 @@ def random_network(name: str, seed: int) -> GPT:
     return network
 
 
-def find_folder(model: str) -> Path:
-    """The local folder of a checkpoint, downloading it when `model` is a name of the hub."""
+def find_folder(model: str, revision: str | None = None) -> Path:
+    """The local folder of a checkpoint, downloading it when `model` is a name of the hub.
+    `revision`: a branch, tag or commit there. Raises CheckpointError."""
+    if revision is not None and model not in SHAPES:
+        raise CheckpointError(
+            f"--revision is {revision!r}, and model '{model}' is not downloaded; models with "
+            f"revisions: {', '.join(SHAPES)}"
+        )
     if model == "embedded":
         return EMBEDDED_FOLDER
     if model in SHAPES:
-        return _download(model)
+        return _download(model, revision)
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
@@ -102,42 +119,51 @@ def find_folder(model: str) -> Path:
     return folder
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     # imported here: offline users, who are most, should not wait for it at each start
     from huggingface_hub import snapshot_download
 
     try:
         return Path(
             snapshot_download(
-                f"openai-community/{name}", allow_patterns=["config.json", "model.safetensors"]
+                f"openai-community/{name}", revision=revision, allow_patterns=_DOWNLOADED
             )
         )
     except Exception as error:  # the hub's library raises many kinds; all mean the same here
+        at = "" if revision is None else f" at revision '{revision}'"
         raise CheckpointError(
-            f"the weights of '{name}' could not be fetched from the model hub ({error}). Without "
-            f"a connection use --model embedded (ships with the project), --model random:{name} "
-            "(random weights of that shape, for measuring speed), or --model FOLDER"
+            f"the weights of '{name}'{at} could not be fetched from the model hub ({error}). "
+            "Without a connection use --model embedded (ships with the project), --model "
+            f"random:{name} (random weights of that shape, for measuring speed), or --model FOLDER"
         ) from error
 
 
 def load_checkpoint(folder: Path, part: Part = WHOLE) -> GPT:
-    """Reads a folder in the Hugging Face layout, or a shard's part of it, into float32. Raises
-    CheckpointError."""
-    network, expected = _empty(read_config(folder), part)
-    names = _hub_names(network.config.n_layer)
+    """Reads a folder in the Hugging Face layout, or a shard's part of it: int8 weights as they are,
+    all else into float32. Raises CheckpointError."""
+    config, int8 = read_config(folder), has_int8(folder)
+    network, expected = _empty(config, part, int8=int8)
+    names = _hub_names(config.n_layer, int8=int8)
     state: dict[str, Tensor] = {}
-    for hub_name, source in _shown(_tensors(folder), len(names), f"loading {folder.name}"):
+    for hub_name, source in _shown(read_tensors(folder), len(names), f"loading {folder.name}"):
         ours, transposed = names.get(hub_name.removeprefix("transformer."), ("", False))
         if not ours:
             continue  # causal masks and a tied head that some exports carry along
-        shape = tuple(source.get_shape())
-        if (shape[::-1] if transposed else shape) != expected[ours]:
+        shape, wanted = tuple(source.get_shape()), expected[ours]
+        implied = tuple(wanted.shape)[::-1] if transposed else tuple(wanted.shape)
+        implied = (*implied, 1) if ours.endswith(".scale") else implied
+        if shape != implied:
             raise CheckpointError(
-                f"{folder}: tensor '{hub_name}' has shape {shape}, "
-                f"config.json implies {expected[ours]}"
+                f"{folder}: tensor '{hub_name}' has shape {shape}, config.json implies {implied}"
+            )
+        if (source.get_dtype() == "I8") != (wanted.dtype == torch.int8):
+            raise CheckpointError(
+                f"{folder}: tensor '{hub_name}' is {source.get_dtype()}, config.json implies "
+                f"{'I8' if wanted.dtype == torch.int8 else 'a floating-point type'}"
             )
         own = part.cut(ours, source, shape)
-        state[ours] = (own.t() if transposed else own).float().contiguous()
+        own = own.flatten() if ours.endswith(".scale") else own.t() if transposed else own
+        state[ours] = (own if wanted.dtype == torch.int8 else own.float()).contiguous()
     state["head.weight"] = state.get("wte.weight", torch.empty(0))
     missing = sorted(expected.keys() - state.keys()) or ([] if "wte.weight" in state else ["wte"])
     if missing:
@@ -151,9 +177,9 @@ def split(network: GPT, part: Part) -> GPT:
     """A shard's part of a network. Raises CheckpointError."""
     if part == WHOLE:
         return network
-    own, _ = _empty(network.config, part)
+    own, _ = _empty(network.config, part, int8=False)
     whole, state = network.state_dict(), {}
-    for ours, transposed in _hub_names(network.config.n_layer).values():
+    for ours, transposed in _hub_names(network.config.n_layer, int8=False).values():
         source = whole[ours].t() if transposed else whole[ours]
         cut = part.cut(ours, source, source.shape)
         state[ours] = (cut.t() if transposed else cut).contiguous()
@@ -162,8 +188,8 @@ def split(network: GPT, part: Part) -> GPT:
     return own
 
 
-def _empty(config: GPTConfig, part: Part) -> tuple[GPT, dict[str, tuple[int, ...]]]:
-    """A network of the part's shape without weights, and the shapes of the whole network's. Raises
+def _empty(config: GPTConfig, part: Part, *, int8: bool) -> tuple[GPT, dict[str, Tensor]]:
+    """A network of the part's shape without weights, and the whole network's state. Raises
     CheckpointError."""
     try:
         part.check(config)
@@ -174,7 +200,10 @@ def _empty(config: GPTConfig, part: Part) -> tuple[GPT, dict[str, tuple[int, ...
         tokens = len(range(config.vocab_size)[part.of(config.vocab_size)])
         own.wte = nn.Embedding(tokens, config.n_embd)
         own.head = nn.Linear(config.n_embd, tokens, bias=False)
-    return own, {ours: tuple(tensor.shape) for ours, tensor in whole.state_dict().items()}
+        if int8:
+            for network in (whole, own):
+                quantise_linears(network.blocks, torch.float32)
+    return own, whole.state_dict()
 
 
 def _shown(things: Iterable[Thing], total: int, doing: str) -> Iterable[Thing]:
@@ -211,18 +240,14 @@ def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
         f"transformer.{hub}": (state[ours].t() if transposed else state[ours])
         .to("cpu", dtype)
         .contiguous()
-        for hub, (ours, transposed) in _hub_names(config.n_layer).items()
+        for hub, (ours, transposed) in _hub_names(config.n_layer, int8=False).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def read_config(folder: Path) -> GPTConfig:
     """The shape in a folder's `config.json`. Raises CheckpointError."""
-    path = folder / "config.json"
-    try:
-        fields: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    path, fields = folder / "config.json", read_fields(folder)
     if fields.get("model_type") != "gpt2":
         raise CheckpointError(f"{path}: model_type is {fields.get('model_type')!r}, allowed: gpt2")
     activation = fields.get("activation_function", "gelu_new")
@@ -247,7 +272,28 @@ def read_config(folder: Path) -> GPTConfig:
         raise CheckpointError(f"{path}: field missing or not a number: {error}") from error
 
 
-def _hub_names(n_layer: int) -> dict[str, tuple[str, bool]]:
+def has_int8(folder: Path) -> bool:
+    """Whether a folder's `config.json` says that its weights are int8. Raises CheckpointError."""
+    scheme = read_fields(folder).get("quantization_config")
+    if scheme is None:
+        return False
+    try:
+        check_scheme(scheme)
+    except SchemeError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    return True
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """Of a folder's `config.json`. Raises CheckpointError."""
+    path = folder / "config.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _hub_names(n_layer: int, *, int8: bool) -> dict[str, tuple[str, bool]]:
     """Hugging Face's tensor name -> (ours, whether the matrix is transposed)."""
     names = {
         "wte.weight": ("wte.weight", False),
@@ -257,14 +303,22 @@ def _hub_names(n_layer: int) -> dict[str, tuple[str, bool]]:
     }
     for i in range(n_layer):
         for ours, hub in _BLOCK_NAMES.items():
-            for kind in ("weight", "bias"):
-                transposed = kind == "weight" and not ours.startswith("ln_")
-                names[f"h.{i}.{hub}.{kind}"] = (f"blocks.{i}.{ours}.{kind}", transposed)
+            linear = not ours.startswith("ln_")
+            theirs, own = f"h.{i}.{hub}", f"blocks.{i}.{ours}"
+            names[f"{theirs}.weight"] = (f"{own}.weight", linear)
+            names[f"{theirs}.bias"] = (f"{own}.bias", False)
+            if linear and int8:
+                names[f"{theirs}.weight_scale"] = (f"{own}.scale", False)
     return names
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Names and slices: of a slice, what is asked for is read."""
+def linear_names(n_layer: int) -> set[str]:
+    """Hugging Face's names of the matrices that may be int8."""
+    return {name for name, (_, transposed) in _hub_names(n_layer, int8=False).items() if transposed}
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Names and slices: of a slice, what is asked for is read. Raises CheckpointError."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.exists():

@@ -43,21 +43,23 @@ class Part:
 
     def cut(self, name: str, source: Any, shape: Sequence[int]) -> Tensor:
         """The share of the parameter `name` of `gpt.network`. `source`: all of it in the layout of
-        the hub's checkpoints, where matrices are `[in, out]`; only what is cut out is read."""
+        the hub's checkpoints, where matrices are `[in, out]`, and scales `[out, 1]`; only what is
+        cut out is read."""
         take: Callable[..., Tensor] = source.__getitem__
         layer, _, kind = name.rpartition(".")
         match layer.rpartition(".")[2], kind:
             case "wte", _:
                 return take(self.of(shape[0]))
             case "qkv", _:  # of the queries, of the keys, of the values
-                width = shape[-1] // 3
+                axis = 1 if kind == "weight" else 0
+                width = shape[axis] // 3
                 own = self.of(width)
                 cuts = [slice(i * width + own.start, i * width + own.stop) for i in range(3)]
-                parts = [source[:, cut] if len(shape) == 2 else source[cut] for cut in cuts]
-                return torch.cat(parts, dim=-1)
+                parts = [source[:, cut] if axis else source[cut] for cut in cuts]
+                return torch.cat(parts, dim=axis)
             case "fc", "weight":
                 return take((slice(None), self.of(shape[1])))
-            case "fc", "bias":
+            case "fc", ("bias" | "scale"):
                 return take(self.of(shape[0]))
             case (("attn_proj" | "mlp_proj"), "weight"):
                 return take(self.of(shape[0]))

@@ -81,9 +81,12 @@ def _graphs(text: str) -> str:
 
 
 def _quantize(text: str) -> str:
-    if text in {"int8", "eetq", "bitsandbytes"}:
+    if text in {"int8", "eetq", "bitsandbytes", "compressed-tensors"}:
         return "int8"
-    raise ValueError("allowed: eetq and bitsandbytes, which mean 8-bit weights (--dtype int8 here)")
+    raise ValueError(
+        "allowed: eetq, bitsandbytes and compressed-tensors, which mean 8-bit weights "
+        "(--dtype int8 here)"
+    )
 
 
 def _dtype(text: str) -> str:
@@ -102,13 +105,7 @@ _SOCKET = Renamed("--socket")
 OPTIONS: tuple[Named, ...] = (
     # the launcher's; the router and the model server have most of them, too
     Named("--model-id", Renamed("--model")),
-    Named(
-        "--revision",
-        Refused(
-            "one revision of each downloadable model is known; download "
-            "another one and give its folder as --model"
-        ),
-    ),
+    Named("--revision", _HERE),
     Named("--validation-workers", Accepted("each request's own thread tokenizes it")),
     Named("--sharded", Renamed("--shards", _sharded)),
     Named("--num-shard", Renamed("--shards")),

@@ -14,15 +14,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from loading import LoadError, load_local_model
-from model_server.config import DownloadConfig, ServeConfig
+from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
 from model_server.group import Group, Shard, address_of, cores_each
 from model_server.serving.process import end_with_parent, fail, serve
 from model_server.serving.service import ModelService, ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.serving.worker import Worker
 from model_server.wire.access import Access, AccessError
+from text import folder_of
 from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,14 +32,18 @@ IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: the group's process holds our
 
 
 def main(args: Sequence[str]) -> None:
-    match args:
-        case ["download-weights", *rest]:
-            download(DownloadConfig.from_args(rest))
-            return
-        case ["serve", model, *rest] if not model.startswith("-"):
-            config = ServeConfig.from_args(["--model", model, *rest])
-        case ["serve", *rest] | [*rest]:
-            config = ServeConfig.from_args(rest)
+    match config := read(args):
+        case DownloadConfig():
+            download(config)
+        case QuantizeConfig():
+            quantize(config)
+        case ServeConfig():
+            serve_model(config)
+
+
+def serve_model(config: ServeConfig) -> NoReturn:
+    """Ends the process with its model."""
+    config = replace(config, model=named(config.model))
     rank = f" rank {config.rank}" if config.shards > 1 and config.rank is not None else ""
     logging.basicConfig(
         level=config.log_level.upper(),
@@ -50,6 +56,12 @@ def main(args: Sequence[str]) -> None:
         status = 1
     sys.stdout.flush()
     os._exit(status)  # torch's threads may crash a process that is being taken down
+
+
+def named(model: str) -> str:
+    """A folder by its whole path, as the server names it, wherever either was started."""
+    folder = folder_of(model)
+    return model if folder is None or not folder.is_dir() else str(folder.resolve())
 
 
 def watch(config: ServeConfig) -> int:
@@ -122,9 +134,21 @@ def download(config: DownloadConfig) -> None:
     from gpt.checkpoint import CheckpointError, find_folder
 
     try:
-        print(find_folder(config.model))
+        print(find_folder(config.model, config.revision))
     except CheckpointError as error:
         sys.exit(f"model-server: {error}")
+
+
+def quantize(config: QuantizeConfig) -> None:
+    from gpt.checkpoint import CheckpointError
+    from model_server.quantise import quantise
+
+    out = Path(config.output_dir).expanduser()
+    try:
+        before, after = (size / 1e6 for size in quantise(config.model, out, config.revision))
+    except CheckpointError as error:
+        sys.exit(f"model-server: {error}")
+    print(f"{after:.1f} MB of weights instead of {before:.1f} MB; serve them with --model {out}")
 
 
 def free_port() -> int:

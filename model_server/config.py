@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
@@ -20,7 +22,8 @@ class ServeConfig(Options):
     usage: ClassVar = "./server.sh model-server [serve MODEL_ID] --listen ADDRESS [options]"
     description: ClassVar = (
         "Executes a model for a server that was started with --remote-model ADDRESS. "
-        "Other commands: ./server.sh model-server download-weights MODEL_ID"
+        "Other commands: ./server.sh model-server download-weights MODEL_ID, "
+        "./server.sh model-server quantize MODEL_ID OUTPUT_DIR"
     )
     prefix: ClassVar = "EB_"
 
@@ -28,13 +31,16 @@ class ServeConfig(Options):
     """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
     random:gpt2-medium and the like (random weights of that shape), or a folder in the Hugging Face
     layout; the server is told the same"""
+    revision: str | None = MODEL.option(None, pattern=r"\S+")
+    """branch, tag or commit of a downloaded model; none: its main branch"""
     mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
     """how the server that uses it shares the model, which decides how its memory is laid out"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
-    others, float32 on a CPU"""
+    others, on a CPU float32, or int8 where the checkpoint is; int8: weights of linear layers in 8
+    bits, all else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
     amount such as 2GiB, 500MB, 30000tokens"""
@@ -106,3 +112,40 @@ class DownloadConfig(Options):
 
     model: str = MODEL.option(MISSING)
     """gpt2, gpt2-medium, gpt2-large, gpt2-xl"""
+    revision: str | None = MODEL.option(None, pattern=r"\S+")
+    """branch, tag or commit of a downloaded model; none: its main branch"""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeConfig(Options):
+    """Which checkpoint is quantised. Raises OptionError."""
+
+    usage: ClassVar = "./server.sh model-server quantize MODEL_ID OUTPUT_DIR"
+    description: ClassVar = (
+        "Writes a checkpoint with int8 weights, which --model OUTPUT_DIR serves as --dtype int8 "
+        "serves the original, to the last bit."
+    )
+    prefix: ClassVar = "EB_"
+
+    model: str = MODEL.option(MISSING)
+    """embedded, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder in the Hugging Face layout"""
+    output_dir: str = MODEL.option(MISSING)
+    """folder for the checkpoint, new or empty"""
+    revision: str | None = MODEL.option(None, pattern=r"\S+")
+    """branch, tag or commit of a downloaded model; none: its main branch"""
+
+
+def read(
+    args: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> ServeConfig | DownloadConfig | QuantizeConfig:
+    """What a command line asks for; `serve` may be left out. Ends the process with a message where
+    an option is wrong."""
+    match args:
+        case ["download-weights", *rest]:
+            return DownloadConfig.from_args(rest, environ)
+        case ["quantize", *rest]:
+            return QuantizeConfig.from_args(rest, environ)
+        case ["serve", model, *rest] if not model.startswith("-"):
+            return ServeConfig.from_args(["--model", model, *rest], environ)
+        case ["serve", *rest] | [*rest]:
+            return ServeConfig.from_args(rest, environ)

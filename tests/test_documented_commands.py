@@ -26,7 +26,7 @@ from client.aliases import translate
 from client.load.target import parse_target
 from config import Config
 from launcher.config import read as read_launcher
-from model_server.config import ServeConfig
+from model_server.config import read as read_model_server
 from router.config import parse_args as read_router
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
         case ["launcher", *rest]:
             read_launcher(rest, environ)
         case ["model-server", *rest]:
-            ServeConfig.from_args(rest, environ)
+            read_model_server(rest, environ)
         case _:
             Config.from_args(args, environ)
 

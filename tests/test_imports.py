@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpt": {"seams", "kernels"},
     "model": {"seams", "gpt"},
     "loading": {"model", "gpt"},
-    "model_server": {"seams", "loading", "gpt", "options", "tracing"},
+    "model_server": {"seams", "loading", "gpt", "options", "text", "tracing"},
     "embedded": {"gpt"},
     "deferred": {"batching", "inference", "text"},
     "api": {

@@ -24,6 +24,15 @@ LEAST = 1e-30  # a row of smaller inputs counts as zeros, as in kernels/linear.h
 GROUP = 32  # outputs whose weights lie together: two panels of 16, as in kernels/linear.h
 
 
+def quantised(weight: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`[out, in]` -> int8 weights, and the scale of each output `[out]`."""
+    weight = weight.float()
+    if largest is None:
+        largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest, 1.0) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
 class Int8Linear(nn.Module):
     """A linear layer over int8 weights with a scale for each output.
 
@@ -35,15 +44,14 @@ class Int8Linear(nn.Module):
     weight: Tensor
     scale: Tensor
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, largest: Tensor | None = None) -> None:
+        """`largest`: of the weights of each output `[out]`, where some of them are elsewhere."""
         super().__init__()
-        weight = linear.weight.detach().float()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.approximate = linear.approximate if isinstance(linear, GeluLinear) else None
-        largest = weight.abs().amax(1)
-        self.register_buffer("scale", torch.where(largest > 0, largest, 1.0) / 127)  # [out]
-        rounded = (weight / self.scale[:, None]).round().to(torch.int8)  # [out, in]
-        self.weight = nn.Parameter(rounded, requires_grad=False)
+        rounded, scale = quantised(linear.weight.detach(), largest)
+        self.register_buffer("scale", scale)  # [out]
+        self.weight = nn.Parameter(rounded, requires_grad=False)  # [out, in]
         bias = None if linear.bias is None else linear.bias.detach().float()
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -63,21 +71,6 @@ class Int8Linear(nn.Module):
 
 
 AnyLinear = nn.Linear | Int8Linear
-
-
-def quantise_linears(network: nn.Module, rest: torch.dtype) -> None:
-    """Linear layers with int8 weights in place of the network's own, from its weights as they are;
-    what else it has, embeddings and norms, is converted to `rest`."""
-    quantised = set()
-    for module in list(network.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
-                layer = Int8Linear(child)
-                quantised |= set(map(id, layer.parameters()))
-                setattr(module, name, layer)
-    for parameter in network.parameters():
-        if id(parameter) not in quantised:
-            parameter.data = parameter.data.to(rest)
 
 
 def precision_of(linear: AnyLinear) -> Precision | None:

@@ -14,9 +14,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gpt.checkpoint import (
     SHAPES,
     CheckpointError,
+    find_folder,
     load_checkpoint,
     load_network,
     random_network,
+    read_network,
     save_checkpoint,
 )
 from gpt.network import GPT, GPTConfig, causal_attention, init_weights
@@ -144,3 +146,39 @@ def test_a_hub_that_cannot_be_reached_is_told_with_the_alternatives(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(CheckpointError, match=r"no route to the hub.*--model embedded"):
         load_network("gpt2", torch.device("cpu"), torch.float32, 0)
+
+
+def in_the_cache(cache: Path, commit: str, seed: int) -> Path:
+    """A snapshot of gpt2 as huggingface_hub keeps it."""
+    snapshot = cache / "models--openai-community--gpt2" / "snapshots" / commit
+    network = GPT(TINY)
+    init_weights(network, seed)
+    save_checkpoint(network, snapshot, torch.float32)
+    return snapshot
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    commits = ["1" * 40, "2" * 40]
+    snapshots = [in_the_cache(tmp_path, commit, seed) for seed, commit in enumerate(commits)]
+    refs = snapshots[0].parents[1] / "refs"
+    refs.mkdir()
+    for name, commit in zip(("main", "v2"), commits, strict=True):
+        (refs / name).write_text(commit)
+    assert find_folder("gpt2") == find_folder("gpt2", "main") == snapshots[0]
+    assert find_folder("gpt2", "v2") == find_folder("gpt2", commits[1]) == snapshots[1]
+    networks = [read_network("gpt2", 0, revision=revision) for revision in ("main", "v2")]
+    assert not torch.equal(networks[0].wte.weight, networks[1].wte.weight)
+    with pytest.raises(CheckpointError, match=r"'gpt2' at revision 'v3' could not be fetched"):
+        find_folder("gpt2", "v3")
+
+
+@pytest.mark.parametrize("model", ["embedded", "random:gpt2", "./my-gpt2"])
+def test_a_revision_of_a_model_that_is_not_downloaded_is_refused(model: str) -> None:
+    with pytest.raises(CheckpointError, match=r"--revision is 'v2', and .* is not downloaded"):
+        read_network(model, 0, revision="v2")

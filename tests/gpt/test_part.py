@@ -11,6 +11,7 @@ import torch
 from gpt.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, split
 from gpt.network import GPT, GPTConfig, init_weights
 from gpt.part import Part
+from model_server.quantise import quantise
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 
@@ -58,8 +59,9 @@ def test_the_partial_results_of_all_shards_make_those_of_the_network(
     assert sum(len(part.wte.weight) for part in parts) == CONFIG.vocab_size
 
 
+@pytest.mark.parametrize("int8", [False, True])
 def test_a_shard_reads_its_own_part_of_the_file_alone(
-    network: GPT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: GPT, int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpt import checkpoint
 
@@ -69,6 +71,7 @@ def test_a_shard_reads_its_own_part_of_the_file_alone(
         def __init__(self, source) -> None:  # type: ignore[no-untyped-def]
             self.source = source
             self.get_shape = source.get_shape
+            self.get_dtype = source.get_dtype
 
         def __getitem__(self, where) -> torch.Tensor:  # type: ignore[no-untyped-def]
             nonlocal read
@@ -76,13 +79,17 @@ def test_a_shard_reads_its_own_part_of_the_file_alone(
             read += cut.numel()
             return cut
 
-    save_checkpoint(network, tmp_path, torch.float32)
-    tensors = checkpoint._tensors
+    folder = tmp_path / "float32"
+    save_checkpoint(network, folder, torch.float32)
+    if int8:
+        quantise(str(folder), tmp_path / "int8")
+        folder = tmp_path / "int8"
+    tensors = checkpoint.read_tensors
     monkeypatch.setattr(
-        checkpoint, "_tensors", lambda folder: ((n, Counting(s)) for n, s in tensors(folder))
+        checkpoint, "read_tensors", lambda folder: ((n, Counting(s)) for n, s in tensors(folder))
     )
-    own = load_checkpoint(tmp_path, Part(1, 3))
-    assert read == sum(parameter.numel() for parameter in own.parameters())
+    own = load_checkpoint(folder, Part(1, 3))
+    assert read == sum(tensor.numel() for tensor in (*own.parameters(), *own.buffers()))
     assert read < 0.4 * sum(parameter.numel() for parameter in network.parameters())
 
 

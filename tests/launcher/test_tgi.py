@@ -16,14 +16,15 @@ DOCS = Path(__file__).parents[2] / "docs" / "tgi.md"
 
 def test_a_command_line_of_tgi_starts_what_it_means() -> None:
     typed = (
-        "--model-id ./llama --num-shard 2 --sharded true --quantize eetq --hostname 0.0.0.0 -p 80 "
-        "--max-input-length 1000 --max-total-tokens=1500 --waiting-served-ratio 1.2 --json-output "
-        "--payload-limit 4096 --graceful-termination-timeout 90 --shard-uds-path /tmp/tgi "
+        "--model-id ./llama --revision v2 --num-shard 2 --sharded true --quantize eetq "
+        "--hostname 0.0.0.0 -p 80 --max-input-length 1000 --max-total-tokens=1500 "
+        "--waiting-served-ratio 1.2 --json-output --payload-limit 4096 "
+        "--graceful-termination-timeout 90 --shard-uds-path /tmp/tgi "
         "--master-port 29500 --messages-api-enabled --validation-workers 4 --usage-stats off"
     )
     launched = tgi.from_args(typed.split())
     assert " ".join(launched) == (
-        "--model ./llama --shards 2 --dtype int8 --host 0.0.0.0 --port 80 "
+        "--model ./llama --revision v2 --shards 2 --dtype int8 --host 0.0.0.0 --port 80 "
         "--max-input-tokens 1000 --max-total-tokens 1500 --waiting-served-ratio 1.2 "
         "--log-format json --max-body-bytes 4096 --drain-timeout 90 --socket /tmp/tgi "
         "--master-port 29500"
@@ -67,7 +68,7 @@ def test_sharded_false_means_one_model_server() -> None:
     ("typed", "reason"),
     [
         ("--speculate 3", "--speculate is not offered: no tokens are speculated"),
-        ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq and bitsandbytes"),
+        ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq, bitsandbytes"),
         ("--quantize awq", "--quantize is 'awq'"),
         ("--ngrok", "--ngrok is not offered"),
         ("--watermark-gamma 0.5", "--watermark-gamma is not offered: output is not watermarked"),

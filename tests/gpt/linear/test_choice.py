@@ -12,7 +12,8 @@ from torch import nn
 import gpt.linear.choice
 import gpt.linear.layers
 from gpt.linear.choice import Offer, choose, is_batch_invariant, pack_linears
-from gpt.linear.layers import Precision, quantise_linears, variants
+from gpt.linear.layers import Precision, variants
+from gpt.linear.quantised import quantise_linears
 from gpt.network import GPT, GPTConfig, init_weights
 from tests.forked import Forked
 from tests.server.process import free_port

@@ -17,9 +17,9 @@ from gpt.linear.layers import (
     PackedLinear,
     Precision,
     Variant,
-    quantise_linears,
     variants,
 )
+from gpt.linear.quantised import quantise_linears
 from gpt.network import GPT, GeluLinear, GPTConfig, init_weights
 from kernels import linear_kernel
 

@@ -1,0 +1,84 @@
+"""`./server.sh model-server quantize`: a checkpoint with int8 weights, made of another one.
+
+What a server computes with it is, to the last bit, what it computes with `--dtype int8` from the
+original: a weight is rounded in the same way, whether the checkpoint or the network is quantised.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gpt.checkpoint import (
+    CheckpointError,
+    find_folder,
+    has_int8,
+    linear_names,
+    load_checkpoint,
+    read_config,
+    read_fields,
+    read_tensors,
+)
+from gpt.linear.layers import quantised
+from gpt.linear.quantised import SCHEME
+from seams import RANDOM_PREFIX
+
+# what a server reads beside the weights: vocabulary, end tokens, chat template
+BESIDE = (
+    "vocab.tiktoken",
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, int]:
+    """Writes the checkpoint that `model` names, at a revision, into `out`, a new or empty folder.
+    Returns the bytes of the weights before and after. Raises CheckpointError."""
+    if model.startswith(RANDOM_PREFIX):
+        raise CheckpointError(
+            f"model '{model}' has no checkpoint; --dtype int8 quantises it when it is loaded"
+        )
+    folder = find_folder(model, revision)
+    if has_int8(folder):
+        raise CheckpointError(f"{folder}: its weights are int8 already")
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise CheckpointError(f"{out} is not empty; allowed: a new or an empty folder")
+        load_checkpoint(folder)  # what cannot be served is not quantised either
+        tensors, weights = _quantised(folder), out / "model.safetensors"
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, weights, metadata={"format": "pt"})
+        weights.chmod(0o644)  # its library writes files that nobody else may read
+        for name in BESIDE:
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, out / name)
+        fields = read_fields(folder) | {"quantization_config": SCHEME}
+        (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # last: it is whole
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{out} cannot be written: {error}") from error
+    before = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return before, weights.stat().st_size
+
+
+def _quantised(folder: Path) -> dict[str, Tensor]:
+    linear, tensors = linear_names(read_config(folder).n_layer), dict[str, Tensor]()
+    for name, source in read_tensors(folder):
+        tensor: Any = source[:]
+        if name.removeprefix("transformer.") in linear:
+            if not tensor.isfinite().all():
+                raise CheckpointError(f"{folder}: tensor '{name}' has weights that are not finite")
+            rounded, scale = quantised(tensor.t())
+            tensor = rounded.t()
+            tensors[f"{name}_scale"] = scale[:, None]
+        tensors[name] = tensor.contiguous()
+    return tensors
