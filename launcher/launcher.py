@@ -135,6 +135,8 @@ class Launcher:
         }
         for name, limit_s in limits.items():
             if child := self._children.get(name):
+                if not child.ended.done():
+                    self._note(f"{name} is told to end within {limit_s:g} s")
                 await child.end(signal.SIGTERM, limit_s)
 
     def _note(self, text: str) -> None:

@@ -41,8 +41,12 @@ class Ranks:
 
 
 def describe(call: Any) -> str:
-    """Of a call that failed, or of its error."""
-    return f"{call.code().name}: {call.details()}"
+    """Of a call that failed, or of its error. Of a connection that fails, gRPC says the address
+    thrice before the reason."""
+    details = call.details()
+    if details.startswith("failed to connect"):
+        details = f"cannot connect: {details.rpartition('error: ')[2]}"
+    return f"{call.code().name}: {details}"
 
 
 def is_final(error: Any) -> bool:

@@ -81,6 +81,8 @@ def test_sigterm_ends_all_in_order(launched: Launched) -> None:
     launched.process.send_signal(signal.SIGTERM)
     assert launched.process.wait(PATIENCE_S) == 0
     assert not any(child.is_running() for child in children)
+    told = [line for line in launched.log.splitlines() if "is told to end within" in line]
+    assert [line.split()[2] for line in told] == ["server", "model-server"]
 
 
 def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(

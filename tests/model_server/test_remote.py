@@ -10,6 +10,7 @@ import pytest
 from batching import BatchingManager
 from flight import Wait
 from inference import Inference
+from model_server.__main__ import named
 from model_server.remote.life import (
     NotYetError,
     RemoteModelError,
@@ -209,6 +210,27 @@ def test_a_server_and_a_model_server_that_do_not_match_say_so(asked, message, tm
         connected(server.address, **asked),
     ):
         pass
+
+
+def test_an_address_where_nobody_listens_is_named_once_with_the_reason(tmp_path: Path) -> None:
+    address = unix(tmp_path)
+    options = RemoteOptions(address, Access(), "hash", "dynamic", 8, 5.0, 5.0)
+    with pytest.raises(NotYetError) as refused:
+        begin(options, lambda _: None)
+    assert (
+        str(refused.value) == f"{address}: UNAVAILABLE: cannot connect: No such file or directory"
+    )
+
+
+def test_a_folder_has_the_name_that_the_server_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is its whole path: `app.py` runs in another folder than it was started in."""
+    for name in ("my-gpt2", "embedded"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert named("./my-gpt2") == named("my-gpt2") == str(tmp_path / "my-gpt2")
+    assert [named(name) for name in ("embedded", "gpt3")] == ["embedded", "gpt3"]
 
 
 def test_a_network_address_needs_a_secret() -> None:
