@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from batching import GROWTH_TOKENS, LOOPS, BatchingManager, EngineFailedError, make_ledger
+from batching import LOOPS, BatchingManager, EngineFailedError
 from config import Config
 from deferred.jobs import Jobs
+from generate.modes import make_ledger
 from loading import LoadError, load_local_model
 from recording import Recording
 from seams import Model
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GROWTH_TOKENS = 64  # of optimistic admission: what is free beside a newcomer, so that it goes on
 FAILED = 3  # gunicorn's status for a worker that must not be started again: the server ends with it
 LAST_WORDS_S = 1.0  # for answers to leave, and for whoever asks why the server is not ready
 JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later

@@ -14,9 +14,10 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from flight import Flight, NeverStarted
+from flight import Flight
 from inference import Inference
 from lifecycle import Lifecycle
+from records import CHUNK, PREFILL
 from seams import DeviceLostError, DeviceMemoryError, ModelLostError
 
 log = logging.getLogger(__name__)
@@ -56,16 +57,11 @@ class Failures:
         """The oldest iteration in flight. What was started behind it counts as the same failure."""
         for later in self._flights:
             later.discarded = True
-        for inference, step in zip(flight.batch, flight.steps, strict=True):
-            inference.expected -= step.draw
         if isinstance(error, DeviceMemoryError):
             self._shrink(flight, error, now_s)
             return
-        decodes = all(
-            step.tokens <= 1 and inference.generated
-            for inference, step in zip(flight.batch, flight.steps, strict=True)
-        )
-        self.iterations["decode" if decodes else "prefill"] += 1
+        kinds = flight.work.rows.kinds
+        self.iterations["prefill" if PREFILL in kinds or CHUNK in kinds else "decode"] += 1
         if isinstance(error, ModelLostError):
             self._lose(flight, error, now_s)
             return
@@ -87,7 +83,7 @@ class Failures:
         log.exception("the loop failed; its requests are failed, it goes on")
         self._judge(self._life.present(), error)
         self._give_up_flights()
-        self._life.fail_all(f"internal error: {error}", now_s)
+        self._life.fail(self._life.present(), f"internal error: {error}", now_s)
 
     def alone(self) -> Inference | None:
         """The request that must have the model to itself, until it receives a token."""
@@ -125,17 +121,14 @@ class Failures:
         life = self._life
         log.warning("the model is lost with %d requests in it: %s", len(life.resident), error)
         self._give_up_flights()
-        at_fault = [] if isinstance(flight.pending, NeverStarted) else self._blame(flight.batch)
-        for inference in list(life.resident.values()):
-            life.preempt(inference, now_s)
-        life.lose_model()
+        at_fault = [] if isinstance(flight.pending, Exception) else self._blame(flight.batch)
+        life.lose_model(now_s)
         life.fail(
             at_fault,
             f"the model was lost {LOSSES_IN_COMPANY + 1} times while it computed this request, "
             f"the last time alone: {error}",
             now_s,
         )
-        life.drop_ended(now_s)
 
     def _blame(self, batch: Sequence[Inference]) -> list[Inference]:
         at_fault = []
@@ -154,5 +147,4 @@ class Failures:
         while self._flights:
             flight = self._flights.popleft()
             flight.land()
-            for inference in flight.batch:
-                inference.flights -= 1
+            flight.leave()

@@ -18,16 +18,6 @@ class Wait:
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class NeverStarted:
-    """The model refused to start it; told in its turn, after the iteration before it."""
-
-    error: Exception
-
-    def result(self) -> Outcome:
-        raise self.error
-
-
 @dataclass(slots=True)
 class Flight:
     """An iteration that was started and is not finished. `batch`: the requests of its rows."""
@@ -36,17 +26,25 @@ class Flight:
     work: PlannedWork
     batch: Sequence[Inference]
     steps: Sequence[Step]
-    pending: Pending
+    pending: Pending | Exception  # why it could not start; told after the iteration before it
     discarded: bool = False  # the iteration before it failed
 
     @property
     def hopeless(self) -> bool:
         """Nothing will come of it."""
-        return self.discarded or isinstance(self.pending, NeverStarted)
+        return self.discarded or isinstance(self.pending, Exception)
 
     def land(self) -> Outcome | Exception:
         """Waits for it."""
+        if isinstance(self.pending, Exception):
+            return self.pending
         try:
             return self.pending.result()
         except Exception as error:  # whatever the model raises harms this iteration alone
             return error
+
+    def leave(self) -> None:
+        """Its requests are no longer in it."""
+        for inference, step in zip(self.batch, self.steps, strict=True):
+            inference.flights -= 1
+            inference.expected -= step.draw

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Literal
 
-from seams import End, RequestRecord, Sampling, ServiceClass, TokenLogprobs
+from seams import End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
 Cut = Literal["timeout", "shutdown"]
 
@@ -103,6 +103,16 @@ class Inference:
     @property
     def generated(self) -> int:
         return len(self.ids) + self.expected - self.prompt_tokens
+
+    def opening(self) -> Opening:
+        return Opening(
+            self.id,
+            list(self.ids),
+            self.prompt_tokens,
+            self.sampling,
+            len(self.prompt_logprobs),
+            self.trace,
+        )
 
     @property
     def scores_prompt(self) -> bool:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from inference import Inference
-from memory import BaseLedger
+from memory import BaseLedger, Ledger
 from queueing import RequestQueue
-from records import Arrived, Ended, History, request_record
+from records import Ended, History, arrived, request_record
 from scheduling.contract import check_retired
 from seams import Policy, Recorder
 
@@ -34,12 +34,12 @@ class Lifecycle:
         self.recorder = recorder
         self.history = history
         self.request_timeout_s = request_timeout_s
-        self.ledger: BaseLedger | None = None  # as soon as there is a model
+        self.ledger: BaseLedger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
-        self.released: list[int] = []  # sequences that the model has not been told of
         self.next_due_s = math.inf  # nobody is overdue before
         self.deferred = 0  # requests of that class without an answer
         self.preempted: list[int] = []  # since the last iteration that was recorded
+        self._released: list[int] = []  # sequences that the model has not been told of
         self._lanes: list[int] = []  # a heap of those that were given back
         self._idle_since_s = -math.inf
 
@@ -48,21 +48,15 @@ class Lifecycle:
 
     # --- what happened outside --------------------------------------------------------------
 
-    def take_in(self, now_s: float) -> None:
-        """Arrivals join the queue; requests that left, or cannot be finished, end."""
+    def take_in(self, now_s: float) -> float:
+        """Arrivals join the queue; requests that left, or cannot be finished, end. Returns the
+        time: some may have arrived since the clock was read."""
         mail = self.queue.read()
+        now_s = max([now_s, *(inference.arrival_s for inference in mail.arrivals)])
         for inference in mail.arrivals:
             self.deferred += inference.service_class == "deferred"
             self.next_due_s = min(self.next_due_s, self._due_s(inference))
-            self.history.add(
-                Arrived(
-                    inference.id,
-                    inference.arrival_s,
-                    inference.prompt_tokens,
-                    inference.max_tokens,
-                    inference.service_class,
-                )
-            )
+            self.history.add(arrived(inference))
         if mail.arrivals and self.queue.busy_since_s is None:
             # arrivals during the last iteration of a stretch do not lengthen it twice
             first_s = min(inference.arrival_s for inference in mail.arrivals)
@@ -78,9 +72,10 @@ class Lifecycle:
         if mail.aborting is not None:
             for inference in self.present():
                 inference.cut_by = "shutdown"
-            self.fail_all(mail.aborting, now_s)
+            self.fail(self.present(), mail.aborting, now_s)
         elif mail.departures or overdue:
             self.drop_ended(now_s)
+        return now_s
 
     def _end_overdue(self, now_s: float) -> None:
         running = [inference for inference in self.present() if not inference.ended]
@@ -98,16 +93,19 @@ class Lifecycle:
 
     # --- places -----------------------------------------------------------------------------
 
-    def admit(self, inference: Inference, hit_tokens: int, now_s: float) -> None:
-        inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
-        self.resident[inference.id] = inference
-        inference.resident = True
-        inference.computed = hit_tokens
-        if inference.admitted_s is None:
-            inference.admitted_s = now_s
-            assert self.ledger is not None
-            if self.ledger.prefix_caching:
-                inference.cached_tokens = hit_tokens
+    def admit(self, new: Sequence[Inference], now_s: float) -> None:
+        """Gives them places and blocks together. What a prefix hit covers is computed already."""
+        hits = self.ledger.open(new)
+        for inference in new:
+            inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
+            self.resident[inference.id] = inference
+            inference.resident = True
+            inference.computed = hits.get(inference.id, 0)
+            if inference.admitted_s is None:
+                inference.admitted_s = now_s
+                if self.ledger.prefix_caching:
+                    inference.cached_tokens = inference.computed
+        self.queue.remove_admitted()
 
     def retire(self, now_s: float) -> None:
         """Places that are given up, and the answers that leave with them."""
@@ -128,24 +126,31 @@ class Lifecycle:
         if inference.ended:  # it held a place in a batch, and has nothing to come back for
             self.answer(inference, now_s)
             return
-        inference.computed = inference.expected = 0
+        inference.computed = 0
         inference.preemptions += 1
         self.preempted.append(inference.id)
         self.queue.put_back(inference)
 
-    def lose_model(self) -> None:
-        """Everyone was preempted: the next model has been told of nobody, its blocks are empty."""
-        assert self.ledger is not None
+    def lose_model(self, now_s: float) -> None:
+        """Preempts everyone: the next model has been told of nobody, and its blocks are empty."""
+        for inference in list(self.resident.values()):
+            self.preempt(inference, now_s)
         self.ledger.clear()
-        self.released.clear()
+        self._released.clear()
+
+    def take_released(self) -> list[int]:
+        """Sequences that lost their blocks since the last call. One that has some again is opened
+        anew, which replaces what the model knew of it."""
+        released = [id for id in self._released if id not in self.resident]
+        self._released = []
+        return released
 
     def _release(self, inference: Inference) -> None:
-        assert self.ledger is not None
         del self.resident[inference.id]
         inference.resident = False
         heapq.heappush(self._lanes, inference.lane)
         self.ledger.release(inference)
-        self.released.append(inference.id)
+        self._released.append(inference.id)
 
     # --- ends -------------------------------------------------------------------------------
 
@@ -158,9 +163,6 @@ class Lifecycle:
                 self._release(inference)
         self.drop_ended(now_s)
 
-    def fail_all(self, message: str, now_s: float) -> None:
-        self.fail(self.present(), message, now_s)
-
     def drop_ended(self, now_s: float) -> None:
         for inference in self.queue.remove_ended():
             self.answer(inference, now_s)
@@ -170,7 +172,6 @@ class Lifecycle:
         """Records it first, so that statistics hold a request before its client has the answer."""
         if inference.record is not None:
             return
-        assert self.ledger is not None
         inference.record = request_record(inference, now_s)
         self.ledger.forget(inference)
         self.queue.note_end(now_s)
@@ -187,7 +188,6 @@ class Lifecycle:
         # in this order, or whoever asks in between would miss the whole stretch
         self.record(self.recorder.busy, busy_since_s, now_s)
         self.queue.busy_since_s, self._idle_since_s = None, now_s
-        assert self.ledger is not None
         if self.ledger.used:
             log.critical(
                 "KV books do not close: idle, and %d of %d blocks are in use",

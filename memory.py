@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from seams import Advance, Memory, Request, Trial
 
@@ -115,7 +115,7 @@ class Ledger(BaseLedger):
         self.prefix_caching = prefix_caching
         self._tables: dict[int, _Table] = {}
         self._free = list(range(budget - 1, -1, -1))
-        self._sharers: dict[int, int] = {}  # used block -> sequences that refer to it
+        self.sharers: dict[int, int] = {}  # used block -> sequences that refer to it
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._found: dict[bytes, int] = {}  # digest -> the block with these tokens
         self._digest: dict[int, bytes] = {}  # the same, the other way round
@@ -125,21 +125,14 @@ class Ledger(BaseLedger):
 
     @property
     def used(self) -> int:
-        return len(self._sharers)
+        return len(self.sharers)
 
     @property
     def cached(self) -> int:
         return len(self._cached)
 
-    @property
-    def remembered(self) -> int:
-        """Requests whose digests are kept."""
-        return len(self._digests)
-
     def freed(self, requests: Iterable[Request]) -> int:
-        if self.prefix_caching:
-            return len(self.only_of(requests))
-        return sum(len(self._tables[request.id].blocks) for request in requests)
+        return len(self.only_of(requests))
 
     def trial(self, releasing: Iterable[Request] = ()) -> Trial:
         return LedgerTrial(self, releasing)
@@ -156,8 +149,7 @@ class Ledger(BaseLedger):
                 self._refer(block)
         hit_tokens = {}
         for request, hits in zip(requests, found, strict=True):
-            count = self._blocks(self.room_at_admission(request)) - len(hits)
-            blocks = [*hits, *self._take(count)]
+            blocks = [*hits, *self._take(self.admission(request) - len(hits))]
             self._tables[request.id] = _Table(blocks, len(hits))
             self._news[request.id] = tuple(blocks)
             if hits:
@@ -165,12 +157,13 @@ class Ledger(BaseLedger):
         return hit_tokens
 
     def grow(self, steps: Iterable[Advance]) -> None:
+        if self.growth_tokens is None:
+            return
         for step in steps:
-            table = self._tables[step.request.id]
-            if more := self.growth(step, table):
-                taken = self._take(more)
-                table.blocks += taken
-                self._news[step.request.id] = (*self._news.get(step.request.id, ()), *taken)
+            if more := self.growth(step):
+                id, taken = step.request.id, self._take(more)
+                self._tables[id].blocks += taken
+                self._news[id] = (*self._news.get(id, ()), *taken)
 
     def share(self, request: Request, computed: int) -> None:
         table = self._tables[request.id]
@@ -188,9 +181,9 @@ class Ledger(BaseLedger):
         # comes before it is shared more
         self._news.pop(request.id, None)
         for block in reversed(self._tables.pop(request.id).blocks):
-            self._sharers[block] -= 1
-            if self._sharers[block] == 0:
-                del self._sharers[block]
+            self.sharers[block] -= 1
+            if self.sharers[block] == 0:
+                del self.sharers[block]
                 if block in self._digest:
                     self._cached[block] = None
                 else:
@@ -209,18 +202,17 @@ class Ledger(BaseLedger):
 
     def only_of(self, requests: Iterable[Request]) -> set[int]:
         """Blocks to which nobody but these refers."""
-        references: dict[int, int] = {}
-        for request in requests:
-            for block in self._tables[request.id].blocks:
-                references[block] = references.get(block, 0) + 1
-        return {block for block, count in references.items() if count == self._sharers[block]}
+        references = Counter(
+            block for request in requests for block in self._tables[request.id].blocks
+        )
+        return {block for block, count in references.items() if count == self.sharers[block]}
 
     def hits(self, request: Request) -> Sequence[int]:
         """The cached or used blocks that hold the beginning of a request that waits."""
         if not self.prefix_caching:
             return ()
         blocks = []
-        limit: int = request.hit_limit // self.block_tokens  # type: ignore[attr-defined]
+        limit = cast(Sharer, request).hit_limit // self.block_tokens
         for digest in self._digests_of(request, limit)[:limit]:
             block = self._found.get(digest)
             if block is None:
@@ -228,31 +220,24 @@ class Ledger(BaseLedger):
             blocks.append(block)
         return blocks
 
-    def table(self, request: Request) -> _Table | None:
-        return self._tables.get(request.id)
-
-    def in_use(self, block: int) -> bool:
-        return block in self._sharers
-
     def admission(self, request: Request) -> int:
         """Blocks of a request that is admitted, shared ones included."""
-        return self._blocks(self.room_at_admission(request))
-
-    def room_at_admission(self, request: Request) -> int:
         further = request.max_tokens - request.generated
         if self.growth_tokens is not None:
             further = min(further, self.growth_tokens)
-        return request.known + further
+        return self._blocks(request.known + further)
 
-    def growth(self, step: Advance, table: _Table) -> int:
+    def growth(self, step: Advance) -> int:
         """Blocks that a resident takes for this step beyond those it has."""
-        request, room = step.request, len(table.blocks) * self.block_tokens
+        request = step.request
+        count = len(self._tables[request.id].blocks)
+        room = count * self.block_tokens
         wanted = request.computed + step.tokens
         if wanted <= room:
             return 0
         most = request.known + request.max_tokens - request.generated
         wanted = min(most, max(room + (self.growth_tokens or 0), wanted))
-        return self._blocks(wanted) - len(table.blocks)
+        return self._blocks(wanted) - count
 
     # --- blocks -----------------------------------------------------------------------------
 
@@ -267,22 +252,20 @@ class Ledger(BaseLedger):
         cut = len(self._free) - count
         taken, self._free[cut:] = self._free[cut:], []
         for block in taken:
-            self._sharers[block] = 1
+            self.sharers[block] = 1
         return taken
 
     def _refer(self, block: int) -> None:
         self._cached.pop(block, None)
-        self._sharers[block] = self._sharers.get(block, 0) + 1
+        self.sharers[block] = self.sharers.get(block, 0) + 1
 
     def _digests_of(self, request: Request, count: int) -> list[bytes]:
         """Of the first `count` full blocks, and of those asked for before."""
         digests = self._digests.setdefault(request.id, [])
-        ids: Sequence[int] = request.ids  # type: ignore[attr-defined]
-        salt: bytes = request.salt.encode()  # type: ignore[attr-defined]
-        size = self.block_tokens
+        sharer, size = cast(Sharer, request), self.block_tokens
         for i in range(len(digests), count):
-            before = digests[-1] if digests else salt
-            tokens = array("q", ids[i * size : (i + 1) * size]).tobytes()
+            before = digests[-1] if digests else sharer.salt.encode()
+            tokens = array("q", sharer.ids[i * size : (i + 1) * size]).tobytes()
             digests.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
         return digests
 
@@ -292,25 +275,19 @@ class LedgerTrial(Trial):
 
     def __init__(self, ledger: Ledger, releasing: Iterable[Request] = ()) -> None:
         self._ledger = ledger
-        releasing = list(releasing)
-        self._gone = ledger.only_of(releasing) if ledger.prefix_caching else set[int]()
-        self._hit = set[int]()  # unused blocks that an earlier step of the plan refers to
-        self.free = ledger.budget - ledger.used + ledger.freed(releasing)
+        self._gone = ledger.only_of(releasing)
+        self._hit = set[int]()  # blocks to which a newcomer of the plan refers
+        self.free = ledger.budget - ledger.used + len(self._gone)
 
     def cost(self, step: Advance) -> int:
-        table = self._ledger.table(step.request)
-        if table is not None:
-            return self._ledger.growth(step, table)
+        if step.request.resident:
+            return self._ledger.growth(step)
         hits = self._ledger.hits(step.request)
-        shared = sum(not self._is_available(block) for block in hits)
-        return self._ledger.admission(step.request) - shared
+        used, gone = self._ledger.sharers, self._gone
+        shared = [b for b in hits if b in self._hit or (b in used and b not in gone)]
+        return self._ledger.admission(step.request) - len(shared)
 
     def insist(self, step: Advance, cost: int) -> None:
         self.free -= cost
-        if self._ledger.prefix_caching and self._ledger.table(step.request) is None:
-            hits = self._ledger.hits(step.request)
-            self._hit.update(block for block in hits if self._is_available(block))
-
-    def _is_available(self, block: int) -> bool:
-        unused = block in self._gone or not self._ledger.in_use(block)
-        return unused and block not in self._hit
+        if not step.request.resident:
+            self._hit.update(self._ledger.hits(step.request))

@@ -8,10 +8,10 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inference import DrainingError, Inference, OverloadedError
+from inference import DrainingError, Inference, OverloadedError, TooLongError
 from seams import End
 
 ENDS_KEPT = 64  # of which the present rate of ends is estimated
@@ -41,12 +41,13 @@ class RequestQueue:
         self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
         self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
         self.busy_since_s: float | None = None  # start of the present stretch with work
+        self.draining = False
         self._changed = threading.Condition()
         self._arrivals: list[Inference] = []
         self._departures: list[tuple[Inference, End]] = []
-        self._draining = False
         self._aborting: str | None = None
         self._unread = False  # something changed since the loop last looked
+        self._tokens: tuple[int, int] | None = None  # of context and of KV memory, once known
         self._numbers = itertools.count()
         self._counted = 0  # of those who wait, arrivals included, without stored ones
         self._deferred = 0  # of the counted
@@ -56,17 +57,18 @@ class RequestQueue:
     # --- from any thread --------------------------------------------------------------------
 
     @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
     def size(self) -> int:
         return len(self._arrivals) + len(self.waiting)
 
+    def open(self, context: int, kv_tokens: int) -> None:
+        """There is a model, and requests are taken in that fit into its context and KV memory."""
+        self._tokens = context, kv_tokens
+
     def put(self, inference: Inference) -> None:
-        """Raises DrainingError, OverloadedError."""
+        """Raises a RefusedError, and ValueError for one that could never advance or never end."""
+        self._require_possible(inference)
         with self._changed:
-            if self._draining:
+            if self.draining:
                 raise DrainingError("the server is shutting down")
             if not inference.stored:
                 self._require_room(inference)
@@ -82,12 +84,12 @@ class RequestQueue:
 
     def drain(self) -> None:
         with self._changed:
-            self._draining = True
+            self.draining = True
             self._tell()
 
     def abort(self, reason: str) -> None:
         with self._changed:
-            self._draining = True
+            self.draining = True
             self._aborting = reason
             self._tell()
 
@@ -99,6 +101,25 @@ class RequestQueue:
     def _tell(self) -> None:
         self._unread = True
         self._changed.notify()
+
+    def _require_possible(self, inference: Inference) -> None:
+        if not inference.prompt_tokens or inference.max_tokens < 1:
+            raise ValueError(
+                "a request has at least one prompt token, at least one token to generate"
+            )
+        if self._tokens is None:
+            raise DrainingError("the model is still being loaded")
+        context, kv_tokens = self._tokens
+        total = inference.prompt_tokens + inference.max_tokens
+        if total > context:
+            raise TooLongError(
+                f"prompt ({inference.prompt_tokens} tokens) and num_tokens "
+                f"({inference.max_tokens}) exceed the model's context of {context}"
+            )
+        if total > kv_tokens:
+            raise TooLongError(
+                f"the request takes {total} tokens of KV memory, the server has {kv_tokens}"
+            )
 
     def _require_room(self, inference: Inference) -> None:
         if self._counted >= self.max_waiting:
@@ -155,7 +176,7 @@ class RequestQueue:
     def is_over(self) -> bool:
         """Nobody waits, and nobody will."""
         with self._changed:
-            return self._draining and not (self.waiting or self._arrivals)
+            return self.draining and not (self.waiting or self._arrivals)
 
     def sleep(self, timeout_s: float) -> None:
         """Until something changes that `read` has not seen, or for so long."""
@@ -163,8 +184,8 @@ class RequestQueue:
             if timeout_s > 0.0 and not self._unread:
                 self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # some centuries
 
-    def admitted(self, ids: Collection[int]) -> None:
-        self._remove(lambda inference: inference.id in ids)
+    def remove_admitted(self) -> None:
+        self._remove(lambda inference: inference.resident)
 
     def remove_ended(self) -> list[Inference]:
         return self._remove(lambda inference: inference.ended)

@@ -128,6 +128,16 @@ class History:
         return max(0, self._next + 1 - self.most)
 
 
+def arrived(inference: Inference) -> Arrived:
+    return Arrived(
+        inference.id,
+        inference.arrival_s,
+        inference.prompt_tokens,
+        inference.max_tokens,
+        inference.service_class,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedWork:
     """What an iteration computes, as it is when it starts."""

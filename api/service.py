@@ -97,7 +97,7 @@ class Service:
     def submit(self, *inferences: Inference) -> None:
         """All of them, or none: raises ApiError when one is not taken in."""
         deferred = sum(inference.service_class == "deferred" for inference in inferences)
-        most = self.manager.max_waiting_deferred
+        most = self.manager.queue.max_waiting_deferred
         if deferred > most:
             raise ApiError(
                 400,

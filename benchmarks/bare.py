@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batching import LAYOUTS, BatchingManager, Mode, make_ledger
+from batching import BatchingManager
 from flight import Wait
+from generate.modes import LAYOUTS, Mode, make_ledger
 from inference import Inference
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 

@@ -34,9 +34,9 @@ from functools import partial
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from batching import Mode
 from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.gpu_picture import picture
+from generate.modes import Mode
 from gpt.cache import KVPool, KVShape
 from gpt.checkpoint import SHAPES, random_network
 from gpt.executor import Executor

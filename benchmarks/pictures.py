@@ -19,8 +19,9 @@ from typing import Literal
 import matplotlib as mpl
 import numpy as np
 
-from batching import LAYOUTS, BatchingManager, Mode, make_ledger
+from batching import BatchingManager
 from benchmarks.common import Tally, cpu_name
+from generate.modes import LAYOUTS, Mode, make_ledger
 from inference import Inference
 from model import LoadOptions, load_model
 from records import Event

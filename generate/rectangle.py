@@ -13,12 +13,11 @@ from seams import Advance, Request, Trial
 class RectangleLedger(BaseLedger):
     def __init__(self, budget: int, block_tokens: int = 1) -> None:
         super().__init__(budget, block_tokens)
-        self._used = 0
         self._rows: dict[int, range] = {}
 
     @property
     def used(self) -> int:
-        return self._used
+        return sum(map(len, self._rows.values()))
 
     def freed(self, requests: Iterable[Request]) -> int:
         return sum(len(self._rows[request.id]) for request in requests)
@@ -34,11 +33,10 @@ class RectangleLedger(BaseLedger):
         width = trial.row_blocks
         for i, request in enumerate(requests):
             self._rows[request.id] = self._news[request.id] = range(i * width, (i + 1) * width)
-        self._used += len(requests) * width
         return {}
 
     def release(self, request: Request) -> None:
-        self._used -= len(self._rows.pop(request.id))
+        del self._rows[request.id]
         self._news.pop(request.id, None)
 
 

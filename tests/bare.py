@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching import LayOut
+from generate.modes import LayOut
 from seams import Model, Opening, Outcome, Sampling, Step
 
 GREEDY = Sampling(temperature=0)

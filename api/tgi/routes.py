@@ -131,7 +131,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
             raise ApiError(
                 429,
                 f"{most_at_once} requests are being served (--max-concurrent-requests)",
-                {"Retry-After": str(math.ceil(service.manager.retry_after_s))},
+                {"Retry-After": str(math.ceil(service.manager.queue.retry_after_s))},
             )
 
     def whole(

@@ -15,11 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from batching import BatchingManager, make_ledger
+from batching import BatchingManager
 from benchmarks.common import Job, Tally
 from benchmarks.deferred.points import Measured, Step
 from flight import Wait
 from generate import dynamic
+from generate.modes import make_ledger
 from inference import Inference
 from scheduling.classes.budget import Allowance, Budget
 from scheduling.classes.predictor import Predictor, StepTime

@@ -26,11 +26,11 @@ from typing import Any, cast
 import torch
 from tqdm import tqdm
 
-from batching import Mode
 from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.__main__ import run_http, text_work
 from benchmarks.modes.original import run_original
+from generate.modes import Mode
 from gpt.checkpoint import load_network, save_checkpoint
 from gpt.network import GPT
 from model import DTYPES, LoadOptions, load_model

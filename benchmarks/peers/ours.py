@@ -14,11 +14,11 @@ from typing import cast
 
 import torch
 
-from batching import Mode
 from benchmarks.common import Job, run_bare
 from benchmarks.limits import Pass, pass_of
 from benchmarks.modes.__main__ import MODES
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
+from generate.modes import Mode
 from model import LoadOptions, load_model
 from seams import Plan, Policy, Request, Sampling, View
 

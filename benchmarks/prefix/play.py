@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from batching import LAYOUTS, BatchingManager
+from batching import BatchingManager
 from benchmarks.common import Job, Tally
 from flight import Wait
+from generate.modes import LAYOUTS
 from inference import Inference
 from memory import Ledger
 from records import Iterated

@@ -10,10 +10,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from batching import BatchingManager, make_ledger
+from batching import BatchingManager
 from benchmarks.common import Tally
 from benchmarks.remote.servers import HASH, connected, serving
 from generate import dynamic
+from generate.modes import make_ledger
 from inference import Inference
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca

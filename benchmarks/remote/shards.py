@@ -9,11 +9,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from batching import BatchingManager, make_ledger
+from batching import BatchingManager
 from benchmarks.common import Tally, offline_work
 from benchmarks.remote.servers import connected, serving
 from flight import Wait
 from generate import dynamic
+from generate.modes import make_ledger
 from inference import Inference
 from model_server.__main__ import ROOT, free_port
 from scheduling.policies.orca import Orca

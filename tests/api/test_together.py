@@ -15,6 +15,7 @@ from app import create_app
 from batching import BatchingManager
 from config import Config
 from inference import Inference
+from queueing import RequestQueue
 from seams import End
 from tests.api.openai.openai_calls import PATHS, ask, is_error
 from tests.hash_model import HashModel, reference
@@ -126,7 +127,7 @@ def test_more_deferred_choices_than_may_wait_are_the_clients_mistake(path: str) 
 def test_one_beyond_the_concurrent_requests_is_told_the_estimate_of_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(BatchingManager, "retry_after_s", 7.2)
+    monkeypatch.setattr(RequestQueue, "retry_after_s", 7.2)
     model, gate = HashModel(), threading.Event()
 
     def wait(_: int) -> None:

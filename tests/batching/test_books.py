@@ -40,6 +40,19 @@ def test_memory_of_a_request_that_ran_out_of_it_is_free(
 
 
 @every_mode
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nobody_is_admitted_or_ends_before_it_arrived(mode: Mode, leaves: bool) -> None:
+    """One arrives after the loop has read its clock, and before it reads its mail."""
+    world = World(mode)
+    inference = world.submit([1], 3, at_s=world.now_s + TICK_S / 4)
+    if leaves:
+        world.manager.cancel(inference)
+    world.step()
+    world.run()
+    check_closed(world)
+
+
+@every_mode
 def test_busy_time_is_not_counted_twice_for_one_who_arrives_as_the_last_one_ends(
     mode: Mode,
 ) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from batching import BatchingManager
 from failures import REGROW_S
-from inference import DrainingError, OverloadedError
+from inference import DrainingError, Inference, OverloadedError
 from memory import Ledger
 from scheduling.policies.orca import Orca
-from seams import Plan, Request, View
-from tests.batching.virtual import MODES, Mode, World, check_closed
+from seams import Plan, Request, Sampling, View
+from tests.batching.virtual import MODES, Books, Mode, World, check_closed
+from tests.hash_model import HashModel
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 NOBATCH, STATIC, STATIC_OWN, DYNAMIC = MODES
@@ -227,11 +229,10 @@ def test_deferred_requests_leave_half_of_the_queue_to_immediate_ones(mode: Mode)
 
 
 def test_nobody_is_taken_in_before_the_model_is_there() -> None:
-    world = World(DYNAMIC)
-    model, world.manager.model = world.model, None
+    manager = BatchingManager(Orca(), Books(), max_batch_size=1, max_waiting=1)
     with pytest.raises(DrainingError, match="still being loaded"):
-        world.submit([1], 3)
-    world.manager.model = model
-    world.submit([1], 3)
-    world.run()
-    check_closed(world)
+        manager.submit(Inference([1], 3, Sampling(), 0.0))
+    model = HashModel()
+    manager.serve(model, Ledger(model.blocks))
+    manager.submit(Inference([1], 3, Sampling(), 0.0))
+    assert manager.ready

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from batching import LOOPS, BatchingManager, make_ledger
+from batching import LOOPS, BatchingManager
+from generate.modes import make_ledger
 from inference import Inference, RefusedError
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca

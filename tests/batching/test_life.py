@@ -59,7 +59,7 @@ class Life(RuleBasedStateMachine):
                 assert self.stopping
             except OverloadedError:
                 manager = self.world.manager
-                assert manager.counts["waiting"] >= manager.max_waiting  # more: preempted
+                assert manager.counts["waiting"] >= manager.queue.max_waiting  # more: preempted
         return last
 
     @rule(inference=requests, end=st.sampled_from(["cancelled", "stop"]))

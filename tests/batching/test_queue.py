@@ -19,6 +19,12 @@ def request() -> Inference:
     return Inference([1], 1, Sampling(), 0.0)
 
 
+def an_open_queue() -> RequestQueue:
+    queue = RequestQueue(8)
+    queue.open(context=8, kv_tokens=8)
+    return queue
+
+
 NEWS: dict[str, Callable[[RequestQueue], None]] = {
     "an arrival": lambda queue: queue.put(request()),
     "a departure": lambda queue: queue.leave(request(), "cancelled"),
@@ -32,7 +38,7 @@ def test_what_happens_after_the_loop_has_looked_keeps_it_awake(
     happens: Callable[[RequestQueue], None],
 ) -> None:
     """In the order of the loop: read, is it over, sleep; the news come just before it sleeps."""
-    queue = RequestQueue(8)
+    queue = an_open_queue()
     queue.read()
     assert not queue.is_over()
     happens(queue)
@@ -43,7 +49,7 @@ def test_what_happens_after_the_loop_has_looked_keeps_it_awake(
 
 
 def test_ids_increase_in_the_order_of_arrival_not_of_construction() -> None:
-    queue = RequestQueue(8)
+    queue = an_open_queue()
     requests = [request() for _ in range(5)]
     arriving = [requests[n] for n in (3, 0, 4, 1, 2)]
     for inference in arriving:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from batching import BatchingManager, LayOut
+from batching import BatchingManager
 from flight import Flight, Wait
 from generate import dynamic, nobatch, static
+from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
 from inference import Inference
 from memory import BaseLedger, Ledger
@@ -271,7 +272,7 @@ def check_closed(world: World) -> None:
     assert manager.counts == {"waiting": 0, "running": 0}
     assert world.memory.used == 0
     if isinstance(world.memory, Ledger):
-        assert world.memory.remembered == 0
+        assert not world.memory._digests
     assert len(books.requests) == len(world.submitted)
     for inference in world.submitted:
         check_ended(inference, model.vocab_size)

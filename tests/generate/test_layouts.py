@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching import LayOut
 from generate import dynamic, nobatch, static
+from generate.modes import LayOut
 from seams import Sampling
 from tests.bare import Bare, Open
 from tests.hash_model import HashModel, reference, virtual_duration_s

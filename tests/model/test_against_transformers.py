@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from batching import LayOut
 from generate import dynamic, nobatch, static
+from generate.modes import LayOut
 from seams import Opening, Sampling, TokenLogprobs
 from tests.bare import GREEDY, Bare, Open
 from tests.model.peer import VOCAB, LogitsTap, load, peer_logits, without_kernel

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpt.sampling
-from batching import LAYOUTS, Mode
 from benchmarks.bare import Job, run_bare
+from generate.modes import LAYOUTS, Mode
 from gpt.executor import Executor
 from gpt.network import GPT, GPTConfig, init_weights
 from model import DynamicBatchingServerModel, ServerModel

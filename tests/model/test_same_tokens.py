@@ -15,10 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batching import LAYOUTS, BatchingManager, Mode, make_ledger
+from batching import BatchingManager
 from benchmarks.common import Tally
 from flight import Wait
 from generate import dynamic
+from generate.modes import LAYOUTS, Mode, make_ledger
 from gpt.drawing import perturbed
 from gpt.sampling import Known, Sampler, asked_of, history_of
 from inference import Inference

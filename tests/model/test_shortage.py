@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from batching import LAYOUTS, Mode
+from generate.modes import LAYOUTS, Mode
 from gpt.budget import KVMemoryError
 from gpt.errors import with_our_errors
 from model import LoadOptions, load_model

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from batching import BatchingManager, make_ledger
+from batching import BatchingManager
 from generate import dynamic
+from generate.modes import make_ledger
 from inference import Inference
 from scheduling.policies.orca import Orca
 from seams import Sampling

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from batching import BatchingManager, make_ledger
+from batching import BatchingManager
 from generate import dynamic
+from generate.modes import make_ledger
 from inference import Inference
 from model_server.group import Group, Shard
 from model_server.remote.model import RemoteModel
