@@ -36,8 +36,8 @@ class EngineFailedError(Exception):
 class BatchingManager:
     """The queue, and the life of a request in it: submitted, admitted, advanced, ended.
 
-    `submit`, `submit_stored`, `cancel`, `drain` and `abort` may be called from any thread; all else
-    belongs to the thread that calls `begin` and `finish`.
+    `enqueue`, `enqueue_stored`, `cancel`, `drain` and `abort` may be called from any thread; all
+    else belongs to the thread that calls `begin` and `finish`.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class BatchingManager:
         """When the present stretch with work began; None while there is none."""
         return self.queue.busy_since_s
 
-    def submit(self, inference: Inference) -> None:
+    def enqueue(self, inference: Inference) -> None:
         """Puts a request into the queue. Raises what `RequestQueue.put` raises."""
         self.queue.put(inference)
 
-    def submit_stored(self, inference: Inference) -> None:
-        """As `submit`, for a request that is kept elsewhere until its answer is: the limits of the
+    def enqueue_stored(self, inference: Inference) -> None:
+        """As `enqueue`, for a request that is kept elsewhere until its answer is: the limits of the
         queue and of time are its keeper's business, and it takes nobody's place in the queue."""
         inference.stored = True
-        self.submit(inference)
+        self.enqueue(inference)
 
     def cancel(self, inference: Inference, end: End = "cancelled") -> None:
         """Ends a request before its time: its client left, or found what it was looking for.

@@ -115,13 +115,10 @@ class Inference:
         )
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether logprobs of prompt tokens are still wanted."""
-        wanted = self.sampling.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < self.prompt_tokens - 1
-
-    @property
     def hit_limit(self) -> int:
         """Tokens that a prefix hit may cover: the last known one is to be computed, and so is every
-        position whose logprobs are wanted."""
-        return len(self.prompt_logprobs) if self.scores_prompt else self.known - 1
+        position whose logprobs are still wanted."""
+        scored = len(self.prompt_logprobs)
+        if self.sampling.prompt_logprobs is not None and scored < self.prompt_tokens - 1:
+            return scored
+        return self.known - 1

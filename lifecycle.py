@@ -1,5 +1,5 @@
-"""How requests end: done, cancelled, overdue, failed, shut down; and how one that gives up its
-place comes back to the queue. All of it happens in the loop's thread."""
+"""How requests get a place and give it up, and how they end: done, cancelled, overdue, failed, shut
+down. All of it happens in the loop's thread."""
 
 from __future__ import annotations
 

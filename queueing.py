@@ -29,10 +29,10 @@ class Mail:
 
 
 class RequestQueue:
-    """Those who wait, and the news of those who come, leave, or stop the server.
+    """The requests that wait, and what happened since the loop last looked.
 
     `put`, `leave`, `drain`, `abort` and the properties are for any thread, all else for the loop's.
-    A stored request, which is safe elsewhere, is not counted and meets no limit.
+    A stored request, which is safe elsewhere, is not counted and takes nobody's place.
     """
 
     def __init__(self, max_waiting: int, max_waiting_prompt_tokens: float = math.inf) -> None:
@@ -47,7 +47,7 @@ class RequestQueue:
         self._departures: list[tuple[Inference, End]] = []
         self._aborting: str | None = None
         self._unread = False  # something changed since the loop last looked
-        self._tokens: tuple[int, int] | None = None  # of context and of KV memory, once known
+        self._capacity: tuple[int, int] | None = None  # tokens of context and of KV memory
         self._numbers = itertools.count()
         self._counted = 0  # of those who wait, arrivals included, without stored ones
         self._deferred = 0  # of the counted
@@ -61,8 +61,8 @@ class RequestQueue:
         return len(self._arrivals) + len(self.waiting)
 
     def open(self, context: int, kv_tokens: int) -> None:
-        """There is a model, and requests are taken in that fit into its context and KV memory."""
-        self._tokens = context, kv_tokens
+        """There is a model: requests are taken in that fit into its context and KV memory."""
+        self._capacity = context, kv_tokens
 
     def put(self, inference: Inference) -> None:
         """Raises a RefusedError, and ValueError for one that could never advance or never end."""
@@ -107,9 +107,9 @@ class RequestQueue:
             raise ValueError(
                 "a request has at least one prompt token, at least one token to generate"
             )
-        if self._tokens is None:
+        if self._capacity is None:
             raise DrainingError("the model is still being loaded")
-        context, kv_tokens = self._tokens
+        context, kv_tokens = self._capacity
         total = inference.prompt_tokens + inference.max_tokens
         if total > context:
             raise TooLongError(

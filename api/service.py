@@ -104,11 +104,11 @@ class Service:
                 f"{deferred} deferred requests at once are more than may wait here; allowed: "
                 f"{most}, half of --max-waiting",
             )
-        self._submit(self.manager.submit, inferences, presented_owner())
+        self._submit(self.manager.enqueue, inferences, presented_owner())
 
     def submit_stored(self, owner: str, *inferences: Inference) -> None:
         """As `submit`, for lines of an owner's stored jobs: the queue's limits are not for them."""
-        self._submit(self.manager.submit_stored, inferences, owner)
+        self._submit(self.manager.enqueue_stored, inferences, owner)
 
     def _submit(
         self,

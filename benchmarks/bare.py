@@ -108,7 +108,7 @@ def run_bare(
         for seed, job in enumerate(work)
     ]
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     while not isinstance(manager.step(LAYOUTS[mode], time.perf_counter), Wait):
         pass
     seconds = time.perf_counter() - start_s

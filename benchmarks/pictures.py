@@ -147,7 +147,7 @@ def run(case: Case) -> Trace:
     pending = list(inferences)
     while pending or any(inference.record is None for inference in inferences):
         while pending and pending[0].arrival_s <= time.perf_counter():
-            manager.submit(pending.pop(0))
+            manager.enqueue(pending.pop(0))
         manager.step(LAYOUTS[case.mode], time.perf_counter)
     return Trace(case.name, policy.plans, tally, inferences, manager.history.since(0).events)
 

@@ -159,10 +159,10 @@ class Bench:
             if now_s >= end_s and not due and all(i.record for i in immediate):
                 break
             while due and due[-1].arrival_s <= now_s:
-                manager.submit(due.pop())
+                manager.enqueue(due.pop())
             while backlog and manager.counts["waiting"] < backlog:
                 deferred.append(self._inference(next(filling), now_s, "deferred"))
-                manager.submit_stored(deferred[-1])
+                manager.enqueue_stored(deferred[-1])
             if isinstance(manager.step(dynamic.lay_out, self.clock.now_s), Wait):
                 self.clock.wait_until(min(due[-1].arrival_s if due else end_s, now_s + 0.1))
         for inference in deferred:

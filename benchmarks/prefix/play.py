@@ -75,7 +75,7 @@ class Loop:
 
         while True:
             while coming and coming[0].arrival_s <= now():
-                manager.submit(coming.pop(0))
+                manager.enqueue(coming.pop(0))
             waits = isinstance(manager.step(LAYOUTS["dynamic"], now), Wait)
             if waits and not coming:
                 break

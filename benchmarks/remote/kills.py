@@ -102,7 +102,7 @@ class Load:
             while len(running) < 2 * LIMIT and self.manager.ready:
                 number = len(self.submitted) % PROMPTS
                 inference = request(number)
-                self.manager.submit(inference)
+                self.manager.enqueue(inference)
                 self.submitted.append((number, inference))
                 running.append(inference)
 
@@ -138,7 +138,7 @@ def undisturbed(model: str) -> list[list[int]]:
     manager = BatchingManager(Orca(), Tally(), max_batch_size=LIMIT, max_waiting=PROMPTS)
     manager.serve(local, make_ledger("dynamic", local))
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     manager.drain()
     manager.drive(dynamic.lay_out, time.perf_counter)
     return [inference.ids for inference in inferences]

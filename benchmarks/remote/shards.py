@@ -69,7 +69,7 @@ def run(model: Model) -> tuple[list[Inference], float]:
     work = offline_work(4096, REQUESTS)
     inferences = [Inference(job.prompt, TOKENS, sampling, 0.0) for job in work]
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     while not isinstance(manager.step(dynamic.lay_out, time.perf_counter), Wait):
         pass
     return inferences, statistics.median(i.duration_s for i in tally.iterations) * 1e3

@@ -219,7 +219,7 @@ def test_a_single_stall_is_one_gap() -> None:
     metrics, model = Metrics(), HashModel()
     manager = BatchingManager(Orca(), metrics, max_batch_size=1, max_waiting=1)
     manager.serve(model, Ledger(model.blocks))
-    manager.submit(Inference([1], 9, Sampling(), 0.0))
+    manager.enqueue(Inference([1], 9, Sampling(), 0.0))
     now_s = 0.0
     for number in range(9):
         flight = manager.begin(now_s, dynamic.lay_out)

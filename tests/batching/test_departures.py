@@ -231,8 +231,8 @@ def test_deferred_requests_leave_half_of_the_queue_to_immediate_ones(mode: Mode)
 def test_nobody_is_taken_in_before_the_model_is_there() -> None:
     manager = BatchingManager(Orca(), Books(), max_batch_size=1, max_waiting=1)
     with pytest.raises(DrainingError, match="still being loaded"):
-        manager.submit(Inference([1], 3, Sampling(), 0.0))
+        manager.enqueue(Inference([1], 3, Sampling(), 0.0))
     model = HashModel()
     manager.serve(model, Ledger(model.blocks))
-    manager.submit(Inference([1], 3, Sampling(), 0.0))
+    manager.enqueue(Inference([1], 3, Sampling(), 0.0))
     assert manager.ready

@@ -104,10 +104,10 @@ def test_a_policy_that_plans_wrongly_fails_who_is_there_and_the_loop_goes_on(
     policy.wrong_plan = wrong
     with driven(manager := manager_of(policy, books), model):
         victim = request()
-        manager.submit(victim)
+        manager.enqueue(victim)
         wait(victim.event)
         later = request()
-        manager.submit(later)
+        manager.enqueue(later)
         wait(later.event)
     assert victim.end == "failed"
     assert "internal error" in (victim.error or "")
@@ -133,10 +133,10 @@ def test_a_policy_that_retires_wrongly_leaves_nobody_waiting_for_ever(
     model = HashModel()
     with driven(manager := manager_of(policy), model):
         victim = request()
-        manager.submit(victim)
+        manager.enqueue(victim)
         wait(victim.event)
         later = request()
-        manager.submit(later)
+        manager.enqueue(later)
         wait(later.event)
     assert victim.end == "failed"
     assert later.end == "length"
@@ -155,10 +155,10 @@ def test_a_policy_may_wait_for_the_next_arrival_however_long_that_takes(wake_s: 
     policy.wrong_plan = never
     with driven(manager := manager_of(policy), HashModel()):
         first = request()
-        manager.submit(first)
+        manager.enqueue(first)
         wait(planned)
         second = request()
-        manager.submit(second)
+        manager.enqueue(second)
         wait(first.event)
         wait(second.event)
     assert first.end == second.end == "length"
@@ -188,7 +188,7 @@ def test_a_loop_that_waits_for_arrivals_also_hears_of_departures(end: str, when:
 
     policy.wrong_plan = never
     with driven(manager, HashModel()):
-        manager.submit(inference)
+        manager.enqueue(inference)
         wait(planned)
         if when == "asleep":
             LEAVING[end](manager, inference)
@@ -215,7 +215,7 @@ def test_statistics_that_fail_cost_nobody_an_answer(
     with driven(manager := manager_of(mode.policy(0.0), TornBooks()), HashModel(), mode):
         for _ in range(2):
             inference = request()
-            manager.submit(inference)
+            manager.enqueue(inference)
             wait(inference.event)
             assert inference.end == "length"
     assert sum("no more pages" in str(r.exc_info) for r in caplog.records) >= 2
@@ -234,7 +234,7 @@ def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mo
         for turn in range(25):
             leaves, streams = (number + turn) % 5 == 0, (number + turn) % 3 == 0
             inference = request([number, turn % 13], 1 + (number * turn) % 7, streams)
-            manager.submit(inference)
+            manager.enqueue(inference)
             accepted.append(inference)
             if leaves:
                 manager.cancel(inference)
@@ -276,7 +276,7 @@ def test_a_stop_amid_submissions_ends_all_that_was_accepted_and_refuses_the_rest
         while True:
             inference = request(max_tokens=3)
             try:
-                manager.submit(inference)
+                manager.enqueue(inference)
             except RefusedError:
                 return
             accepted.append(inference)
@@ -316,13 +316,13 @@ def test_the_waiting_limit_holds_while_the_loop_is_busy() -> None:
     manager = BatchingManager(Orca(), Books(), max_batch_size=8, max_waiting=3)
     with driven(manager, model):
         first = request()
-        manager.submit(first)
+        manager.enqueue(first)
         wait(inside)
         others = [request() for _ in range(3)]
         for inference in others:
-            manager.submit(inference)
+            manager.enqueue(inference)
         with pytest.raises(RefusedError, match=r"3 requests are waiting already \(--max-waiting\)"):
-            manager.submit(request())
+            manager.enqueue(request())
         go_on.set()
         for inference in (first, *others):
             wait(inference.event)
@@ -340,8 +340,8 @@ def test_one_who_leaves_during_an_iteration_is_gone_after_it() -> None:
     model = HashModel(before_iteration=hold)
     with driven(manager := manager_of(Orca()), model):
         leaver, stayer = request(max_tokens=100), request(max_tokens=100)
-        manager.submit(leaver)
-        manager.submit(stayer)
+        manager.enqueue(leaver)
+        manager.enqueue(stayer)
         wait(inside)
         manager.cancel(leaver)
         go_on.set()
@@ -364,7 +364,7 @@ def test_the_modes_loops_are_the_drive_of_their_layouts() -> None:
         manager.serve(model, make_ledger(mode, model))
         inferences = [request(list(range(1, 2 + n)), 1 + n) for n in range(5)]
         for inference in inferences:
-            manager.submit(inference)
+            manager.enqueue(inference)
         manager.drain()
         loop(manager, time.monotonic)
         for inference in inferences:

@@ -26,7 +26,7 @@ def manager_of(model: HashModel, max_batch_size: int = 1) -> BatchingManager:
 
 def submit(manager: BatchingManager, prompt: int, max_tokens: int = 1) -> Inference:
     inference = Inference([prompt], max_tokens, Sampling(), time.monotonic())
-    manager.submit(inference)
+    manager.enqueue(inference)
     return inference
 
 

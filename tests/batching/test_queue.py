@@ -65,7 +65,7 @@ def test_where_memory_runs_short_the_first_to_arrive_stays() -> None:
     world = World(mode, budget=44, context=40)
     late = Inference([1], 30, Sampling(), 0.0)
     first = world.submit([2], 30)
-    world.manager.submit(late)
+    world.manager.enqueue(late)
     world.submitted.append(late)
     world.run()
     check_closed(world)

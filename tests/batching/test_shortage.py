@@ -31,7 +31,7 @@ def manager_of(
 
 def run(manager: BatchingManager, inferences: Sequence[Inference]) -> None:
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     for _ in range(1000):
         if isinstance(manager.step(dynamic.lay_out, time.monotonic), Wait):
             return

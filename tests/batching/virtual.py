@@ -227,7 +227,7 @@ class World:
             service_class=service_class,
             deadline_s=deadline_s,
         )
-        (self.manager.submit_stored if stored else self.manager.submit)(inference)
+        (self.manager.enqueue_stored if stored else self.manager.enqueue)(inference)
         self.submitted.append(inference)
         return inference
 

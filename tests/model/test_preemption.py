@@ -35,7 +35,7 @@ def run(model: Executor, policy: Policy, work, ledger: Ledger) -> list[Inference
     manager.serve(model, ledger)
     inferences = [Inference(prompt, n, sampling, 0.0) for prompt, n, sampling, _ in work]
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     while not isinstance(manager.step(dynamic.lay_out, lambda: 0.0), Wait):
         pass
     assert ledger.used == 0

@@ -55,7 +55,7 @@ def run(
     manager.serve(model, ledger)
     inferences = [Inference(prompt, 6, GREEDY, 0.0) for prompt in prompts]
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     while True:
         poison(model, ledger)
         begun = manager.begin(0.0, dynamic.lay_out)
@@ -117,7 +117,7 @@ def test_a_prompt_is_scored_in_full_though_its_beginning_is_known(
     manager = BatchingManager(Orca(), Tally(), max_batch_size=4, max_waiting=4)
     manager.serve(model, ledger)
     scored = Inference(SYSTEM[0], 1, Sampling(temperature=0, prompt_logprobs=0), 0.0)
-    manager.submit(scored)
+    manager.enqueue(scored)
     manager.step(dynamic.lay_out, lambda: 0.0)
     assert scored.cached_tokens == 0
     with torch.no_grad():

@@ -78,7 +78,7 @@ def run(
     now_s = 0.0
     while True:
         while pending and pending[0].arrival_s <= now_s:
-            manager.submit(pending.pop(0))
+            manager.enqueue(pending.pop(0))
         begun = manager.begin(now_s, LAYOUTS[mode])
         waits = isinstance(begun, Wait)
         if manager.flights and (waits or len(manager.flights) > lookahead):

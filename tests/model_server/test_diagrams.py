@@ -29,7 +29,7 @@ class World:
 
     def submit(self, *prompt: int, tokens: int = 10) -> Inference:
         inference = Inference(prompt, tokens, Sampling(seed=1), 0.0)
-        self.manager.submit(inference)
+        self.manager.enqueue(inference)
         return inference
 
     def step(self) -> list[str]:

@@ -79,7 +79,7 @@ def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
         Inference([7, i], TOKENS, Sampling(seed=i), time.monotonic()) for i in range(REQUESTS)
     ]
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     for mishap in mishaps:
         tokens = sum(len(inference.ids) for inference in inferences)
         eventually(partial(has_more_than, inferences, tokens + REQUESTS), "tokens")
@@ -149,7 +149,7 @@ def test_an_iteration_may_take_longer_than_the_patience(tmp_path: Path) -> None:
         driving(model) as engine,
     ):
         inference = Inference([1], 1, Sampling(), time.monotonic())
-        engine.manager.submit(inference)
+        engine.manager.enqueue(inference)
         assert inference.event.wait(60.0)
         assert inference.ids == [1, *reference([1], 1, seed=0)]
         assert engine.returns == 0
@@ -168,7 +168,7 @@ def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Pa
         driving(remote) as engine,
     ):
         inference = Inference([1], 2, Sampling(), time.monotonic())
-        engine.manager.submit(inference)
+        engine.manager.enqueue(inference)
         eventually(lambda: remote.lost is not None, "the loss is noticed")
         hangs.set()
         assert inference.event.wait(60.0)

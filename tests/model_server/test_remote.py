@@ -42,7 +42,7 @@ def run(model, mode: Mode, lookahead: int = 0) -> list[Inference]:  # type: igno
         for prompt, tokens, seed in WORK
     ]
     for inference in inferences:
-        manager.submit(inference)
+        manager.enqueue(inference)
     if lookahead:
         manager.drain()
         manager.drive(mode.lay_out, lambda: 0.0)

@@ -35,7 +35,7 @@ def test_a_server_that_has_failed_is_not_ready_and_says_why(
     manager: BatchingManager = app.extensions["engine"].manager
     manager.serve(model := HashModel(lost_from=1), Ledger(model.blocks))
     assert client.get("/health").status_code == 200
-    manager.submit(Inference([1], 1, Sampling(), time.perf_counter()))
+    manager.enqueue(Inference([1], 1, Sampling(), time.perf_counter()))
     with pytest.raises(EngineFailedError):
         dynamic_batching_loop(manager, time.perf_counter)
     answer = client.get(path) if body is None else client.post(path, json=body)
