@@ -146,7 +146,8 @@ class Ledger(BaseLedger):
         found = [self.hits(request) for request in requests]
         for hits in found:  # all of them first, so that none is overwritten for another request
             for block in hits:
-                self._refer(block)
+                self._cached.pop(block, None)
+                self.sharers[block] = self.sharers.get(block, 0) + 1
         hit_tokens = {}
         for request, hits in zip(requests, found, strict=True):
             blocks = [*hits, *self._take(self.admission(request) - len(hits))]
@@ -254,10 +255,6 @@ class Ledger(BaseLedger):
         for block in taken:
             self.sharers[block] = 1
         return taken
-
-    def _refer(self, block: int) -> None:
-        self._cached.pop(block, None)
-        self.sharers[block] = self.sharers.get(block, 0) + 1
 
     def _digests_of(self, request: Request, count: int) -> list[bytes]:
         """Of the first `count` full blocks, and of those asked for before."""
