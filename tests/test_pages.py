@@ -1,0 +1,41 @@
+"""The pages: short, reached from the README, and without dead links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+LINK = re.compile(r"\]\(([^)\s#]+)?(?:#([^)\s]+))?\)")
+GENERATED = {"router-options.md"}  # linked from router.md
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text()):
+        if path.startswith("http"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_every_page_is_in_the_readmes_table_of_contents() -> None:
+    linked = {path for path, _ in LINK.findall((ROOT / "README.md").read_text())}
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name in GENERATED or f"docs/{page.name}" in linked, page.name
+
+
+def test_no_page_has_more_than_200_lines_and_the_readme_at_most_110() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert len(page.read_text().splitlines()) <= 200, page.name
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
