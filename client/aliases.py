@@ -1,6 +1,6 @@
 """Names that other load generators use, translated into this client's own options.
 
-``vllm bench serve``, guidellm and aiperf: whoever types their names gets what they mean there.
+The names of ``vllm bench serve``, guidellm and aiperf have the meaning that they have there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from client.workloads.spec import SpecError, refuse_given
 
 
 def add_aliases(parser: argparse.ArgumentParser) -> None:
-    """Options that need a translation; plain synonyms stand beside the option they mean."""
+    """Options that need a translation; plain synonyms are listed with the option they mean."""
     group = parser.add_argument_group("names of vllm bench serve, guidellm and aiperf")
     group.add_argument(
         "--base-url", "--url", metavar="URL", help="a server of OpenAI's API: --target openai+URL"
@@ -40,7 +40,7 @@ def add_aliases(parser: argparse.ArgumentParser) -> None:
 
 
 def translate(args: argparse.Namespace) -> None:
-    """Set the own options that the other names mean. SpecError where both are given."""
+    """Set the client's own options from the other names. SpecError if both are given."""
     if args.base_url is not None:
         refuse_given(args, ["--target"], "with --base-url, which says the same")
         args.target = f"openai+{args.base_url.rstrip('/').removesuffix('/v1')}"
@@ -48,7 +48,7 @@ def translate(args: argparse.Namespace) -> None:
         if args.request_rate is not None and math.isfinite(args.request_rate):
             raise SpecError(
                 "--max-concurrency has no effect with a rate: an open loop never holds a request "
-                "back, since that would hide the latency it is to measure; leave one of them out"
+                "back, since that would hide the latency to be measured; leave one of them out"
             )
         refuse_given(args, ["--burstiness"], "with --max-concurrency, which sends after answers")
         _arrivals(args, f"closed:users={args.max_concurrency}", "--max-concurrency")

@@ -1,8 +1,8 @@
 """The largest rate at which a server meets objectives: ``python -m client.capacity``.
 
 Per seed one sample path, scaled in time: doubling until too few requests are good, then bisection
-(as Vidur's and DistServe's goodput search). The answer is a bracket per seed and an interval over
-seeds; failed and unfinished requests are not good, and a rate that saturates the server fails.
+(like the goodput search of Vidur and DistServe). The answer is a bracket per seed and an interval
+over seeds; failed and unfinished requests are not good, and a rate that saturates the server fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, r
 from client.workloads.spec import SpecError, refuse_given
 
 _DEFAULTS = Recipe(exact_duration=True)
-PLAYS = 5  # of a rate near the threshold; then what all of them say counts
+PLAYS = 5  # of a rate near the threshold; they are then judged together
 _START = 0.7  # of the limit, where a search begins
 
 
@@ -44,7 +44,7 @@ _START = 0.7  # of the limit, where a search begins
 class Probe:
     """One rate that was tried. ``good`` is the share of requests that met the objectives;
 
-    ``good_sent`` the same with latencies from the send. They differ where the client was late.
+    ``good_sent`` the same with latencies from the send. They differ if the client was late.
     """
 
     seed: int
@@ -58,7 +58,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Findings:
-    """What a search has found so far. ``reason`` says why it ended early, where it did."""
+    """What a search has found so far. ``reason`` says why it ended early, if it did."""
 
     contestant: Contestant
     recipe: Recipe
@@ -74,7 +74,7 @@ class Findings:
 
     def as_text(self) -> str:
         """The report for people: what was tried, the brackets, and the capacity where it is."""
-        lines = [f"server: {described(self.server) or 'it did not say what it is'}"]
+        lines = [f"server: {described(self.server) or 'unknown, since it has no /stats'}"]
         if self.objectives is not None:
             wanted = objectives_text(self.objectives)
             lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")
@@ -88,7 +88,7 @@ class Findings:
             lines += ["", Table(head, rows, left=0).as_text(), ""]
         lines += [
             f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
-            + (", as far as the client could tell" if self._wide(b) else "")
+            + (", undecided since the client was late" if self._wide(b) else "")
             for b in self.brackets
         ]
         name = self.contestant.name
@@ -140,16 +140,16 @@ class Search:
     probes: list[Probe]
 
     def probe(self, seed: int, rate: float) -> bool:
-        """Whether the rate passes: played again until the binomial interval leaves the share out.
+        """Whether the rate passes: repeated until the binomial interval excludes the share.
 
-        Judged from the intended times and from the sends, which must agree: a client that was late
-        says too much with the one and too little with the other.
+        Judged from the intended times and from the sends, which must agree: if the client was late,
+        the one overestimates the server's latency and the other underestimates it.
         """
         workload = make(replace(self.recipe, requests=self.requests, rate=rate, seed=seed))
         title = f"seed {seed}, {rate:.3g} requests/s"
         played: list[tuple[Measured, Backlog]] = []
         for _ in range(PLAYS):
-            settled_stats(self.server.target)  # what was cut before must not run beside this
+            settled_stats(self.server.target)  # requests that were cut must have ended
             with live_view(title, len(workload.requests), leave=False) as watch:
                 run = self.crew.play(
                     workload, self.server.target, drain_s=self.drain_s, watch=watch
@@ -171,7 +171,7 @@ class Search:
         shares = e.good / e.asked, e.good_sent / e.asked
         self.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
         say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
-        # A server that refuses what is too much for it is alive, and its rate too high.
+        # A server that refuses requests is alive, and the rate too high.
         if word == FAILED and (why := self.server.why_dead()) is not None:
             raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
         if word == VALID and not e.agrees(self.share):
@@ -188,7 +188,7 @@ def parser() -> argparse.ArgumentParser:
     )
     where = p.add_mutually_exclusive_group(required=True)
     where.add_argument("--mode", choices=MODES, help="start ./server.sh MODE")
-    where.add_argument("--target", help="a server that runs: as for client.py")
+    where.add_argument("--target", help="a running server, as for client.py")
     p.add_argument("--model", help="of --mode (embedded)")
     p.add_argument("--slo", metavar="ttft:500ms,tpot:50ms,e2e:10s", help="objectives")
     p.add_argument(
@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--share", type=float, default=0.9, help="share that must be good (0.9)")
     p.add_argument(
         "--requests", type=int, default=100,
-        help="requests of a probe, more where they would be over too soon to tell (100)",
+        help="requests of a probe, more if they would end too soon for a verdict (100)",
     )  # fmt: skip
     p.add_argument("--seeds", type=int, default=3, help="sample paths (3)")
     p.add_argument("--seed", type=int, default=0, help="first seed (0)")
@@ -251,16 +251,16 @@ def _check(args: argparse.Namespace, recipe: Recipe) -> None:
     if args.slo_multiple is not None and not args.slo_multiple > 0:
         raise SpecError("--slo-multiple must be > 0")
     if args.target:
-        refuse_given(args, ("--model", "--start-s"), "with --target, which runs already")
+        refuse_given(args, ("--model", "--start-s"), "with --target, which already runs")
         if args.server_options:
-            raise SpecError("options for a server have no effect on --target, which runs already")
+            raise SpecError("options for a server have no effect on --target, which already runs")
     for option, seconds in (("--calibrate-s", args.calibrate_s), ("--start-s", args.start_s)):
         if seconds is not None and not 0 < seconds < math.inf:
             raise SpecError(f"{option} must be seconds > 0, not {seconds}")
 
 
 def _search(args: argparse.Namespace, found: Findings) -> None:
-    """Fill ``found``, so that what ends the search early leaves what it had."""
+    """Fill ``found``, so that a search that ends early keeps its findings."""
     contestant, recipe = found.contestant, found.recipe
     start_s = args.start_s or 600.0
     with (
@@ -277,8 +277,8 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         server = fleet.server(contestant)
         found.server = stats(server.target)
         limit = knee(contestant, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
-        say(f"{contestant.name} can do {limit:.3g} requests/s at most")
-        # A queue that still fits the objectives must have had the time to outgrow them.
+        say(f"{contestant.name}: its limit is {limit:.3g} requests/s")
+        # Long enough for a growing queue to exceed the objectives.
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
         latest = _latest_good_end(objectives, longest)
         search = Search(
@@ -296,7 +296,7 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
 
 
 def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | None:
-    """After that long a request cannot be good any more, so nobody need wait for it."""
+    """The time after which a request can no longer be good, so that waiting longer is useless."""
     if objectives.e2e_s is not None:
         return objectives.e2e_s
     if objectives.ttft_s is not None and objectives.tpot_s is not None:

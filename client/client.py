@@ -115,7 +115,7 @@ def _run(
         if servers.unreachable(target) is None:
             stats = servers.settled_stats(target)
     after = servers.handled(stats)
-    # The books' window is not reset: others may be using it.
+    # The window of /stats is not reset, since others may use it.
     handled = None
     if before is not None and after is not None:
         handled = after - before - (0 if job is None else job.output_tokens)
@@ -143,7 +143,7 @@ def _run(
 
 
 def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:
-    """Raises ServerError where nobody answers: a long load need not be played to find that out."""
+    """Raises ServerError if the server does not respond, before a long load is sent."""
     if stream:
         return adapted(target, min(silence_s, servers.FIRST_ANSWER_S))
     silence = servers.unreachable(target)
@@ -153,21 +153,21 @@ def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:
 
 
 def _sharing(target: Target) -> str:
-    """Which cores client and server share, as far as the address tells."""
+    """Which cores client and server share, as far as the address shows."""
     if urlsplit(target.url).hostname not in ("localhost", "127.0.0.1", "::1"):
-        return "client and server on different machines, by the address"
+        return "client and server on different machines, judging by the address"
     return f"client and server share the {len(os.sched_getaffinity(0))} cores of this machine"
 
 
 def _check_knowable(
     target: Target, objectives: Objectives | None, args: argparse.Namespace
 ) -> None:
-    """Without a stream only this project's servers say when the first token came."""
+    """Without a stream only this project's servers report the time of the first token."""
     wanted = objectives is not None and not (
         objectives.ttft_s is None and objectives.tpot_s is None
     )
     if args.no_stream and wanted and not target.native:
-        raise SpecError("--slo: a server of this kind does not tell TTFT and TPOT with --no-stream")
+        raise SpecError("--slo: with --no-stream this kind of server reports no TTFT and TPOT")
 
 
 def _default_target() -> str:
@@ -178,7 +178,7 @@ def _default_target() -> str:
 def _one(target: Target, args: argparse.Namespace) -> int:
     """The original's single request: the completion on the terminal."""
     if not target.native:
-        raise SpecError("--prompt speaks to this project's API only")
+        raise SpecError("--prompt works with this project's API only")
     tokens = 10 if args.numtokens is None else args.numtokens
     body: dict[str, Any] = {"prompt": args.prompt, "num_tokens": tokens}
     if args.seed is not None:
@@ -199,7 +199,7 @@ def _one(target: Target, args: argparse.Namespace) -> int:
         say(f"error: HTTP {answer.status_code}: {data.get('error', data) if known else data}")
         return 1
     if not known or not isinstance(data.get("completion"), str):
-        say(f"error: {target.url}: not an answer of this API: {str(data)[:200]}")
+        say(f"error: {target.url}: not a response of this API: {str(data)[:200]}")
         return 1
     print(json.dumps(data) if args.json else data["completion"])
     return 0

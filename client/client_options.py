@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     load = p.add_argument_group("load")
     load.add_argument(
-        "--workload", type=Path, help="play this file (python -m client.workload make)"
+        "--workload", type=Path, help="send this workload file (python -m client.workload make)"
     )
     load.add_argument("--rate", type=float, help="requests a second, instead of --wait")
     load.add_argument(
@@ -80,21 +80,21 @@ def parser() -> argparse.ArgumentParser:
         "--warmup", type=float, metavar="S",
         help="leave the first S seconds out of all figures (found by MSER-5 for steady loads)",
     )  # fmt: skip
-    load.add_argument("--no-stream", action="store_true", help="ask for whole answers")
+    load.add_argument("--no-stream", action="store_true", help="request whole responses")
     load.add_argument(
-        "--drain-s", type=float, help="cut what still runs so long after the last send (never)"
+        "--drain-s", type=float, help="cut requests that run so long after the last send (never)"
     )
     load.add_argument(
         "--timeout-s", type=float,
-        help=f"a request that hears nothing for so long has failed ({SILENCE_S:g})",
+        help=f"a request without a response for so long has failed ({SILENCE_S:g})",
     )  # fmt: skip
     load.add_argument(
         "--workers", type=int, metavar="N",
-        help="processes that play, for servers faster than one client can read (1)",
+        help="processes that send, for servers faster than one process can read (1)",
     )  # fmt: skip
     load.add_argument(
         "--keep-alive", action="store_true",
-        help="use connections again (without it a connection per request, as independent users)",
+        help="reuse connections (by default each request opens one, as independent users do)",
     )  # fmt: skip
     load.add_argument(
         "--deferred-as-batch", action="store_true",
@@ -139,7 +139,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
-    """The file that is named, or samples as they are asked for. SpecError, WorkloadError."""
+    """The named file, or the requested samples. SpecError, WorkloadError."""
     workload = _samples(args) if args.workload is None else read_workload(args.workload)
     if workload.users is not None:
         refuse_given(args, ["--drain-s"], "in a closed loop, which waits for every answer")
@@ -173,7 +173,7 @@ def _samples(args: argparse.Namespace) -> Workload:
 
 
 def _lasting(recipe: Recipe, duration_s: float) -> Workload:
-    """What arrives within so many seconds; where a rate is known, that many requests."""
+    """The requests that arrive within so many seconds; with a known rate, their number."""
     if not has_rate(recipe.arrivals):
         raise SpecError(f"--duration has no effect with --arrivals {recipe.arrivals}: no rate")
     if not recipe.arrivals.startswith("trace:"):

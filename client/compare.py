@@ -1,8 +1,7 @@
 """Compares no, static and dynamic batching (and any other server) on the same workloads.
 
-Starts each mode as a real server, plays the same workload files against each over several loads,
-repeats with several seeds, back to back and in reverse order in turn, and writes results/<time>/.
-Speaks HTTP only.
+Starts each mode as a real server, replays the same workload files against each at several loads and
+seeds, back to back and in alternating order, and writes results/<time>/. Uses HTTP only.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         if calibration is not None:
             try:
                 limits = {}
-                if not asked.args.original:  # which has one load, whatever they can do
+                if not asked.args.original:  # which has a single load
                     limits = _limits(asked, fleet, calibration, losses)
                 plan = _with_window(
                     _planned(asked, calibration, limits, losses), calibration, asked,
@@ -120,7 +119,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
                 status = 1
             except KeyboardInterrupt:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
-                warnings.append("Interrupted: what had been measured until then is reported.")
+                warnings.append("Interrupted: the report covers what was measured before.")
                 status = 130
             if calibration.baseline != asked.contestants[0].name:
                 warnings.append(
@@ -130,8 +129,8 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         company = round(others.cores(), 2)
     if company > _QUIET_CORES:
         warnings.append(
-            f"Other programs took {company:g} of a core on average: figures are lower, and "
-            "intervals wider, than on a machine that does nothing else."
+            f"Other programs used {company:g} of a core on average: figures are lower, and "
+            "intervals wider, than on an idle machine."
         )
     objectives = asked.objectives
     if objectives is None and calibration is not None:
@@ -167,7 +166,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         say(f"the servers' logs are kept in {kept}")
     for warning in manifest["warnings"]:
         say(f"note: {warning}")
-    with contextlib.suppress(OSError):  # nobody reads it
+    with contextlib.suppress(OSError):  # the reader is gone
         report = f"{as_text(comparison)}\n\n{asked.folder}/report.html"
         print(json.dumps(figures) if asked.args.json else report)
     failed = bool(losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
@@ -175,7 +174,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
 
 
 def _distributions(asked: Asked, logs: Path) -> int:
-    """Arrivals compared, not modes."""
+    """Compares distributions of arrivals instead of modes."""
     try:
         workers = asked.args.workers
         with Fleet(asked.recipe, logs, asked.start_s, together=True, workers=workers) as fleet:
@@ -188,7 +187,7 @@ def _distributions(asked: Asked, logs: Path) -> int:
 
 
 def _calibrated(asked: Asked, fleet: Fleet, losses: list[Loss]) -> Calibration | None:
-    """The capacity of the first contestant that answers; those before it are lost."""
+    """The capacity of the first contestant that responds; those before it are lost."""
     for contestant in asked.contestants:
         say(f"measuring the capacity of {contestant.name}")
         try:
@@ -197,7 +196,7 @@ def _calibrated(asked: Asked, fleet: Fleet, losses: list[Loss]) -> Calibration |
             losses.append(Loss(contestant.name, "while its capacity was measured", str(error)))
             say(f"{losses[-1].headline}; it is left out from here on")
             continue
-        say(f"load 1 = {found.capacity:.3g} requests/s")
+        say(f"loads are multiples of {found.capacity:.3g} requests/s")
         return found
     return None
 
@@ -205,7 +204,7 @@ def _calibrated(asked: Asked, fleet: Fleet, losses: list[Loss]) -> Calibration |
 def _limits(
     asked: Asked, fleet: Fleet, calibration: Calibration, losses: list[Loss]
 ) -> dict[str, float]:
-    """What each contestant can do at most, in loads; one that does not answer is lost."""
+    """The limit of each contestant, in loads; one that does not respond is lost."""
     found: dict[str, float] = {}
     seconds = max(asked.args.calibrate_s * 2 / 3, 6 * calibration.longest_s)
     for contestant in asked.contestants:
@@ -219,7 +218,7 @@ def _limits(
             say(f"{losses[-1].headline}; it is left out from here on")
             continue
         found[contestant.name] = limit
-        say(f"{contestant.name} can do load {limit:.3g}")
+        say(f"{contestant.name}: its limit is load {limit:.3g}")
     return found
 
 
@@ -248,7 +247,7 @@ def _planned(
 
 
 def _control(contestants: Sequence[Contestant]) -> str:
-    """Who is compared with itself: dynamic, or else the last."""
+    """The contestant that is compared with itself: dynamic, otherwise the last."""
     names = [c.name for c in contestants]
     return "dynamic" if "dynamic" in names else names[-1]
 
@@ -265,7 +264,7 @@ def _with_window(
     starts = 0
     if not plan.together:
         starts = len(plan.seeds) * sum(c.command is not None for c in plan.contestants)
-    # Overloaded runs use all of their drain, calm ones almost none.
+    # Overloaded runs use all of their drain, others almost none.
     drains = sum(plan.drain_of(job) for job in jobs if plan.beyond(job.contestant, job.load))
     fixed = starts * (calibration.start_s + 1.5) + drains + _BETWEEN_S * len(jobs)
     budget_s = asked.args.budget_s or BUDGET_S
@@ -289,7 +288,7 @@ def _lengths(plan: Experiment) -> str:
 
 
 def _manifest(asked: Asked) -> dict[str, Any]:
-    """What is known before anything is measured."""
+    """The manifest, as far as it is known before the runs."""
     return {
         "command": shlex.join(["./compare.sh", *sys.argv[1:]]),
         "started": _utc(),
@@ -318,7 +317,7 @@ def _plan_figures(plan: Experiment, calibration: Calibration) -> dict[str, Any]:
 
 
 def _servers(played: Sequence[Played]) -> dict[str, Any]:
-    """What each server said it is, from its last answer."""
+    """How each server described itself in its last response."""
     keys = ("mode", "policy", "model", "machine", "options")
     told = {
         r.job.contestant: {key: r.server[key] for key in keys if key in r.server}
@@ -336,7 +335,8 @@ def _utc() -> str:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """A KeyboardInterrupt that hits a finalizer would be printed and forgotten: it comes again."""
+    """A KeyboardInterrupt within a finalizer would be printed and ignored, so it is raised
+    again."""
     if unraisable.exc_type is KeyboardInterrupt:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:

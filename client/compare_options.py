@@ -1,4 +1,4 @@
-"""The command line of compare.sh: its options, and what they ask for.
+"""The command line of compare.sh: its options and their meaning.
 
 An option that would have no effect is refused. Starts and measures nothing.
 """
@@ -36,25 +36,25 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", help="as for server.sh (default embedded)")
     p.add_argument(
         "--modes", default=",".join(MODES),
-        help="modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); the "
-        "first is what ratios refer to, and its speed with one request at a time is load 1 "
+        help="modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); ratios "
+        "refer to the first, and loads are multiples of its rate with one request at a time "
         "(default %(default)s)",
     )  # fmt: skip
     p.add_argument(
         "--target", action="append", default=[], metavar="NAME=URL",
-        help="also load a server that already runs: name=openai+http://host:port?model=m, "
+        help="also send the load to a running server: name=openai+http://host:port?model=m, "
         "openai-chat+http, tgi+http, or http for this project's API; repeatable",
     )  # fmt: skip
     p.add_argument(
         "--loads", default="auto",
-        help="offered loads as multiples of what the first mode does with one request at a time, "
+        help="offered loads as multiples of the first mode's rate with one request at a time, "
         "like 0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and "
         "beyond the largest (default %(default)s)",
     )  # fmt: skip
     p.add_argument(
         "--original", action="store_true",
-        help="the experiment of the project that this one follows: each mode is sent 100 requests, "
-        "about one a second, output lengths normal between 1 and 200; takes some six minutes",
+        help="the experiment of the project that this one follows: 100 requests to each mode, "
+        "about one a second, output lengths normal between 1 and 200; takes about six minutes",
     )  # fmt: skip
     p.add_argument(
         "--distributions", action="store_true",
@@ -64,13 +64,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--shared-prefixes", action="store_true",
         help=f"prompts that begin alike (--prompts {SHARED_PREFIXES}, unless --prompts says "
-        "otherwise), and prefix caching in mode dynamic, where it is otherwise off",
+        "otherwise), and prefix caching in mode dynamic, which is otherwise off",
     )  # fmt: skip
     p.add_argument("--seeds", type=int, default=6, help="workloads per load (default %(default)s)")
     p.add_argument(
         "--numsamples", type=int, default=None,
-        help="requests of a run at load 1; other loads send in proportion, so that every run lasts "
-        "as long (default: what fits --budget-s)",
+        help="requests of a run at load 1; other loads send in proportion, so that all runs last "
+        "equally long (default: what fits --budget-s)",
     )  # fmt: skip
     p.add_argument(
         "--budget-s", type=float,
@@ -78,14 +78,14 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--drain-s", type=float, default=None,
-        help="how long after the last send to wait for answers; what then runs is cut and counts "
-        "as unfinished (default: 5 times the longest answer of a request alone)",
+        help="how long to wait for responses after the last send; then requests are cut and count "
+        "as unfinished (default: 5 times the longest response of a request alone)",
     )  # fmt: skip
     p.add_argument(
         "--servers", choices=("together", "restart"), default=None,
-        help="together: all modes' servers live side by side, idle but for one; restart: one at a "
-        "time, started anew for each seed (default: together for the embedded model, restart for "
-        "others, whose memory may not fit several times)",
+        help="together: the servers of all modes stay up, all but one idle; restart: one at a "
+        "time, restarted for each seed (default: together for the embedded model, restart for "
+        "other models, which may not fit into memory several times)",
     )  # fmt: skip
     p.add_argument(
         "--calibrate-s", type=float, default=6.0,
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--workers", type=int, default=1,
-        help="processes that play, for servers faster than one client can read (default "
+        help="processes that send, for servers faster than one process can read (default "
         "%(default)s)",
     )  # fmt: skip
     p.add_argument(
@@ -120,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--watch", action="store_true",
-        help="print the address of each server's live page when it has started; whoever watches "
-        "takes time from what is measured, so the report goes to a temporary folder",
+        help="print the address of each server's live page when it has started; viewers "
+        "take time from what is measured, so the report goes to a temporary folder",
     )  # fmt: skip
     p.add_argument("--json", action="store_true", help="print all figures as JSON, for machines")
     p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command line, understood. ``loads`` is None where they are to be found."""
+    """The parsed command line. ``loads`` is None if they are to be found."""
 
     args: argparse.Namespace
     contestants: tuple[Contestant, ...]
@@ -142,7 +142,7 @@ class Asked:
 
     @property
     def model(self) -> str:
-        """What our modes run; of servers that already run, only they know."""
+        """The model of our modes; that of running servers is unknown here."""
         if all(c.command is None for c in self.contestants):
             return "servers that already run"
         return self.args.model or "embedded"
@@ -154,7 +154,7 @@ class Asked:
 
     @property
     def together(self) -> bool:
-        """Whether all servers live side by side: where the memory surely holds them."""
+        """Whether all servers stay up together: by default only if memory certainly suffices."""
         if self.args.servers is None:
             return (self.args.model or "embedded") == "embedded"
         return bool(self.args.servers == "together")
@@ -210,7 +210,7 @@ def understood(args: argparse.Namespace) -> Asked:
 
 
 def _as_original(args: argparse.Namespace) -> None:
-    """Set what the original asked; SpecError for an option that it decides."""
+    """Set the options of the original experiment; SpecError for an option that it fixes."""
     if args.loads != "auto":
         raise SpecError("--loads has no effect with --original: about one request a second")
     decided = ("--numsamples", "--budget-s", "--output-tokens", "--arrivals")

@@ -1,4 +1,4 @@
-"""Who is compared: a mode of our server, which we start, or a server that already runs."""
+"""A contestant: a mode of our server, which is started here, or a server that already runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from client.load.target import Target
 class Contestant:
     """A mode of our server (``command`` starts it) or a server that already runs (``target``).
 
-    ``records``: it is told to write its iterations into ``rows-NAME-*.jsonl`` among the logs.
+    ``records``: it writes its iterations to ``rows-NAME-*.jsonl`` among the logs.
     """
 
     name: str
@@ -26,19 +26,19 @@ class Contestant:
     def launch(
         self, logs: Path, cores: Collection[int] | None = None
     ) -> AbstractContextManager[servers.Server]:
-        """Its server, which may not answer yet."""
+        """Its server, which may not respond yet."""
         if self.command is None:
             assert self.target is not None  # one of the two is always there
             return nullcontext(servers.Server(self.target))
         log = logs / f"server-{self.name}.log"
         command = [*self.command]
         if self.records:
-            number = len(self.rows(logs))  # each start writes a file anew
+            number = len(self.rows(logs))  # each start writes a new file
             command += ["--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())]
         return servers.launched(command, self.name, log, cores=cores)
 
     def rows(self, logs: Path) -> list[Path]:
-        """What its servers wrote of their iterations, one file a start."""
+        """The files with its servers' iterations, one for each start."""
         return sorted(logs.glob(f"rows-{self._file}-*.jsonl"))
 
     @property

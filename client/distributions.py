@@ -1,8 +1,8 @@
-"""FlexiRequest's claim, tested: which distribution of arrivals hurts most, and does the difference
-fade at high rates?
+"""A test of FlexiRequest's claim: which distribution of arrivals hurts most, and does the
+difference fade at high rates?
 
 Its README says that the uniform one has the largest influence and that rates of thousands hide it.
-Here one server (dynamic, or the last contestant) is sent the same number of requests in the same
+Here one server (dynamic, or the last contestant) receives the same number of requests in the same
 time under each of its five distributions, at a rate that it sustains and at one that it does not.
 """
 
@@ -32,7 +32,7 @@ SHAPES = {
     "poisson": "plan:outer=poisson,a1=3,bins=20",
     "zipfian": "plan:outer=zipf,a1=1.1,bins=20",
 }
-RATES = (0.5, 1.5)  # times what the server can do
+RATES = (0.5, 1.5)  # multiples of the server's limit
 _LEAST_S = 1.0
 
 
@@ -52,15 +52,15 @@ class Shape:
 
 
 def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
-    """Play all of them. Raises servers.ServerError where the server does not answer."""
+    """Run all of them. Raises servers.ServerError if the server does not respond."""
     contestant = asked.contestants[-1]
     alone = calibrate(contestant, fleet, asked.recipe, asked.args.calibrate_s)
     limit = knee(contestant, fleet, asked.recipe, max(asked.args.calibrate_s, 6 * alone.longest_s))
     seeds = range(asked.args.seed, asked.args.seed + asked.args.seeds)
     runs = len(RATES) * len(SHAPES) * len(seeds)
-    # Beyond its limit the server needs 1.5 times as long as it is sent to.
+    # Beyond its limit the server needs 1.5 times as long as the sending takes.
     window_s = max(_LEAST_S, ((asked.args.budget_s or 250.0) - 30) / runs / 1.25)
-    say(f"{contestant.name} can do {limit:.3g} requests/s; {runs} runs of {window_s:.1f} s each")
+    say(f"limit of {contestant.name}: {limit:.3g} requests/s; {runs} runs of {window_s:.1f} s each")
     found = []
     for rate in RATES:
         count = max(3, round(rate * limit * window_s))
@@ -97,7 +97,7 @@ def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
 
 
 def as_text(found: Sequence[Shape]) -> str:
-    """The table, and what it says of the claim."""
+    """The table, and what it shows about the claim."""
     rows = [
         Row(
             (f"{s.rate:g}", s.name, seconds(s.mean_s), seconds(s.p90_s), f"{s.tokens_per_s:.0f}",
@@ -141,11 +141,11 @@ def _certainty(here: Sequence[Shape]) -> str:
         and s.ratio.high is not None
         and not s.ratio.low <= 1 <= s.ratio.high
     ]
-    return f"surely other than uniform: {', '.join(sure)}" if sure else "no difference is certain"
+    return f"different from uniform: {', '.join(sure)}" if sure else "no difference is certain"
 
 
 def figures(found: Sequence[Shape]) -> str:
-    """The same for machines, with what it was measured on."""
+    """The same for machines, with the machine that measured it."""
     return json.dumps(
         {"distributions": [asdict(s) for s in found], "machine": machine(), "commit": commit()}
     )

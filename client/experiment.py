@@ -1,7 +1,7 @@
-"""One comparison as it is carried out: its servers, what they can do, and all runs in their order.
+"""A comparison in progress: its servers, their limits, and all runs in order.
 
-Every mode plays the same workload files. A server that fails is left out and the others go on.
-Yields runs and losses as they come and keeps no report.
+Every mode replays the same workload files. A server that fails is left out and the others continue.
+Yields runs and losses as they occur and writes no report.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload, write_workload
 
 CALIBRATION_SEED = 1_000_003
-CROWD = 64  # users who ask at once for as much as there is
+CROWD = 64  # users of the closed loop that measures a limit
 
 
 class Fleet:
-    """The contestants' servers: side by side, or one at a time where memory may not hold several.
+    """The contestants' servers: all together, or one at a time if memory may not hold several.
 
-    Those that live together are idle but for one, so that runs that are compared lie seconds apart.
+    Together, all but one are idle, so that compared runs are seconds apart.
     """
 
     def __init__(
@@ -67,17 +67,18 @@ class Fleet:
         self.crew.__exit__()
 
     def start(self, contestants: Sequence[Contestant]) -> None:
-        """Start all that live side by side at once, so that they load their models together."""
+        """Start all servers that stay up together at once, so that they load their models in
+        parallel."""
         if not self._together:
             return
         for contestant in contestants:
             self._launch(contestant)
         for server, _ in self._launched.values():
-            with suppress(servers.ServerError):  # whoever asks for it is told
+            with suppress(servers.ServerError):  # raised again when the server is requested
                 servers.await_health(server, self._start_s)
 
     def server(self, contestant: Contestant) -> servers.Server:
-        """Running and warm. Raises servers.ServerError where it does not come up or answer."""
+        """Running and warm. Raises servers.ServerError if it does not come up or respond."""
         name = contestant.name
         if name not in self._ready:
             if not self._together:
@@ -106,7 +107,7 @@ class Fleet:
             self.end(name)
 
     def end(self, name: str) -> None:
-        """Ends it where it lives."""
+        """Ends it if it runs."""
         self._ready.pop(name, None)
         if name in self._launched:
             self._launched.pop(name)[1].close()
@@ -150,9 +151,9 @@ def calibrate(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: flo
 
 
 def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
-    """Requests a second where there is always more to do: a closed loop of many users, cut.
+    """The limit in requests a second, from a closed loop of many users that is cut.
 
-    Raises servers.ServerError where nothing comes back.
+    Raises servers.ServerError if there is no response.
     """
     server = fleet.server(contestant)
     crowd = replace(
@@ -172,13 +173,13 @@ def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -
     mean = float(np.mean([r.output_tokens for r in workload.requests]))
     found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
     if not found:
-        raise servers.ServerError(f"{run.target} handed out no token in {run.wall_s:.1f} s")
+        raise servers.ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")
     return found
 
 
 def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target:
-    """The target with streaming, and with answers as long as was asked and counted token by token,
-    where the server can. Raises servers.ServerError when silent."""
+    """The target with streaming, and with responses of the requested length, counted token by
+    token, if the server can. Raises servers.ServerError if it does not respond."""
     if target.native:
         return replace(target, stream=servers.streams(target, timeout_s))
     silence = servers.unreachable(target)
@@ -188,7 +189,7 @@ def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target
 
 
 def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Played | Loss]:
-    """All runs in the order of the schedule; a server that fails is not asked again."""
+    """All runs in the order of the schedule; a server that fails is not used again."""
     jobs = schedule(plan)
     contestants = {c.name: c for c in plan.contestants}
     lost: set[str] = set()
@@ -204,7 +205,7 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
         except servers.ServerError as error:
             why = str(error)
         else:
-            why = server.why_dead()  # it may have gone while others were measured
+            why = server.why_dead()  # it may have died while others were measured
             if why is None:
                 yield from _played(plan, job, server, fleet.crew, capacity, title)
                 why = server.why_dead()
@@ -233,7 +234,7 @@ def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Wo
 def _played(
     plan: Experiment, job: Job, server: servers.Server, crew: Crew, capacity: float, title: str
 ) -> Iterator[Played]:
-    """One run, and what the server says of it."""
+    """One run, and the server's statistics of it."""
     target = server.target
     workload = workload_of(plan, job.load, job.seed, capacity)
     servers.settled_stats(target)
@@ -256,9 +257,9 @@ def _played(
 
 
 def ready(server: servers.Server, recipe: Recipe, crew: Crew) -> servers.Server:
-    """Streaming where it can, and warm: the first measured request must not pay for first times.
+    """Streaming if it can, and warm: the first measured request must not include one-time work.
 
-    Raises servers.ServerError where it does not answer.
+    Raises servers.ServerError if it does not respond.
     """
     server = replace(server, target=adapted(server.target))
     warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)

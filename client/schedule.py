@@ -1,8 +1,8 @@
 """Which runs a comparison makes, and in which order. Pure: no server, no clock.
 
 A block is a seed at a load. Its contestants run back to back, since a machine drifts, and in the
-reverse order from seed to seed (ABBA), so that a steady drift cancels. Runs that cannot tell
-anything new are left out: a contestant far beyond its limit, but for the highest load, where the
+reverse order from seed to seed (ABBA), so that a steady drift cancels. Runs without new information
+are left out: those of a contestant far beyond its limit, except at the highest load, where the
 limits of all are compared.
 """
 
@@ -19,19 +19,19 @@ from client.analysis.results import Job
 from client.contestant import Contestant
 from client.workloads.recipe import Recipe
 
-BEYOND = 1.25  # times its limit, at which a contestant surely cannot keep up
+BEYOND = 1.25  # times its limit, at which a contestant certainly cannot keep up
 _BELOW, _TWICE, _APART = 0.7, 2.0, 1.5
-_LONGER = 3.0  # a run at a load that is beyond all, than others
+_LONGER = 3.0  # factor for runs at a load beyond all limits
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is to be run. ``window_s`` is how long a run sends, ``drain_s`` how long its answers
-    are awaited, but for loads beyond all limits.
+    """The runs to make. ``window_s`` is how long a run sends, ``drain_s`` how long it waits for
+    responses, except at loads beyond all limits.
 
-    ``limits`` are the contestants' knees in loads, as far as known. ``control`` is played twice at
-    the highest load. ``together``: all servers live side by side; otherwise one lives at a time,
-    and each seed's loads are played through on one before the next is started.
+    ``limits`` are the contestants' knees in loads, as far as known. ``control`` runs twice at
+    the highest load. ``together``: all servers stay up; otherwise one runs at a time and goes
+    through all loads of a seed before the next is started.
     """
 
     contestants: tuple[Contestant, ...]
@@ -47,10 +47,10 @@ class Experiment:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def beyond(self, contestant: str, load: float) -> bool:
-        """Whether it surely cannot keep up there."""
+        """Whether it certainly cannot keep up there."""
         return load >= BEYOND * self.limits.get(contestant, math.inf)
 
-    def tells(self, contestant: str, load: float) -> bool:
+    def informative(self, contestant: str, load: float) -> bool:
         """Whether a run is worth its time."""
         lost = [x for x in self.loads if self.beyond(contestant, x)]
         return load in (*lost[:1], max(self.loads)) or load not in lost
@@ -60,13 +60,13 @@ class Experiment:
         return all(self.beyond(c.name, load) for c in self.contestants)
 
     def window_of(self, load: float) -> float:
-        """Longer where limits are compared: a static batch lasts as long as a short run, and what
-        part of it a run saw decided its throughput."""
+        """Longer where limits are compared: a static batch lasts as long as a short run, whose
+        throughput would depend on which part of the batch it covers."""
         return self.window_s * (_LONGER if self.beyond_all(load) else 1.0)
 
     def drain_of(self, job: Job) -> float:
-        """Shorter where much stays unfinished however long one waits; none where latency tells
-        nothing of any of them."""
+        """Shorter where much stays unfinished after any wait; none where no contestant's latency is
+        meaningful."""
         if self.beyond_all(job.load):
             return 0.0
         return self.drain_s * (0.4 if self.beyond(job.contestant, job.load) else 1.0)
@@ -92,20 +92,20 @@ def schedule(plan: Experiment) -> list[Job]:
 
 def _block(plan: Experiment, names: Sequence[str], load: float, seed: int) -> list[Job]:
     """The control first, so that it is as far from its original as any two contestants are."""
-    jobs = [Job(name, load, seed, repeat=False) for name in names if plan.tells(name, load)]
+    jobs = [Job(name, load, seed, repeat=False) for name in names if plan.informative(name, load)]
     if plan.control is not None and load == max(plan.loads):
         jobs.insert(0, Job(plan.control, load, seed, repeat=True))
     return jobs
 
 
 def telling_loads(limits: Sequence[float]) -> tuple[float, ...]:
-    """Loads that tell contestants with these limits apart, ascending.
+    """Loads at which contestants with these limits differ, ascending.
 
     Below the first knee, where all keep up; between knees that are well apart; and twice the last,
-    where a queue forms at once and shows what each can do at most.
+    where a queue forms at once and shows the limit of each.
     """
     if not limits:
-        return (1.0,)  # nobody is left to play it
+        return (1.0,)  # no contestant is left
     knees = sorted(limits)
     between = [math.sqrt(a * b) for a, b in pairwise(knees) if b > _APART * a]
     return tuple(float(f"{x:.2g}") for x in (_BELOW * knees[0], *between, _TWICE * knees[-1]))

@@ -31,10 +31,10 @@ def self_test(
     streams: Sequence[tuple[int, int]] = STREAMS,
     seconds: float = SECONDS,
 ) -> int:
-    """Play streams at several rates, for each process of the client; 0 when all were on time.
+    """Send streams at several rates, for each process of the client; returns 0 if all were on time.
 
     The null server has as many processes as the client. The last line is JSON on request.
-    Raises KeyboardInterrupt, for half a run tells nothing, and ServerError.
+    Raises ServerError, and KeyboardInterrupt, since half a run shows nothing.
     """
     found = []
     command = (

@@ -1,7 +1,7 @@
 """Whether a server keeps up: what it leaves undone, in one run or in several of one load together.
 
-A queue that grows is noise in one short run and evidence in six: slopes of all runs are averaged
-and judged once, with the interval that all of them support.
+Growth of a queue is noise in one short run and evidence in six, so the slopes of all runs are
+averaged and judged once, with their common interval.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Backlog:
 
 
 def backlog(run: Run, m: Measured) -> Backlog:
-    """What a run shows; cut requests of an interrupted one say nothing."""
+    """The evidence of a run; cut requests of an interrupted run do not count."""
     slopes = _slopes(run, m) if run.workload.steady and run.workload.users is None else None
     return Backlog(m.planned, 0 if run.interrupted else m.unfinished, m.offered, slopes)
 
@@ -52,7 +52,7 @@ def _slopes(run: Run, m: Measured) -> Slopes | None:
     asked = [o for o in run.outcomes if o.first_s is not None and o.origin_s >= m.warm_up_s]
     if len(window) < 20 or len(asked) < 6:
         return None
-    # Samples of a queue hang together over a residence; thinned, their slope can be judged.
+    # Samples of a queue are correlated over a residence; thinned, their slope can be judged.
     window = window[:: max(1, round(len(window) / 20))]
     times = np.array([t for t, _ in window])
     counts = np.array([n for _, n in window], dtype=np.float64)
@@ -69,7 +69,7 @@ def _slopes(run: Run, m: Measured) -> Slopes | None:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Whether a server kept up, and what says so."""
+    """Whether a server kept up, and the evidence."""
 
     up: bool
     found: str
@@ -85,13 +85,13 @@ def keeping_up(runs: Sequence[Backlog]) -> Keeping:
         )
     known = [r.slopes for r in runs if r.slopes is not None]
     if not known:
-        return Keeping(up=True, found="too short to tell, or the load itself comes and goes")
+        return Keeping(up=True, found="too short for a verdict, or the load itself varies")
     grows, later, wait = (
         _mean([getattr(s, name) for s in known]) for name in ("in_flight", "later", "wait")
     )
     growth = sum(s.in_flight.value * s.span_s for s in known)
-    # Undone arrivals wait in line, each longer than the one before by their share of the time
-    # between them; or they are served too, all the slower, and those in flight go on to grow.
+    # Arrivals beyond the limit wait in the queue, each longer than the previous one by their share
+    # of the time between them; or they are served, more slowly, and the requests in flight grow.
     offered = sum(r.offered for r in runs) / len(runs)
     goes_on = (later.low or 0.0) > 0 and later.value > UNDONE * offered
     undone = wait.value > UNDONE or goes_on
@@ -103,7 +103,8 @@ def keeping_up(runs: Sequence[Backlog]) -> Keeping:
 
 
 def _mean(slopes: Sequence[Interval]) -> Interval:
-    """The mean slope: from three runs on with the spread among them, before with their own."""
+    """The mean slope; its interval is from the spread of three or more runs, else from their
+    own."""
     n = len(slopes)
     if n > 2:
         return mean_interval([s.value for s in slopes])

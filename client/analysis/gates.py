@@ -1,10 +1,9 @@
-"""Whether a run can be believed: checks whose answers are printed with every report.
+"""Whether a run can be trusted: checks whose findings are printed with every report.
 
 VALID; SATURATED (the server could not keep up, so latencies describe the run's length);
-INVALID-CLIENT (the measurement is wrong); FAILED (the server did not answer). A gate that falsifies
-some figures only voids those: they are shown, marked, with the reason and what to do, and the rest
-stands. Pure functions.
-"""
+INVALID-CLIENT (the measurement is wrong); FAILED (the server did not respond). A gate that
+invalidates single figures voids those: they are shown, marked, with the reason and a remedy, and
+the others stand. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
 LAG = "dispatch lag"
-LAGS = 5.0  # a latency of fewer client's lags is the client's
+LAGS = 5.0  # a latency below this many lags of the client reflects the client
 _SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
@@ -107,10 +106,10 @@ def _answered(run: Run, m: Measured) -> Gate:
 
 
 def lag_gate(runs: Sequence[Measured]) -> Gate:
-    """What the client's own lateness falsifies, in one run or in all of a load together.
+    """The figures that the client's own lateness invalidates, in one run or all runs of a load.
 
-    A percentile of less than five times the same percentile of the lag; goodput that would be
-    another from the send; throughput where the load was not the one that was meant.
+    A percentile of less than five times the same percentile of the lag; goodput that differs when
+    counted from the send; throughput if the load was not the intended one.
     """
     lag = np.concatenate([m.lag for m in runs])
     if not lag.size:
@@ -141,14 +140,14 @@ def _late(figure: str, how: str) -> Void:
     return Void(
         figure,
         f"the client was {how}",
-        "end what else runs on this machine, or run the client on another one",
+        "end other programs on this machine, or run the client on another one",
     )
 
 
 def _little(run: Run) -> Gate:
-    """L sampled while the run went on against lambda W summed over its records."""
+    """L sampled during the run against lambda W summed over its records."""
     if len(run.in_flight) < 10 or not run.outcomes:
-        return Gate("Little's law", "run too short to tell")
+        return Gate("Little's law", "run too short for a verdict")
     times = np.array([t for t, _ in run.in_flight])
     counts = np.array([n for _, n in run.in_flight], dtype=np.float64)
     span = float(times[-1])
@@ -156,9 +155,9 @@ def _little(run: Run) -> Gate:
     stays = np.array([min(o.left_s, span) - min(o.sent_s, span) for o in run.outcomes])
     summed = float(stays.sum())
     if summed <= 0:
-        return Gate("Little's law", "run too short to tell")
-    # A sample sees each request's ends to within a step; those of one step, as after a moment in
-    # which the client had no core, all to the same side.
+        return Gate("Little's law", "run too short for a verdict")
+    # A sample places each request's ends to within a step; the errors of one step, as after a
+    # moment in which the client had no core, have the same sign.
     edges = np.array([t for o in run.outcomes for t in (o.sent_s, o.left_s) if t < span])
     steps = np.diff(times)
     within = np.bincount(np.searchsorted(times[1:], edges), minlength=steps.size)[: steps.size]
@@ -181,23 +180,23 @@ def _tokens(run: Run, server_tokens: int | None) -> Gate:
     else:
         found = f"{total} tokens stated"
     if server_tokens is not None and len(done) == len(run.outcomes):
-        found += f", {server_tokens} in the server's books"
+        found += f", {server_tokens} counted by the server"
         if server_tokens != total:
             return Gate("token conservation", found, INVALID_CLIENT)
     return Gate("token conservation", found)
 
 
 def _lengths(run: Run) -> Gate:
-    """Answers of other lengths are other work, and no figure of theirs compares."""
+    """Responses of other lengths are other work, whose figures cannot be compared."""
     done = [o for o in run.outcomes if o.ok]
     other = [o for o in done if o.output_tokens != o.requested_tokens]
     if not other:
-        return Gate("asked tokens", f"{len(done)} answers are as long as was asked")
+        return Gate("asked tokens", f"{len(done)} responses have the requested length")
     o = other[0]
     found = (
-        f"{len(other)} of {len(done)} answers have another length, the first {o.output_tokens} "
-        f"tokens where {o.requested_tokens} were asked; a server that knows ignore_eos would not "
-        "end early"
+        f"{len(other)} of {len(done)} responses have another length, the first {o.output_tokens} "
+        f"tokens instead of {o.requested_tokens}; a server that accepts ignore_eos does not end "
+        "early"
     )
     return Gate("asked tokens", found, INVALID_CLIENT)
 

@@ -1,7 +1,7 @@
 """What a comparison states first: capacity, throughput at saturation, latency where both sustain.
 
-Below saturation the ratio of two throughputs is that of what was offered, and beyond it latencies
-tell how long the run was. So each figure is compared where it means something. Pure.
+Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
+reflect the length of the run. So each figure is compared where it has a meaning. Pure.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def headline(
 def _pair(
     of: Point, over: Point, mine: dict[int, list[Result]], base: dict[int, list[Result]]
 ) -> Pair:
-    """``of`` over ``over``, which have one verdict; no ratio of what is void on either side."""
+    """``of`` over ``over``, which have the same verdict; no ratio of figures void on either
+    side."""
 
     def ratio(name: str, figure: str, word: str) -> Interval | None:
         void = of.void(figure) or over.void(figure)

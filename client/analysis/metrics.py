@@ -1,4 +1,4 @@
-"""What a run means: latencies, throughput, goodput, as the field defines them.
+"""The figures of a run: latencies, throughput, goodput, as the field defines them.
 
 TTFT, ITL and E2E as in vLLM's ``benchmark serve``, TPOT to the last token; counted from the
 intended time (the ``sent`` variants from the send, beside them). Failures are never mixed into
@@ -27,7 +27,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent", "queue", "de
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a request must meet to be good, in seconds; None asks nothing."""
+    """Objectives that a good request meets, in seconds; None: no objective."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -74,7 +74,7 @@ class Measured:
     not the server's busy throughput. ``lag`` is sent minus intended of every request.
     ``goodput`` is good requests a second of the window, None without objectives; ``attained`` the
     good share of the ``arrived`` in it, ``attained_sent`` the same with latencies from the send:
-    they differ where the client was late.
+    they differ if the client was late.
     """
 
     planned: int
@@ -104,7 +104,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What is cut from the front of a run. ``settled``: the load was seen to become stationary."""
+    """The part cut from the front of a run. ``settled``: the load became stationary."""
 
     cut_s: float
     settled: bool
@@ -116,15 +116,15 @@ FRONT = 0.25  # of the sends of a comparison's runs
 def shared_warm_up(workload: Workload) -> WarmUp:
     """The cut that all runs of one workload share, so that they are measured over one stretch.
 
-    It is fixed before anything is measured. A cut that is looked for in the data (MSER-5, the
-    latest of the runs) biases short runs: of 95 % intervals 91 % held the truth, and 85 % without
-    a quarter as its least. Bursts, ramps and traces are not cut.
+    It is fixed before anything is measured. A cut found from the data (MSER-5, the latest of the
+    runs) biases short runs: 91 % of the 95 % intervals contained the truth, and 85 % without a
+    quarter as the minimum. Bursts, ramps and traces are not cut.
     """
     return WarmUp(FRONT * workload.duration_s if workload.steady else 0.0, settled=True)
 
 
 def warm_up(run: Run) -> WarmUp:
-    """That of a run by itself: MSER-5 on the requests in flight, for steady loads only."""
+    """The cut of a single run: MSER-5 on the requests in flight, for steady loads only."""
     if not run.workload.steady or run.workload.users is not None:
         return WarmUp(0.0, settled=True)
     samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
@@ -133,7 +133,7 @@ def warm_up(run: Run) -> WarmUp:
 
 
 def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None = None) -> Measured:
-    """Reduce a run to its figures; ``cut`` is its own warm-up where none is shared."""
+    """Reduce a run to its figures; ``cut`` is its own warm-up if none is shared."""
     end_s = run.window_end_s
     cut = cut or warm_up(run)
     window_s = max(end_s - cut.cut_s, 1e-9)
@@ -171,7 +171,7 @@ def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None =
 def tpot_s(outcome: Outcome) -> float | None:
     """(last token - first token) / (tokens - 1); None below two tokens.
 
-    Without a stream nobody saw the last token, and the end of the answer stands for it.
+    Without a stream the time of the last token is unknown, and the end of the response replaces it.
     """
     tokens = outcome.output_tokens or 0
     last_s = outcome.deliveries[-1][0] if outcome.deliveries else outcome.end_s
@@ -181,7 +181,7 @@ def tpot_s(outcome: Outcome) -> float | None:
 
 
 def itl_s(outcome: Outcome) -> list[float]:
-    """Gaps between consecutive tokens; tokens handed over together are 0 apart."""
+    """Gaps between consecutive tokens; tokens of the same event are 0 apart."""
     gaps: list[float] = []
     before: float | None = None
     for at, tokens in outcome.deliveries:
@@ -194,8 +194,8 @@ def itl_s(outcome: Outcome) -> list[float]:
 def meets(outcome: Outcome, objectives: Objectives, since_s: float | None = None) -> bool:
     """Whether a request is good; failed and unfinished ones never are.
 
-    Latencies run from ``since_s``, or else from where they are always counted. Objectives are
-    asked of immediate requests, of deferred ones only their deadline.
+    Latencies start at ``since_s`` if given, otherwise at the origin. Objectives apply to immediate
+    requests; deferred ones only have their deadline.
     """
     if not outcome.ok or outcome.end_s is None:
         return False
@@ -242,7 +242,7 @@ def _latencies(outcomes: Sequence[Outcome]) -> dict[str, Floats]:
 
 
 def tokens_between(run: Run, start_s: float, end_s: float) -> int:
-    """Tokens delivered in the window; an answer without a stream delivers all at its end."""
+    """Tokens delivered in the window; a response without a stream delivers all at its end."""
     total = 0
     for o in run.outcomes:
         if o.deliveries:

@@ -1,5 +1,5 @@
-"""What an experiment leaves behind, as plain records: a run with its figures, a server that was
-lost, the calibration that the loads refer to."""
+"""The results of an experiment, as plain records: a run with its figures, a server that was lost,
+the calibration to which the loads refer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One run, and what the server said about it."""
+    """One run, and the server's statistics of it."""
 
     job: Job
     run: Run
@@ -107,9 +107,9 @@ class Loss:
 class Pair:
     """One contestant over another at one load, paired over seeds; medians for latencies.
 
-    ``throughput`` only where both are saturated: below, it is the ratio of what was offered.
-    Latencies only where both keep up: beyond, they tell how long the run was. A control has the
-    same contestant on both sides, played twice.
+    ``throughput`` only where both are saturated: below, it is the ratio of the offered loads.
+    Latencies only where both keep up: beyond, they reflect the length of the run. A control has the
+    same contestant on both sides.
     """
 
     of: str
@@ -123,7 +123,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """The capacity of a contestant as far as a comparison can tell, in loads.
+    """The capacity of a contestant as far as a comparison shows, in loads.
 
     ``passed`` is the largest load at which the stated share met the objectives, None where none
     did; ``failed`` the smallest beyond it that did not, None where all did.

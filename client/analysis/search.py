@@ -1,6 +1,6 @@
-"""The search for the largest rate that passes: what decides a rate, and which is tried next.
+"""The search for the largest rate that passes: how a rate is judged, and which is tried next.
 
-Pure: probes are handed in.
+Pure: probes are passed in.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from client.analysis.statistics import Interval, excludes, mean_interval, share_
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What all plays of a rate say: requests ``asked``, and those that met the objectives.
+    """The evidence of all runs of a rate: requests ``asked``, and those that met the objectives.
 
-    ``good`` by latencies from the intended times, ``good_sent`` from the sends. The one says too
-    little where the client was late, the other too much, so both must say the same.
+    ``good`` by latencies from the intended times, ``good_sent`` from the sends. If the client was
+    late, the one is too small and the other too large, so both must lead to the same decision.
     """
 
     asked: int
@@ -36,14 +36,14 @@ class Evidence:
         return not self.keeps_up or (self.good_sent >= share * self.asked) == self.passes(share)
 
     def decided(self, share: float) -> bool:
-        """Whether to play again would be a waste: the binomial intervals leave the share out."""
+        """Whether another run is needless: the binomial intervals exclude the share."""
         both = (share_interval(good, self.asked) for good in (self.good, self.good_sent))
         sure = all(excludes(interval, share) for interval in both)
         return not self.keeps_up or (sure and self.agrees(share))
 
 
 def evidence(played: Sequence[tuple[Measured, Backlog]]) -> Evidence:
-    """All plays of one rate together."""
+    """All runs of one rate together."""
     runs = [m for m, _ in played]
     return Evidence(
         asked=max(sum(m.arrived for m in runs), 1),
@@ -75,7 +75,7 @@ def bracket(
 ) -> SeedBracket:
     """Doubling (or halving) from ``start``, then bisection until failed/passed <= 1 + precision.
 
-    Where a probe cannot tell, the bracket stays as wide as it is by then.
+    If a probe is undecided, the bracket stays as wide as it is.
     """
     rate = start
     if probe(rate):

@@ -66,8 +66,8 @@ def percentile_interval(values: Floats, p: float) -> Interval | None:
 def mean_interval(values: Sequence[float], *, skewed: bool = False) -> Interval:
     """Student-t interval of a mean over independent repeats.
 
-    ``skewed`` values take one degree of freedom more. Of six log-ratios of latencies, whose skew
-    is -1, the 95 % interval else holds the truth 92 times in 100, and so 93 to 94.
+    ``skewed`` values cost a further degree of freedom. For six log-ratios of latencies, whose skew
+    is -1, the 95 % interval otherwise contains the truth 92 times in 100, with it 93 to 94 times.
     """
     n, mean = len(values), float(np.mean(values))
     if n < 2 + skewed:
@@ -92,7 +92,7 @@ def excludes(interval: Interval, value: float) -> bool:
 
 
 def rate_interval(values: Sequence[float]) -> Interval:
-    """The same of what is never negative."""
+    """The same for values that are never negative."""
     mean = mean_interval(values)
     return mean if mean.low is None else Interval(mean.value, max(0.0, mean.low), mean.high)
 
@@ -142,7 +142,7 @@ def mser5(series: Floats) -> tuple[int, bool]:
     """How many leading values are warm-up, and whether the rest looks stationary.
 
     MSER-5 (White, Cobb and Spratt, WSC 2000): batches of five, the cut d that minimises
-    sum (Y - mean)^2 / (m - d)^2, looked for in the first half only; a cut at the half means
+    sum (Y - mean)^2 / (m - d)^2, searched in the first half only; a cut at the half means
     that the series never settled.
     """
     m = series.size // 5

@@ -1,8 +1,8 @@
 """From runs to the comparison's table: figures per contestant and load, ratios with intervals.
 
 Pure. All runs of a workload are measured over one stretch; percentiles and verdicts are of all
-seeds together, ratios are paired over seeds. A run whose records are wrong is left out, and a point
-of which half the runs are wrong is wrong itself.
+seeds together, ratios are paired over seeds. A run with wrong records is left out, and a point with
+wrong records in half of its runs is invalid.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _WORST = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 class Point:
     """One contestant at one load, over all seeds. Latencies in seconds.
 
-    A saturated one has no TPOT and no fairness: those are of the requests that ended, the quickest.
-    ``voids`` name figures that the client's lateness falsified.
+    A saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
+    name figures that the client's lateness invalidated.
     """
 
     contestant: str
@@ -122,18 +122,18 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
 
 
 def final(results: Sequence[Result]) -> list[Result]:
-    """The runs that were planned, without the controls."""
+    """The planned runs, without the controls."""
     return [r for r in whole(results) if not r.repeat]
 
 
 def whole(results: Sequence[Result]) -> list[Result]:
-    """All but a run that was interrupted: it had less than its load, and is raw data only."""
+    """All but an interrupted run, which had less than its load and is only raw data."""
     return [r for r in results if not r.run.interrupted]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the variance of lengths alone promises dynamic over static, beside what was found."""
+    """The ratio of dynamic to static that length variance alone predicts, and the measured one."""
 
     batch: float
     predicted: float
@@ -145,7 +145,7 @@ def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -
     """E[max of B]/E[out] at the batch size that static really had, at the highest load.
 
     A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
-    are used (Orca, OSDI'22, 2). It says nothing of padding, prefill or how fast a slot is.
+    are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
     """
     kept = final(results)
     loads = [r.load for r in kept if r.contestant == static]
@@ -180,8 +180,8 @@ def by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list
 def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     """One word for all seeds of a load, and why.
 
-    Runs whose records are wrong count only where they are half of all or more. Saturation is
-    judged on the evidence of all the others, never on the worst of them.
+    Runs with wrong records count only if they are half of all or more. Saturation is judged on the
+    evidence of all the others, never on the worst of them.
     """
     wrong = [r for r in runs if not _sound(r)]
     if 2 * len(wrong) >= len(runs):
@@ -263,7 +263,7 @@ def attained(runs: Sequence[Result]) -> float | None:
 def paired(
     mine: dict[int, list[Result]], base: dict[int, list[Result]], of: str
 ) -> Interval | None:
-    """The ratio of a figure over the seeds of which both sides may be believed.
+    """The ratio of a figure over the seeds in which both sides are valid.
 
     A contestant that ran twice in a block, before and after the others, counts with the geometric
     mean of both: a machine that grows slower within the block slows both sides alike.
@@ -296,7 +296,7 @@ def _batch_mean(result: Result) -> float | None:
 def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
     """A point as one flat record, for CSV and JSON; empty where a figure is not supported.
 
-    ``notes`` are what the models say about themselves.
+    ``notes`` are the models' own remarks.
     """
     row: dict[str, Any] = {
         "contestant": point.contestant,
@@ -342,7 +342,7 @@ def write_summary(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _round(value: float | None) -> float | None:
-    """Six significant digits; an unfinished request's infinity is no number to write down."""
+    """Six significant digits; infinity, for an unfinished request, is left empty."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")

@@ -1,6 +1,6 @@
 """A workload's deferred requests as one job of the Batch API, beside the immediate ones.
 
-Uploads and follows the job from a thread of its own while the immediate requests are played.
+A separate thread uploads and follows the job while the immediate requests are sent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from client.workloads.workload_file import Request, Workload, seal
 
 POLL_S = 0.5
 ANSWER_S = 60.0
-SILENCE_S = 60.0  # of a server that has the job, after which it is given up
-PASSING = (408, 429)  # as 5xx: a proxy's, or of a server that is busy or just being started again
+SILENCE_S = 60.0  # of a server with the job, after which the job is given up
+PASSING = (408, 429)  # like 5xx: from a proxy, or a server that is busy or restarting
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What became of it; ``completed_s`` from its creation to its end, by the client's clock."""
+    """The result of a job; ``completed_s`` from its creation to its end, by the client's clock."""
 
     status: str
     lines: int
@@ -59,7 +59,7 @@ class Job:
 
 
 def split(workload: Workload) -> tuple[Workload, list[Request]]:
-    """What is played, and what goes into the job. SpecError where either is empty."""
+    """The requests to send, and those of the job. SpecError if either is empty."""
     later = [request for request in workload.requests if request.service == "deferred"]
     now = [request for request in workload.requests if request.service != "deferred"]
     if not later or not now:
@@ -74,7 +74,7 @@ def split(workload: Workload) -> tuple[Workload, list[Request]]:
 
 
 def job_lines(target: Target, deferred: list[Request]) -> tuple[str, bytes]:
-    """The endpoint and the file. Exactly as many tokens as are asked for, where the server knows
+    """The endpoint and the file. Asks for exactly the requested tokens if the server accepts
     ``ignore_eos``."""
     if isinstance(target.dialect, Tgi):
         raise SpecError("--deferred-as-batch: TGI has no Batch API")
@@ -94,7 +94,7 @@ def job_lines(target: Target, deferred: list[Request]) -> tuple[str, bytes]:
 
 
 class JobRun:
-    """``start``, play something, ``end``."""
+    """``start``, send a workload, ``end``."""
 
     def __init__(self, target: Target, deferred: list[Request]) -> None:
         self._url = f"{target.url}/v1"
@@ -102,7 +102,7 @@ class JobRun:
         self._endpoint, self._content = job_lines(target, deferred)
         deadlines = [request.deadline_s for request in deferred]
         known = [deadline for deadline in deadlines if deadline is not None]
-        # of several deadlines the last: a job has one window
+        # the last of several deadlines, since a job has one window
         self._window = f"{math.ceil(max(known))}s" if len(known) == len(deadlines) else "24h"
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job", daemon=True)

@@ -1,7 +1,8 @@
-"""The APIs a target may speak: how a request is written there and an answer is read.
+"""The APIs of targets: how to write a request and read a response.
 
-No I/O: bodies go out as dictionaries, answers and stream events come in as decoded JSON. Token
-counts are the server's own, never text encoded again; each dialect says what it counts.
+No I/O: bodies are returned as dictionaries, responses and stream events are passed in as decoded
+JSON. Token counts are the server's own, never text encoded again; each dialect states what it
+counts.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from client.workloads.workload_file import Request
 Json = Mapping[str, Any]
 
 
-IGNORE_EOS = "ignore_eos"  # no end before the asked length
+IGNORE_EOS = "ignore_eos"  # no end before the requested length
 EACH_USAGE = "continuous_usage_stats"  # a count of tokens with every event, which may hold several
 EXTRAS = (IGNORE_EOS, EACH_USAGE)
 
 
 class AnswerError(ValueError):
-    """An answer that says it failed, or that is not what the dialect promises."""
+    """A response that reports a failure, or that does not follow the dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one stream event (or a whole answer) told.
+    """The content of one stream event (or a whole response).
 
-    ``tokens`` handed over by it; ``total`` and ``prompt_tokens`` where the server states them;
-    ``first_s``/``queue_s`` where it reports its own timing; ``last`` ends the stream.
+    ``tokens`` in it; ``total`` and ``prompt_tokens`` if the server states them;
+    ``first_s``/``queue_s`` if it reports its own timing; ``last`` ends the stream.
     """
 
     tokens: int = 0
@@ -51,7 +52,7 @@ class Dialect(Protocol):
 
     @property
     def counted(self) -> str:
-        """What a token count of this API rests on."""
+        """The basis of a token count of this API."""
         ...
 
     def path(self, *, stream: bool) -> str: ...
@@ -116,7 +117,7 @@ class Native:
 class OpenAI:
     """``/v1/completions``, or with ``chat`` ``/v1/chat/completions``; streams ask for usage.
 
-    ``extras`` are what the server was found to know of `EXTRAS`, which vLLM and its kin have.
+    ``extras`` are the fields of `EXTRAS` that the server accepts, as vLLM and similar servers do.
     """
 
     options: Json
@@ -217,7 +218,7 @@ def counted(
 ) -> list[tuple[float, int]]:
     """When the tokens of a stream came, (time, tokens) each, from its events and stated counts.
 
-    A server that counts with every event is believed; one that counts at the end has its tokens
+    Counts in every event are used as they are. If a server counts only at the end, its tokens are
     spread evenly over the events, since one event may hold several.
     """
     if len(stated) > 1:

@@ -1,4 +1,4 @@
-"""The live view in the terminal. Knows only what `play` lets it watch."""
+"""The live view in the terminal, of the progress that `play` exposes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def live_view(title: str, planned: int, *, leave: bool = True) -> Iterator[Watch
             if progress.elapsed_s:
                 parts.append(f"{progress.tokens / progress.elapsed_s:.0f} tok/s")
             if progress.ttfts:
-                # The whole list would cost the client time in a long run; the recent tail informs.
+                # The whole list would cost the client time in a long run; the recent tail suffices.
                 recent = np.quantile(progress.ttfts[-500:], 0.99)
                 parts.append(f"p99 TTFT {recent:.2f} s")
             bar.set_postfix_str(", ".join(parts))
@@ -43,11 +43,11 @@ def live_view(title: str, planned: int, *, leave: bool = True) -> Iterator[Watch
 
 
 def clock_in(seconds: float) -> str:
-    """The time of day then, to tell until when something lasts."""
+    """The time of day in so many seconds."""
     return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")
 
 
 def say(text: str) -> None:
-    """A line of progress that does not tear a bar; nothing in a terminal that was closed."""
+    """A line of progress that leaves a bar intact; nothing if the terminal was closed."""
     with contextlib.suppress(OSError):
         tqdm.write(text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a figure was measured on: machine, versions, commit; its cores, and who had them."""
+"""The machine that measured a figure: hardware, versions, commit, cores and their use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARE = 4  # the client takes at most one physical core in so many
 
 
 def machine() -> dict[str, Any]:
-    """This machine, on which the client runs; a server says itself what it runs on."""
+    """This machine, on which the client runs; a server reports its own."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -100,21 +100,21 @@ def _told(cores: Collection[int]) -> str:
 
 
 class Company:
-    """What takes the cores beside this process and those that it started, from now on: other
-    programs, and the hypervisor (steal)."""
+    """The use of the cores from now on by others than this process and its children: other programs
+    and the hypervisor (steal)."""
 
     def __init__(self) -> None:
         self._at_s, self._all_s, self._ours_s = time.monotonic(), _all_s(), _ours_s()
 
     def cores(self) -> float:
-        """How many cores' time they had on average since then."""
+        """The cores that they used on average since then."""
         seconds = max(time.monotonic() - self._at_s, 1e-9)
         others_s = (_all_s() - self._all_s) - (_ours_s() - self._ours_s)
         return max(0.0, others_s / seconds)
 
 
 def _all_s() -> float:
-    """CPU time of all processes; interrupts are left out, for they may be ours."""
+    """CPU time of all processes; interrupts are left out, since they may be ours."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + getattr(times, "steal", 0.0))
 

@@ -1,6 +1,6 @@
-"""A server that does nothing but answer at a set pace: what remains is the client's own cost.
+"""A server that only responds at a fixed pace, so that what is measured is the client's own cost.
 
-Speaks this project's ``/inference``. Started by ``client.py --self-test`` as a process of its own.
+Implements this project's ``/inference``. ``client.py --self-test`` starts it as a separate process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GAP = web.AppKey("gap_s", float)
 
 
 def make_app(gap_s: float) -> web.Application:
-    """An app that hands out a token every ``gap_s`` seconds on each stream."""
+    """An app that sends a token every ``gap_s`` seconds on each stream."""
     app = web.Application()
     app[_GAP] = gap_s
     app.router.add_post("/inference", _inference)

@@ -1,7 +1,7 @@
-"""Plays a workload against a target: open loop on an absolute schedule, or a closed loop.
+"""Sends a workload to a target: open loop on an absolute schedule, or a closed loop.
 
-A send is never dropped or delayed because an answer is late; what the clock did to the client
-itself is recorded as dispatch lag. Knows no metric: it returns records.
+A late response never drops or delays a send; the client's own lateness is recorded as dispatch lag.
+Computes no metric: it returns records.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from client.load.target import Target, authorization
 from client.workloads.workload_file import Request, Workload
 
 _SAMPLE_S = 0.02
-_KEPT_S = 1.0  # an idle connection; servers close theirs after two and more
+_KEPT_S = 1.0  # an idle connection; servers close theirs after two seconds and more
 _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast streams
-_LINE_BYTES = 2**22  # a stream without an end of line is no stream of events
+_LINE_BYTES = 2**22  # a longer line is not an event
 SILENCE_S = 600.0
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a live view may look at while the run goes on."""
+    """The progress of a run, for a live view."""
 
     planned: int
     sent: int = 0
@@ -61,26 +61,25 @@ def play(
     watch: Watcher | None = None,
     begin: Callable[[], float] = time.monotonic,
 ) -> Run:
-    """Play it. ``drain_s`` after the sending window what still runs is cut and called unfinished;
-    a closed loop has no such window, and is cut so long after its start.
+    """Send it. Requests that still run ``drain_s`` after the sending window are cut and counted as
+    unfinished; a closed loop has no such window and is cut so long after its start.
 
-    None waits for every answer; a connection without a byte for ``silence_s`` has failed.
-    ``begin`` is asked, once all is prepared, when by the machine's clock the run begins.
-    KeyboardInterrupt ends the run early and keeps what was measured.
-    """
+    None waits for every response; a connection without a byte for ``silence_s`` has failed.
+    ``begin`` returns, once all is prepared, the time on the machine's clock at which the run
+    begins. KeyboardInterrupt ends the run early and keeps what was measured."""
     with _no_collector_pauses(), _first_in_line():
         return asyncio.run(_Player(workload, target, drain_s, silence_s, watch).run(begin))
 
 
 @contextlib.contextmanager
 def _first_in_line() -> Iterator[None]:
-    """A higher priority for the thread that plays, where the system allows it: a client that waits
+    """A higher priority for the sending thread, if the system allows it, since a client that waits
     for a core measures itself."""
     thread = threading.get_native_id()
     before = os.getpriority(os.PRIO_PROCESS, thread)
     try:
         os.setpriority(os.PRIO_PROCESS, thread, before - 10)
-    except PermissionError:  # only root may, or who has CAP_SYS_NICE
+    except PermissionError:  # requires root or CAP_SYS_NICE
         yield
         return
     try:
@@ -91,7 +90,8 @@ def _first_in_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_collector_pauses() -> Iterator[None]:
-    """The collector stops the world for tens of milliseconds; a run makes no garbage cycles."""
+    """Switches off the collector, which would stop the client for tens of milliseconds; a run makes
+    no garbage cycles."""
     _collect()
     gc.freeze()
     gc.disable()
@@ -103,9 +103,9 @@ def _no_collector_pauses() -> Iterator[None]:
 
 
 def _collect() -> None:
-    """Collect everything. What interrupts in the middle is raised at the end.
+    """Collect everything. An interrupt in the middle is raised at the end.
 
-    Within a finalizer a KeyboardInterrupt would be printed and forgotten.
+    Within a finalizer a KeyboardInterrupt would be printed and ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         gc.collect()
@@ -147,11 +147,11 @@ class _Player:
         self.interrupted: str | None = None
 
     def now(self) -> float:
-        """Whole microseconds, so that the raw data say exactly what was measured."""
+        """Whole microseconds, so that the raw data are exactly what was measured."""
         return round(time.monotonic() - self.start, 6)
 
     async def run(self, begin: Callable[[], float]) -> Run:
-        # Unless it is told otherwise, a connection per request, as independent users have.
+        # By default a connection per request, as independent users have.
         kept: dict[str, Any] = {"force_close": True}
         if self.target.keep_alive:
             kept = {"keepalive_timeout": _KEPT_S}
@@ -198,7 +198,7 @@ class _Player:
                 if wait > 0:
                     await asyncio.sleep(wait)
                 elif index % 64 == 0:
-                    await asyncio.sleep(0)  # many at one instant must not starve those running
+                    await asyncio.sleep(0)  # many sends at once must not starve running requests
                 tasks.add(asyncio.create_task(self._send(session, index, request)))
             left = None
             if self.drain_s is not None:
@@ -236,17 +236,17 @@ class _Player:
         except asyncio.CancelledError:
             failure, unfinished = "unfinished when the run was cut", True
         except TimeoutError:
-            failure = f"timed out: nothing came for {self.silence_s:g} s"
+            failure = f"timed out: no data for {self.silence_s:g} s"
         except (aiohttp.ClientError, OSError) as error:
             failure = f"{type(error).__name__}: {error}"
         except AnswerError as error:
             failure = str(error)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            failure = f"not an answer of this API: {type(error).__name__}: {error}"
+            failure = f"not a response of this API: {type(error).__name__}: {error}"
         self.outcomes[index] = exchange.outcome(failure, unfinished)
         self.progress.done += 1
         self.progress.failed += failure is not None and not unfinished
-        if unfinished:  # a user of a closed loop would go on with the next request
+        if unfinished:  # a user of a closed loop would continue with the next request
             raise asyncio.CancelledError
 
     async def _sample(self) -> None:
@@ -270,7 +270,7 @@ async def _beginning(response: aiohttp.ClientResponse) -> str:
 
 
 class _Exchange:
-    """One request on its way."""
+    """A request in progress."""
 
     __slots__ = (
         "deliveries", "end_s", "first_s", "index", "player", "prompt_tokens", "queue_s",
@@ -289,8 +289,8 @@ class _Exchange:
         self.server_first_s: float | None = None
 
     async def talk(self, session: aiohttp.ClientSession) -> None:
-        """Once more where a kept connection was closed at the moment it was used again, which is
-        the client's own doing."""
+        """Retries once if a kept connection was closed just as it was reused, which is not the
+        server's fault."""
         try:
             await self._talk(session)
         except (aiohttp.ServerDisconnectedError, ConnectionResetError):

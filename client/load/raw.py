@@ -1,7 +1,7 @@
 """Whole runs on disk: every request with every delivery, so that figures can be computed again.
 
-A line of JSON a run, compressed; times in whole microseconds, deliveries as steps from the one
-before. The workloads lie beside them in files of their own.
+One line of JSON for each run, compressed; times in whole microseconds, deliveries as differences
+from the previous one. The workloads are in files next to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RawError(ValueError):
 
 
 def write_raw(runs: Iterable[tuple[dict[str, Any], Run]], path: Path) -> None:
-    """Each run with what else is known about it, which must be JSON."""
+    """Each run with further facts about it, which must be JSON."""
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         for about, run in runs:
             file.write(json.dumps({**about, "run": _as_json(run)}).encode() + b"\n")
@@ -33,7 +33,7 @@ def write_raw(runs: Iterable[tuple[dict[str, Any], Run]], path: Path) -> None:
 def read_raw(
     path: Path, workload: Callable[[str], Workload]
 ) -> Iterator[tuple[dict[str, Any], Run]]:
-    """What was written; ``workload`` finds one by its sha256. RawError says what is wrong."""
+    """The runs in the file; ``workload`` finds one by its sha256. RawError says what is wrong."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:

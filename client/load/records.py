@@ -1,6 +1,6 @@
-"""What a run observed, request by request, and the raw files it is kept in.
+"""The observations of a run, request by request, and the raw files that keep them.
 
-Plain data: metrics, gates, plots and reports read these records and measure nothing again.
+Plain data: metrics, gates, plots and reports read these records and measure nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Outcome:
     """One request as the client saw it; all times in seconds from the start of the run.
 
     ``intended_s`` is None in a closed loop. ``deliveries`` holds (time, tokens) of each event
-    that handed over tokens. ``left_s`` is when the client closed its book, for whatever reason.
-    ``failure`` is None for an answer that is complete; requests still
-    running when the run was cut have ``unfinished``. Without streaming ``first_s`` is what the
-    server reported and ``first_from`` says so.
+    that carried tokens. ``left_s`` is when the client was done with the request, for any reason.
+    ``failure`` is None for a complete response; requests still running when the run was cut have
+    ``unfinished``. Without streaming ``first_s`` is the server's figure, and ``first_from`` says
+    so.
     """
 
     index: int
@@ -47,16 +47,16 @@ class Outcome:
 
     @property
     def origin_s(self) -> float:
-        """Where latencies are counted from: the intended time, where there is one."""
+        """The time from which latencies count: the intended time, if there is one."""
         return self.sent_s if self.intended_s is None else self.intended_s
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload played against one target.
+    """One workload sent to one target.
 
-    ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` says what a
-    token count rests on. ``interrupted`` says why the run ended early; what was measured is kept.
+    ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` states the
+    basis of token counts. ``interrupted`` says why the run ended early; what was measured is kept.
     ``not_begun`` says why nothing was sent at all. ``began_unix_s`` is the start by the wall clock.
     """
 
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def window_end_s(self) -> float:
-        """The end of the sending window; the last answer's where everything is sent at once."""
+        """The end of the sending window; the last response if everything is sent at once."""
         if self.interrupted:
             return min(self.workload.duration_s or self.wall_s, self.wall_s)
         if self.workload.users is None and self.workload.duration_s > 0:
@@ -107,7 +107,7 @@ def write_requests(rows: Iterable[tuple[str, Outcome]], path: Path) -> None:
 
 
 def write_deliveries(rows: Iterable[tuple[str, Outcome]], path: Path) -> None:
-    """A line for each event that handed over tokens."""
+    """A line for each event that carried tokens."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("run", "request", "at_s", "tokens"))

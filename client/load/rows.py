@@ -1,4 +1,4 @@
-"""What a server wrote of its iterations (``--record FILE``), as each request's stretches of time.
+"""A server's record of its iterations (``--record FILE``), as stretches of time for each request.
 
 The file's clock is mapped onto the client's run, and its requests onto those of the client: in the
 order in which they were sent, by their lengths. docs/metrics.md has the format.
@@ -16,7 +16,7 @@ from client.load.records import Run
 
 KINDS = ("prefill", "chunk", "decode", "held", "paused")
 _GAP_S = 0.02  # between two iterations that follow each other
-_EARLY_S = 0.005  # that clocks may differ by
+_EARLY_S = 0.005  # by which clocks may differ
 
 
 class Stretch(NamedTuple):
@@ -37,9 +37,9 @@ class _Recorded:
 
 
 def stretches(files: Iterable[Path], run: Run) -> dict[int, list[Stretch]]:
-    """By the index of the client's requests, of those that are found in a file.
+    """By index of the client's requests, as far as they are found in a file.
 
-    Nothing where no file can be read: a picture is drawn from the client's records then.
+    Empty if no file can be read; pictures then use the client's records.
     """
     began_s = run.began_unix_s
     if began_s is None:
@@ -95,7 +95,7 @@ def _take(iteration: dict[str, Any], shift_s: float, arrived: dict[int, _Recorde
 
 
 def as_json(found: Mapping[int, Sequence[Stretch]], kept: Sequence[int]) -> dict[str, Any]:
-    """Of these requests, in whole microseconds."""
+    """These requests' stretches, in whole microseconds."""
     return {
         str(index): [[s.kind, round(s.start_s, 6), round(s.end_s, 6)] for s in found[index]]
         for index in kept

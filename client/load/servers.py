@@ -28,19 +28,20 @@ FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
 
 
 class ServerError(RuntimeError):
-    """A server that did not come up or does not answer; below the first line its log's end."""
+    """A server that did not come up or does not respond; after the first line the end of its
+    log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A target, and the process behind it where we started it."""
+    """A target, and its process if we started it."""
 
     target: Target
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
 
     def why_dead(self) -> str | None:
-        """None while it answers; otherwise what is known about its end, and the end of its log."""
+        """None while it responds; otherwise what is known about its end, and the end of its log."""
         silence = unreachable(self.target)
         if silence is None:
             return None
@@ -56,7 +57,7 @@ class Server:
 @contextlib.contextmanager
 def free_port() -> Iterator[int]:
     """A port for a server that is started in the block. It stays bound here, without a listener, so
-    that the system gives it to nobody else; a server binds it all the same by SO_REUSEADDR."""
+    that the system does not assign it again; a server can still bind it with SO_REUSEADDR."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
@@ -64,8 +65,8 @@ def free_port() -> Iterator[int]:
 
 
 def end_as_ctrl_c() -> None:
-    """SIGTERM and a closed terminal interrupt as Ctrl-C does: servers that were started here are in
-    sessions of their own, and would stay. `nohup` is respected."""
+    """SIGTERM and a closed terminal interrupt like Ctrl-C, since servers started here are in
+    separate sessions and would stay. `nohup` is respected."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
@@ -80,13 +81,14 @@ def launched(
     cwd: Path | None = None,
     cores: Collection[int] | None = None,
 ) -> Iterator[Server]:
-    """Run ``command --port P`` until the block ends; it answers once ``await_health`` returned.
+    """Run ``command --port P`` until the block ends; it responds once ``await_health`` has
+    returned.
 
-    The server leads a process group of its own, so that nothing of it survives the block, and a
-    Ctrl-C in the terminal reaches the caller alone. Without `cwd` it runs where the caller does, so
+    The server leads a separate process group, so that no process of it survives the block and a
+    Ctrl-C in the terminal reaches only the caller. Without `cwd` it runs in the caller's folder, so
     that relative paths among its options mean the same. ``cores`` are those it may run on.
     """
-    # it must not work off jobs that are stored for the user's own server
+    # it must not run jobs that are stored for the user's own server
     environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
     environment.pop("DATABASE_URL", None)
     with free_port() as port, log.open("ab") as sink:
@@ -108,16 +110,16 @@ def started(
     command: Sequence[str], name: str, log: Path, start_s: float, *, cwd: Path | None = None,
     cores: Collection[int] | None = None,
 ) -> Iterator[Server]:  # fmt: skip
-    """``launched``, but yields when ``/health`` says 200."""
+    """``launched``, but yields when ``/health`` returns 200."""
     with launched(command, name, log, cwd=cwd, cores=cores) as server:
         await_health(server, start_s)
         yield server
 
 
 def await_health(server: Server, start_s: float) -> None:
-    """Until ``/health`` says 200; at once where the server is not one that we started.
+    """Waits until ``/health`` returns 200; not at all for a server that was not started here.
 
-    Raises ServerError where it ends before, or is not ready after ``start_s``.
+    Raises ServerError if it ends before, or is not ready after ``start_s``.
     """
     process, log, target = server.process, server.log, server.target
     if process is None or log is None:
@@ -139,8 +141,8 @@ def await_health(server: Server, start_s: float) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, which drains; what is left of the group after a while, or when an interrupt comes
-    meanwhile (a terminal that closes sends SIGHUP twice), is killed."""
+    """Sends SIGTERM, which drains. The rest of the group is killed after a while, or at an
+    interrupt (a terminal that closes sends SIGHUP twice)."""
     try:
         if process.poll() is None:
             process.terminate()
@@ -158,7 +160,7 @@ def _end_of(log: Path, lines: int = 15) -> str:
 
 
 def unreachable(target: Target) -> str | None:
-    """None where something answers: ``/health`` of a native target, of others the open port."""
+    """None if it responds: ``/health`` of a native target, the open port of others."""
     try:
         if not target.native:
             parts = urlsplit(target.url)
@@ -168,22 +170,22 @@ def unreachable(target: Target) -> str | None:
         status = requests.get(f"{target.url}/health", timeout=_ANSWER_S).status_code
     except (requests.RequestException, OSError) as error:
         return f"{target.url} does not answer: {_cause(error)}"
-    return None if status == 200 else f"{target.url}/health says {status}"
+    return None if status == 200 else f"{target.url}/health returns {status}"
 
 
 def _cause(error: Exception) -> str:
-    """What went wrong without the objects that met it: requests wraps it three times."""
+    """The cause of an error, which requests wraps three times."""
     inner = getattr(error.args[0] if error.args else None, "reason", None)
     return str(inner or error).rpartition("): ")[2]
 
 
 def stats(target: Target) -> dict[str, Any] | None:
-    """``/stats`` of a native target; None where there is none."""
+    """``/stats`` of a native target; None if there is none."""
     return _get(target, "/stats") if target.native else None
 
 
 def iterations(target: Target) -> dict[str, Any] | None:
-    """``/stats/iterations`` of a native target; None where there is none that can be read."""
+    """``/stats/iterations`` of a native target; None if it cannot be read."""
     table = (_get(target, "/stats/iterations") if target.native else None) or {}
     columns, lines = table.get("columns"), table.get("iterations")
     if not isinstance(columns, list) or not isinstance(lines, list):
@@ -205,7 +207,7 @@ def reset_stats(target: Target) -> None:
 
 
 def settled_stats(target: Target, wait_s: float = 10.0) -> dict[str, Any] | None:
-    """``/stats`` once nothing waits or runs, so that a cut run does not leak into the next."""
+    """``/stats`` once no request waits or runs, so that a cut run does not affect the next."""
     give_up = time.monotonic() + wait_s
     while True:
         answer = stats(target)
@@ -217,13 +219,13 @@ def settled_stats(target: Target, wait_s: float = 10.0) -> dict[str, Any] | None
 
 
 def handled(stats: dict[str, Any] | None) -> int | None:
-    """Tokens in the server's books; None where it does not say."""
+    """Tokens counted by the server; None if it does not say."""
     tokens = (stats or {}).get("total-tokens-handled")
     return tokens if type(tokens) is int else None
 
 
 def described(stats: dict[str, Any] | None) -> str | None:
-    """What answered, in the server's own words: mode, model with its note, hardware."""
+    """The server's description of itself: mode, model with its note, hardware."""
     if not stats:
         return None
     model, machine = (_dict(stats, key) for key in ("model", "machine"))
@@ -242,7 +244,7 @@ def described(stats: dict[str, Any] | None) -> str | None:
 
 
 def note_of(stats: dict[str, Any] | None) -> str | None:
-    """What a model says about itself at its start, as that its weights are random."""
+    """A model's remark at its start, such as that its weights are random."""
     model = _dict(stats or {}, "model")
     return f"Model {model.get('name')}: {model['note']}" if model.get("note") else None
 
@@ -255,7 +257,7 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
 def streams(target: Target, timeout_s: float) -> bool:
     """Whether a native target can stream: it refuses the field otherwise.
 
-    Raises ServerError where it does not answer, or not as this project's servers do.
+    Raises ServerError if it does not respond, or not like this project's servers.
     """
     body = {"prompt": "a", "num_tokens": 1, "stream": True, "temperature": 0}
     try:
@@ -274,12 +276,12 @@ def streams(target: Target, timeout_s: float) -> bool:
         raise ServerError(f"{target.url} does not answer: {_cause(error)}") from None
     raise ServerError(
         f"{target.url}/inference answered a first request with HTTP {answer.status_code} and "
-        f"{kind}, where a stream of events or JSON was expected: {' '.join(text.split())}"
+        f"{kind}, instead of a stream of events or JSON: {' '.join(text.split())}"
     )
 
 
 def with_extras(target: Target, timeout_s: float) -> Target:
-    """An OpenAI target with those extras that it does not refuse, asked for one at a time."""
+    """An OpenAI target with the extras that it accepts, tried one at a time."""
     if not isinstance(target.dialect, OpenAI):
         return target
     one = Request(0.0, "a", 1, 1, "immediate", None, 0)

@@ -1,4 +1,4 @@
-"""A server to be loaded: its address and the dialect it speaks. Knows nothing of workloads."""
+"""A server to load: its address and its dialect. Independent of workloads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SCHEMES = ("http", "openai+http", "openai-chat+http", "tgi+http")
 
 
 def authorization() -> dict[str, str]:
-    """The header that servers with keys want: the first key of `API_KEY`, if there is one."""
+    """The header for servers with keys: the first key of `API_KEY`, if there is one."""
     key = os.environ.get("API_KEY", "").split(",")[0]
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``stream`` False asks for whole answers; the first token's time is then the server's word.
-    ``keep_alive`` uses connections again."""
+    """``stream`` False requests whole responses; the first token's time is then the server's
+    figure. ``keep_alive`` reuses connections."""
 
     name: str
     url: str
@@ -35,7 +35,7 @@ class Target:
 
     @property
     def native(self) -> bool:
-        """Whether it has ``/stats`` and its kin."""
+        """Whether it has ``/stats`` and related paths."""
         return isinstance(self.dialect, Native)
 
 
@@ -71,9 +71,9 @@ def _dialect(kind: str, url: str, options: dict[str, Any]) -> Dialect:
 
 
 def _first_model(url: str) -> str:
-    """The model a body must name, where the user named none: the server's first.
+    """The model for the body if the user named none: the server's first.
 
-    A server that is silent is no mistake in the target: whoever loads it will report that.
+    A server that does not respond is not an error of the target; the run will report it.
     """
     try:
         answer = requests.get(f"{url}/v1/models", headers=authorization(), timeout=10)

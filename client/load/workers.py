@@ -1,8 +1,8 @@
-"""The processes that play: they do nothing else, so that nothing else delays a send.
+"""The processes that send: they do nothing else, so that nothing else delays a send.
 
 One is enough for most servers; several share the requests of a run among them and begin at the same
 instant of the machine's clock. They are forked, which takes milliseconds where imports would take
-half a second, live as long as their crew, and are told over a pipe each what to play.
+half a second, live as long as their crew, and receive their work over a pipe each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one of ``of`` processes plays: the requests ``number``, ``number + of`` and so on."""
+    """The part of one of ``of`` processes: the requests ``number``, ``number + of`` and so on."""
 
     workload: Workload
     target: Target
@@ -82,7 +82,7 @@ class _Worker:
 
 
 class Crew:
-    """``workers`` processes while the block lasts, on ``cores`` where they have their own."""
+    """``workers`` processes while the block lasts, on ``cores`` if they have their own."""
 
     def __init__(self, workers: int = 1, cores: Collection[int] | None = None) -> None:
         self._size, self._cores = workers, cores
@@ -108,7 +108,7 @@ class Crew:
         silence_s: float = SILENCE_S,
         watch: Watcher | None = None,
     ) -> Run:
-        """As `play` does. Raises WorkerError."""
+        """Like `play`. Raises WorkerError."""
         most = len(workload.requests) if workload.users is None else workload.users
         busy = self._workers[: max(1, min(self._size, most))]
         for number, worker in enumerate(busy):
@@ -121,7 +121,7 @@ def _begin(cores: Collection[int] | None) -> _Worker:
     ours, its = _FORKING.Pipe()
     process = _FORKING.Process(target=_serve, args=(its, cores), name="client", daemon=True)
     with warnings.catch_warnings():
-        # Python 3.12 warns where there are threads; the process waits for none of their locks
+        # Python 3.12 warns if there are threads; the process waits for none of their locks
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     its.close()
@@ -130,7 +130,8 @@ def _begin(cores: Collection[int] | None) -> _Worker:
 
 @contextlib.contextmanager
 def _interrupting(busy: Sequence[_Worker]) -> Iterator[None]:
-    """What interrupts this process ends the run in those that play it, whose records are kept."""
+    """An interrupt of this process ends the run in the sending processes and keeps their
+    records."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -155,7 +156,7 @@ def _interrupting(busy: Sequence[_Worker]) -> Iterator[None]:
 
 
 def _heard(busy: Sequence[_Worker], watch: Watcher | None, planned: int) -> list[Run]:
-    """Lets all begin once each is ready, and takes what they say until each has its part."""
+    """Lets all begin once each is ready, and receives messages until each has sent its part."""
     parts: dict[int, Run] = {}
     told = [Progress(0) for _ in busy]
     ready = 0
@@ -225,14 +226,14 @@ def _summed(
 
 
 def _serve(channel: Connection, cores: Collection[int] | None) -> None:
-    """In the process: plays what it is told until its crew is gone."""
+    """In the process: sends the parts that it receives until its crew is gone."""
     os.setsid()  # a Ctrl-C reaches it through its crew, and once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     if cores is not None:
         os.sched_setaffinity(0, cores)
-    gc.freeze()  # what the crew had is no garbage of ours
+    gc.freeze()  # objects of the crew are not garbage of this process
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             run = _play(channel, channel.recv())

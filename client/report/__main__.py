@@ -1,6 +1,6 @@
 """``python -m client.report FOLDER``: compute and render a report again from its raw data.
 
-What was measured stays as it is; figures, verdicts and pages are those of this version.
+The measurements stay; figures, verdicts and pages are those of this version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from client.workloads.workload_file import WorkloadError
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m client.report", description=__doc__)
-    p.add_argument("folder", type=Path, help="what compare.sh or client.py --out wrote")
+    p.add_argument("folder", type=Path, help="a folder written by compare.sh or client.py --out")
     folder = p.parse_args(argv).folder
     try:
         if (folder / "manifest.json").exists():

@@ -1,7 +1,7 @@
 """Charts as SVG: scales, axes, labels at the lines, a tooltip for each point.
 
-Knows nothing of what is drawn. A chart is plain data; ``draw`` gives markup that stands on its own,
-inline in a page as well as in a file. No scripts: tooltips are the browser's own.
+Independent of what is drawn. A chart is plain data; ``draw`` returns complete markup, for a page as
+well as a file. No scripts: tooltips are the browser's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ XY = tuple[float, float]
 
 
 class Shape(Enum):
-    """``AT_LEAST`` points upwards: the value is not known, it is more than this."""
+    """``AT_LEAST`` points upwards: the exact value is unknown, but larger."""
 
     DOT = "dot"
     HOLLOW = "hollow"
@@ -45,7 +45,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``label`` stands at its end. A point that is not finite interrupts it."""
+    """``label`` is at its end. A point that is not finite interrupts it."""
 
     points: Sequence[XY]
     colour: str
@@ -225,7 +225,7 @@ def _labels(
     placed: list[float] = []
     for at, _, _ in ends:
         placed.append(max(at, placed[-1] + _LABEL_PX) if placed else max(at, _TOP))
-    for k in range(len(placed) - 1, -1, -1):  # what was pushed out below comes back up
+    for k in range(len(placed) - 1, -1, -1):  # labels pushed out below return
         limit = bottom if k == len(placed) - 1 else placed[k + 1] - _LABEL_PX
         placed[k] = min(placed[k], limit)
     return [

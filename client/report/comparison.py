@@ -1,8 +1,7 @@
 """A comparison on disk: its raw data, the figures computed from them, and the page.
 
-``judged`` makes a comparison from what was played, and ``read_comparison`` from what was kept, so
-that an old one is computed and rendered again by the same code. Measures nothing.
-"""
+``judged`` makes a comparison from runs, and ``read_comparison`` from a folder, so that an old one
+is computed and rendered again by the same code. Measures nothing."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ from client.workloads.workload_file import read_workload
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was measured and what was found. ``calibration`` and ``found`` are None where no
-    contestant answered. ``manifest`` says what was asked of whom, on what machine."""
+    """Measurements and findings. ``calibration`` and ``found`` are None if no contestant responded.
+    ``manifest`` holds the options and the machine."""
 
     results: tuple[Result, ...]
     points: tuple[Point, ...]
@@ -54,8 +53,8 @@ def judged(
     manifest: dict[str, Any],
     rows: Rows,
 ) -> Comparison:
-    """Figures, verdicts and the headline; ``manifest`` holds objectives and share, ``rows`` what
-    servers wrote of the requests of some runs."""
+    """Figures, verdicts and the headline; ``manifest`` holds objectives and share, ``rows`` the
+    servers' records of the requests of some runs."""
     goal = manifest["objectives"]
     objectives = None if goal is None else Objectives(**goal)
     results = measured_together(played, objectives)
@@ -104,13 +103,13 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
 
 
 def _about(result: Result, drawn: int) -> dict[str, Any]:
-    """Iterations of the seed that is drawn only: all of them would outgrow a repository."""
+    """Keeps iterations of the drawn seed only: all of them would be too large for a repository."""
     kept = result.iterations if result.seed == drawn and not result.repeat else None
     return {"job": asdict(result.job), "server": result.server, "iterations": kept}
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """What `write_comparison` left there, computed anew. RawError, WorkloadError."""
+    """Reads what `write_comparison` wrote and computes it again. RawError, WorkloadError."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         kept = json.loads((folder / "summary.json").read_text())
@@ -133,7 +132,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def _read_rows(path: Path) -> Rows:
-    """None where servers wrote none, or an earlier version measured."""
+    """Empty if servers wrote none, or an earlier version measured."""
     try:
         return {name: from_json(own) for name, own in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""The page of a comparison, and what stands last on the terminal.
+"""The page of a comparison, and the summary on the terminal.
 
 The result in words first, with the two things that the original showed: the servers' statistics
 and latency by requested tokens. Then the loads; what is needed to judge them is folded away.
@@ -38,7 +38,7 @@ def as_text(c: Comparison) -> str:
     if not c.points:
         return "\n".join(_sentences(c))
     table = short_table(c.points, c.losses).as_text()
-    marked = [f"{VOID} not to be used: the client was late; the page says more"] * (VOID in table)
+    marked = [f"{VOID} void: the client was late; see the page"] * (VOID in table)
     return "\n\n".join(["\n".join([table, *marked]), "\n".join([*_controls(c), *_sentences(c)])])
 
 
@@ -64,7 +64,7 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
 
 def _sentences(c: Comparison) -> list[str]:
     if not c.points:
-        return ["Nothing was measured that could be compared."]
+        return ["No runs could be compared."]
     return [] if c.found is None else sentences(c.found, c.points)
 
 
@@ -131,7 +131,7 @@ def _loads(c: Comparison) -> list[Section]:
     made.append(Section("One run over time", selector=over_time, folded=True))
     if voids := _voids(c):
         rows = [Row((f"{p.load:g}", p.contestant, v.figure, v.reason, v.advice)) for p, v in voids]
-        head = ("load", "contestant", "figure", "why it is not to be used", "what to do")
+        head = ("load", "contestant", "figure", "why it is void", "remedy")
         made.append(Section("Figures marked " + VOID, table=Table(head, rows, left=5), folded=True))
     return made
 
@@ -148,16 +148,16 @@ def _doubtful(c: Comparison) -> list[str]:
     ]
     if voids := _voids(c):
         told.append(
-            f"{len(voids)} figures are not to be used, since the client was late: they are listed "
-            f"below and carry a {VOID} in tables. What to do: {voids[0][1].advice}."
+            f"{len(voids)} figures are void, since the client was late: they are listed below and "
+            f"marked {VOID} in tables. Remedy: {voids[0][1].advice}."
         )
     return told
 
 
 def _capacity_line(c: Calibration) -> str:
     return (
-        f"Load 1 is {c.capacity:.3g} requests/s: what {c.baseline} does with one request at a time "
-        f"({c.requests} requests in a closed loop of one user). Alone, a request takes "
+        f"Loads are multiples of {c.capacity:.3g} requests/s, the rate of {c.baseline} with one "
+        f"request at a time ({c.requests} requests, closed loop of one user). Alone, one takes "
         f"{c.isolated.base_s * 1e3:.3g} ms + {c.isolated.prompt_s * 1e3:.3g} ms a prompt token + "
         f"{c.isolated.output_s * 1e3:.3g} ms an output token."
     )
@@ -187,8 +187,8 @@ _READING = (
     "paired: the same workload file on both sides, mean log-ratio over seeds, Student-t interval.",
     "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets, 1 where every size "
     "waits in proportion. good: the share of the requests that met the objectives.",
-    "Loads are open loop: a slow server is not asked less. What is compared runs back to back, in "
-    "the reverse order from seed to seed.",
+    "Loads are open loop: a slow server receives no fewer requests. Compared runs are back to "
+    "back, in the reverse order from seed to seed.",
 )
 
 
@@ -224,9 +224,9 @@ def _hardware(machine: dict[str, Any]) -> str:
 
 
 def _servers(manifest: dict[str, Any]) -> list[str]:
-    """What each contestant said it is; a client's machine need not be its server's."""
+    """How each contestant describes itself; a client's machine need not be its server's."""
     said = manifest["servers"]
     return [
-        f"{name}: {described(said.get(name)) or 'did not say what it is'}"
+        f"{name}: {described(said.get(name)) or 'unknown, since it has no /stats'}"
         for name in manifest["contestants"]
     ]

@@ -1,7 +1,7 @@
 """The same requests in each mode, as bars over time: waiting, prefill, decode, done but held back.
 
-Drawn from what the servers wrote of their iterations, where they did; otherwise from what the
-client saw and the queue time that each answer states. A server that states none shows one bar up to
+Drawn from the servers' records of their iterations if there are any, otherwise from the client's
+observations and the queue time that each response states. Without one there is a single bar up to
 the first token.
 """
 
@@ -84,7 +84,7 @@ def _chart(
 
 
 def _bars(o: Outcome, start_s: float, row: int, rows: Sequence[Stretch]) -> list[Bar]:
-    """What became of one request, stretch by stretch."""
+    """The states of one request, stretch by stretch."""
     bars = []
     for what, from_s, to_s, colour in _recorded(o, rows) if rows else _seen(o):
         if to_s - from_s > 1e-4:
@@ -99,7 +99,7 @@ def _bars(o: Outcome, start_s: float, row: int, rows: Sequence[Stretch]) -> list
 
 
 def _seen(o: Outcome) -> Iterator[tuple[str, float, float, str]]:
-    """What the client saw, up to the request's end or to where it was cut."""
+    """The client's observations, up to the request's end or cut."""
     last_s = o.deliveries[-1][0] if o.deliveries else o.end_s
     admitted_s = o.sent_s + o.queue_s if o.queue_s is not None else o.first_s
     at = o.origin_s
@@ -116,12 +116,12 @@ def _seen(o: Outcome) -> Iterator[tuple[str, float, float, str]]:
 
 
 def _recorded(o: Outcome, rows: Sequence[Stretch]) -> Iterator[tuple[str, float, float, str]]:
-    """What its server wrote of it; waiting wherever it was in no iteration."""
+    """The server's record of it; waiting when it was in no iteration."""
     at = o.origin_s
     for kind, start_s, end_s in rows:
         yield "waiting", at, start_s, WAITING
         what = "done, held back" if kind == "held" else kind
         yield what, max(start_s, at), min(end_s, o.left_s), COLOURS[kind]
         at = max(at, end_s)
-    what, colour = ("on its way to the client", SENT) if o.ok else ("waiting", WAITING)
+    what, colour = ("being sent to the client", SENT) if o.ok else ("waiting", WAITING)
     yield what, at, o.left_s, colour

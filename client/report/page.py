@@ -1,6 +1,6 @@
-"""A self-contained page from sentences, tables and charts. Knows nothing of figures.
+"""A self-contained page from sentences, tables and charts. Independent of figures.
 
-No scripts: a selector is a row of radio buttons, and what is folded away is a ``details`` element.
+No scripts: a selector is a row of radio buttons, and a folded part is a ``details`` element.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def names_of(points: Sequence[Point]) -> list[str]:
 
 
 def telling_load(points: Sequence[Point]) -> float:
-    """Where the most is to be seen: the highest load that all contestants were asked and some
-    sustain, else the highest that one does, else the lowest."""
+    """The most informative load: the highest that all contestants ran and some sustain, otherwise
+    the highest that one sustains, otherwise the lowest."""
     loads = sorted({p.load for p in points}, reverse=True)
     calm = [x for x in loads if any(p.load == x and p.verdict == VALID for p in points)]
     everyone = len(names_of(points))
@@ -131,7 +131,7 @@ def throughput(points: Sequence[Point]) -> Chart:
             if line.points
         ) or "No run gave a throughput.",
         x=_loads(points),
-        # Two seeds can give an interval that would flatten everything else: it leaves the axis.
+        # Two seeds can give an interval that would flatten everything else; it is cut at the axis.
         y=Axis("output tokens a second", low=0.0, high=1.25 * best or None),
         lines=lines, bands=bands, marks=marks, note=_note(points, "shade: 95 % interval"),
     )  # fmt: skip
@@ -218,7 +218,7 @@ def over_time(points: Sequence[Point], results: Sequence[Result], load: float) -
 def batch_sizes(result: Result) -> tuple[Floats, Floats]:
     """When each iteration began, from the run's start, and its rows; empty where not known.
 
-    The server's clock is not the client's: its first iteration is laid on the first request sent.
+    The server's clock is not the client's: its first iteration is aligned with the first send.
     """
     table = result.iterations or {}
     columns, lines = table.get("columns", []), table.get("iterations", [])
@@ -228,7 +228,7 @@ def batch_sizes(result: Result) -> tuple[Floats, Floats]:
     start, rows = values[:, columns.index("start_s")], values[:, columns.index("rows")]
     first_sent = min(o.sent_s for o in result.run.outcomes)
     ends = start + values[:, columns.index("duration_s")] if "duration_s" in columns else start
-    # Between iterations nothing runs: the line goes down to 0 where there is a pause.
+    # Nothing runs between iterations: the line drops to 0 during a pause.
     t: list[float] = []
     y: list[float] = []
     for k in range(start.size):

@@ -1,4 +1,4 @@
-"""The report of one run: what stands last on the terminal, the page, and the raw data."""
+"""The report of one run: the summary on the terminal, the page, and the raw data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from client.workloads.workload_file import read_workload, write_workload
 
 _NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "ttft_sent": "TTFT from the send",
-    "e2e_sent": "E2E from the send", "queue": "queue, server's word",
+    "e2e_sent": "E2E from the send", "queue": "queue, reported by the server",
     "deferred_e2e": "E2E of deferred",
 }  # fmt: skip
 _FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
@@ -34,10 +34,10 @@ _FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 
 @dataclass(frozen=True, slots=True)
 class OneRun:
-    """A run with its figures, and what else is known of it.
+    """A run with its figures and further facts.
 
-    ``warm_up_s`` is None where the warm-up was to be found. ``server`` is the server's last
-    /stats, ``handled`` the tokens that its books gained, None where it keeps none.
+    ``warm_up_s`` is None if the warm-up was to be found. ``server`` is the server's last /stats,
+    ``handled`` the tokens that it counted during the run, None if it does not count.
     ``environment`` names the client's machine, versions and commit.
     """
 
@@ -53,7 +53,7 @@ class OneRun:
 
 
 def run_text(one: OneRun) -> str:
-    """What a terminal shows last: some fifteen lines, the verdict at the end."""
+    """The summary on the terminal: about fifteen lines, the verdict at the end."""
     stats, verdict = one.server, one.verdict
     lines = [_latency_table(one, ("ttft", "tpot", "itl", "e2e", "deferred_e2e")).as_text(), ""]
     lines += _lines(one)
@@ -129,7 +129,8 @@ def write_run_report(folder: Path, one: OneRun) -> None:
 
 
 def read_run(folder: Path) -> OneRun:
-    """What `write_run_report` left there, its figures computed anew. RawError, WorkloadError."""
+    """Reads what `write_run_report` wrote and computes the figures again. RawError,
+    WorkloadError."""
     workload = read_workload(folder / "workload.jsonl")
     path = folder / "runs.jsonl.gz"
     for about, run in read_raw(path, {workload.sha256: workload}.__getitem__):
@@ -170,7 +171,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
             _sentences(one),
             table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
-            f"server: {described(stats) or 'it did not say what it is'}; "
+            f"server: {described(stats) or 'unknown, since it has no /stats'}; "
             f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
             f"arrivals {run.workload.generator.get('arrivals')}",
         ),
@@ -199,30 +200,30 @@ def _sentences(one: OneRun) -> list[str]:
             f"Half of the requests got {first}the whole answer within {seconds(e2e['p50'])}{tail}."
         )
     judged = (
-        "Every gate was passed: the figures may be believed"
+        "The run passed every gate: its figures are valid"
         if verdict.word == VALID
         else f"The run is {verdict.word}, for the reason above"
     )
-    judged += f", but for those marked {VOID}." if verdict.voids else "."
+    judged += f", except those marked {VOID}." if verdict.voids else "."
     if one.objectives is not None and m.attained is not None:
         judged = f"{m.attained:.1%} of them met {objectives_text(one.objectives)}. {judged}"
     return [*told, judged]
 
 
 def _sharing(one: OneRun) -> str:
-    """Nothing of a run that an earlier version kept."""
+    """Empty for a run that an earlier version kept."""
     known = one.environment.get("sharing")
     return "" if known is None else f"{known}; "
 
 
 def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
-    """Without TPOT where the server was saturated: it is of those that ended, the quickest."""
+    """Without TPOT if the server was saturated, since only the quickest requests ended."""
     left_out = "tpot" if one.verdict.word == SATURATED else ""
     return [name for name in names if name != left_out]
 
 
 def _latency_table(one: OneRun, names: tuple[str, ...]) -> Table:
-    """Figures that the client's lateness falsified are marked."""
+    """Figures that the client's lateness invalidated are marked."""
     m = one.measured
     rows = [
         Row(
@@ -248,7 +249,7 @@ def _mark(one: OneRun, figure: str) -> str:
 def _lines(one: OneRun) -> list[str]:
     run, m, job = one.run, one.measured, one.job
     lines = [
-        f"server: {described(one.server) or 'it did not say what it is'}",
+        f"server: {described(one.server) or 'unknown, since it has no /stats'}",
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
         f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "
@@ -257,7 +258,7 @@ def _lines(one: OneRun) -> list[str]:
     if run.workload.users is not None:
         lines.append(f"closed loop of {run.workload.users} users: no intended times")
     if not run.streamed:
-        lines.append("answers were not streamed: TTFT is the server's word, there is no ITL")
+        lines.append("responses were not streamed: the server reported TTFT, and there is no ITL")
     if m.goodput is not None and m.attained is not None:
         goodput = f"{m.goodput:.3g}{_mark(one, 'goodput')}"
         lines.append(f"goodput {goodput} requests/s: {m.attained:.1%} of them met all objectives")
@@ -267,7 +268,7 @@ def _lines(one: OneRun) -> list[str]:
         lines.append(job.line())
     if one.verdict.voids:
         void = one.verdict.voids[-1]
-        lines.append(f"{VOID} not to be used: {void.reason}; {void.advice}")
+        lines.append(f"{VOID} void: {void.reason}; {void.advice}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The servers' own statistics side by side, as ``/stats`` gave them after each run."""
+"""The servers' own statistics side by side, from ``/stats`` after each run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("time to first token, median", ("ttft-s", "p50"), seconds),
     ("of it in the queue, median", ("queue-s", "p50"), seconds),
     ("rows in an iteration, mean", ("batch-size", "mean"), "{:.1f}".format),
-    ("computed for nothing (padding)", ("padding-share",), _percent),
+    ("padding in computed positions", ("padding-share",), _percent),
     ("busy time inside the model", ("model-share",), _percent),
     ("requests completed", ("counts", "completed"), "{:,.0f}".format),
     ("output tokens", ("total-tokens-handled",), "{:,.0f}".format),

@@ -14,7 +14,7 @@ from client.analysis.summary import Point
 from client.report.page import Row, Table, seconds
 from client.report.pictures import tail_of
 
-VOID = "*"  # behind a figure that is not to be used
+VOID = "*"  # marks a void figure
 
 
 def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
@@ -29,7 +29,7 @@ def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
 
 
 def short_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
-    """The same for a terminal: what fits on a line."""
+    """The same for a terminal: the columns that fit on a line."""
     columns = (
         ("tok/s", "throughput"), ("TTFT p50", "ttft_p50"), ("TPOT p50", "tpot_p50"),
         ("E2E p50", "e2e_p50"), ("batch", "batch"), ("good", "goodput"), ("cut", "unfinished"),
@@ -59,7 +59,7 @@ def _by_load(
 
 
 def _cell(p: Point, figure: str) -> str:
-    """A figure in words; marked where the client's lateness falsified it."""
+    """A figure in words; marked if the client's lateness invalidated it."""
     if figure == "unfinished":
         return str(p.unfinished)
     if not p.usable:
@@ -81,7 +81,7 @@ def _text(p: Point, figure: str) -> str:
 
 
 def pair_table(found: Headline) -> Table:
-    """Every two contestants where a ratio means something, and each control against itself."""
+    """Every two contestants whose ratio has a meaning, and each control against itself."""
     rows = []
     before: float | None = None
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
@@ -95,7 +95,7 @@ def pair_table(found: Headline) -> Table:
 
 
 def control_text(control: Pair) -> str:
-    """A contestant against itself, in words: how far the machine alone moves a figure."""
+    """A contestant against itself, in words: how much the machine alone changes a figure."""
     ratios = (("output tokens/s", control.throughput), ("TTFT", control.ttft),
               ("E2E", control.e2e))  # fmt: skip
     told = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)

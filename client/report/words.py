@@ -32,9 +32,8 @@ def number(value: float) -> str:
 
 
 def sentences(found: Headline, points: Sequence[Point]) -> list[str]:
-    """Throughput at the limit, latency where both keep up, capacity: of dynamic, beside those that
-    ratios refer to; of the last contestant where dynamic is itself the first, as beside a policy.
-    """
+    """Throughput at the limit, latency where both keep up, capacity: of dynamic against the
+    reference, or of the last contestant if dynamic is the reference."""
     names = list(dict.fromkeys(p.contestant for p in points))
     hero = "dynamic" if "dynamic" in names[1:] else names[-1]
     return [
@@ -58,19 +57,19 @@ def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
         limit = number(limits[hero].throughput.value)
         return f"At its limit {spoken(hero)} delivered {limit} output tokens a second."
     return (
-        f"No load brought {spoken(hero)} to its limit, so its throughput there is not known; "
-        "--loads takes higher ones."
+        f"No load brought {spoken(hero)} to its limit, so its throughput there is unknown; "
+        "use higher --loads."
     )
 
 
 def _times(pair: Pair) -> str:
     ratio = pair.throughput
-    assert ratio is not None  # only such pairs are told
+    assert ratio is not None  # the caller passes only such pairs
     return f"{ratio.value:.2g} times{_within(ratio)} those of {spoken(pair.over)}"
 
 
 def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[Point]) -> str:
-    """At the highest load that it and another sustain."""
+    """At the highest load that it and another contestant sustain."""
     pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
     if not pairs:
         return _alone(hero, points)
@@ -94,10 +93,10 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
 
 
 def _alone(hero: str, points: Sequence[Point]) -> str:
-    """Where no other keeps up: its own latency at the highest load that it sustains."""
+    """If no other keeps up: its own latency at the highest load that it sustains."""
     calm = [p for p in points if p.contestant == hero and p.verdict == VALID]
     if not calm:
-        return f"No load was sustained by {spoken(hero)}, so its latencies tell nothing."
+        return f"{spoken(hero)} sustained no load, so its latencies have no meaning."
     p = max(calm, key=lambda p: p.load)
     return (
         f"At {p.offered:.3g} requests a second (load {p.load:g}), which {spoken(hero)} sustains, "

@@ -22,7 +22,7 @@ Times = npt.NDArray[np.float64]
 
 
 class ArrivalProcess(Protocol):
-    """A shape of load. ``steady`` tells whether a warm-up may be cut from a run of it."""
+    """A shape of load. ``steady``: whether a warm-up may be cut from a run of it."""
 
     steady: ClassVar[bool]
 

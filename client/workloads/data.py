@@ -174,7 +174,7 @@ def _clip(values: npt.NDArray[np.float64], low: int, high: int) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompt texts, and their lengths in tokens where whoever made them knows."""
+    """Prompt texts, and their lengths in tokens if known."""
 
     texts: list[str]
     tokens: list[int] | None

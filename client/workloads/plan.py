@@ -1,6 +1,6 @@
 """The two-level plan: how many requests fall into each bin, and where inside it.
 
-The shape of Vexless (SIGMOD'24, 10.1145/3654990) and FlexiRequest, specified anew: an outer
+The shape of Vexless (SIGMOD'24, 10.1145/3654990) and FlexiRequest, specified afresh: an outer
 distribution shares n requests among g bins of equal width, an inner one places them inside their
 bin. A burstiness dial mixes the outer distribution with the uniform one; the mixing weight that
 gives the wanted rate CV or index of dispersion has a closed form. ``docs/load.md`` derives it.

@@ -65,12 +65,12 @@ class _Words:
         self.rng = rng
 
     def first(self, tokens: int) -> str:
-        """One that a prompt begins with."""
+        """Text that begins a prompt."""
         start = self.starts[int(self.rng.integers(len(self.starts)))]
         return start + self.more(tokens - 1)
 
     def more(self, tokens: int) -> str:
-        """One that goes on."""
+        """Text that continues a prompt."""
         picked = self.rng.integers(len(self.words), size=tokens).tolist()
         return "".join(self.words[k] for k in picked)
 
@@ -145,6 +145,6 @@ def block_prompts(
 
 
 def refuse_prefixed(kind: object, why: str) -> None:
-    """SpecError where a conversation cannot be had."""
+    """SpecError if a conversation is not possible."""
     if isinstance(kind, Conversation):
         raise SpecError(f"--prompts conversation cannot go with {why}")

@@ -33,7 +33,7 @@ _STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a workload is made from; it stands in the file's header.
+    """What a workload is made from; the file's header contains it.
 
     ``rate`` is in requests a second; None keeps a trace's own rate. ``prompt_tokens`` and
     ``output_tokens`` are ignored where ``arrivals`` is a trace, which brings its own lengths.
@@ -197,7 +197,7 @@ _GIVEN = (*(option[2:].replace("-", "_") for option in SHAPE_OPTIONS), "seed")
 def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
     """The options that say what is sent; how much and how fast differs from command to command.
 
-    Those that are not given are None, so that `recipe_from` can tell what would have no effect.
+    Those that are not given are None, so that `recipe_from` can find those without effect.
     """
     group = parser.add_argument_group("what is sent")
     group.add_argument("--arrivals", help=f"{ARRIVALS_HELP} ({defaults.arrivals})")

@@ -19,7 +19,7 @@ CLASSES = ("immediate", "deferred")
 
 
 class WorkloadError(ValueError):
-    """A file that is no workload; the message names file, line and what was expected."""
+    """A file that is not a workload; the message names file, line and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)

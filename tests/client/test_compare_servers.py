@@ -96,7 +96,7 @@ def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def measured_something(output: Iterable[str]) -> str:
-    """Reads the output until it tells of a second run."""
+    """Reads the output until it mentions a second run."""
     told = ""
     for text in output:
         told += text

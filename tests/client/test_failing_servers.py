@@ -67,13 +67,13 @@ def played(capsys: pytest.CaptureFixture[str]) -> Played:
     ("fault", "words"),
     [
         ("html", "a stream of events was expected, not text/html: <html> <b>Welcome</b>"),
-        ("not-json", "not an answer of this API: JSONDecodeError"),
-        ("wrong-shape", "not an answer of this API"),
+        ("not-json", "not a response of this API: JSONDecodeError"),
+        ("wrong-shape", "not a response of this API"),
         ("wrong-types", "ttft_s should be seconds, not 'soon'"),
         ("endless-line", "a line of the stream is longer than"),
         ("broken", "ClientPayloadError"),
-        ("silent", "timed out: nothing came for 6 s"),
-        ("falls-silent", "timed out: nothing came for 6 s"),
+        ("silent", "timed out: no data for 6 s"),
+        ("falls-silent", "timed out: no data for 6 s"),
         ("loading", "HTTP 503"),
     ],
 )
@@ -136,7 +136,7 @@ def test_wrong_stats_harm_no_measurement(faulty: Faulty, played: Played) -> None
     status, figures = played(faulty("wrong-stats", after=100))
     assert status == 0
     assert figures["ok"] == 12
-    assert "books" not in figures["gates"]["token conservation"]["found"]
+    assert "counted" not in figures["gates"]["token conservation"]["found"]
 
 
 def test_a_prompt_that_is_answered_with_garbage_is_an_error(
@@ -250,7 +250,7 @@ def test_a_comparison_of_which_nobody_answers_still_ends_in_a_report(
     assert status == 1
     assert figures["points"] == []
     assert figures["capacity"] is None
-    assert "Nothing was measured that could be compared." in page
+    assert "No runs could be compared." in page
     assert "down failed while its capacity was measured" in page
 
 

@@ -78,7 +78,7 @@ def test_runs_are_longer_and_end_at_once_where_only_limits_are_compared() -> Non
     assert {drains[name, 12.0] for name in NAMES} == {0.0}
     assert drains["dynamic", 0.7] == drains["dynamic", 5.0] == 1.0
     assert 0 < drains["static", 5.0] < 1, "its latencies are drawn"
-    assert plan().window_of(8.0) == 1.0, "nobody's limit is known"
+    assert plan().window_of(8.0) == 1.0, "no limit is known"
 
 
 @given(st.lists(st.floats(0.2, 500), min_size=1, max_size=5))

@@ -75,7 +75,7 @@ def test_answers_of_another_length_than_asked_are_other_work() -> None:
     short = run_of([*outcomes[:-1], replace(outcomes[-1], requested_tokens=9)])
     verdict = judge(short, measure(short))
     assert verdict.word == INVALID_CLIENT
-    assert "1 of 20 answers have another length, the first 5 tokens where 9" in verdict.reason
+    assert "1 of 20 responses have another length, the first 5 tokens instead" in verdict.reason
 
 
 def test_growing_queues_are_saturated() -> None:

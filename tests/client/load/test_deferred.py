@@ -96,7 +96,7 @@ def state(status: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def following(answer: Callable[[str], tuple[int, object]]) -> Iterator[JobRun]:
-    """A job on a server that takes it and then answers POLL and CANCEL as it is told to."""
+    """A job on a server that accepts it and then answers POLL and CANCEL as specified."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:

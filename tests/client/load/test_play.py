@@ -96,7 +96,7 @@ def test_without_streaming_the_first_token_is_the_servers_word(server: StartServ
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("error", "HTTP 500"), ("garbage", "not an answer"), ("die", "Error")],
+    [("error", "HTTP 500"), ("garbage", "not a response"), ("die", "Error")],
 )
 def test_a_server_that_fails_midway_ends_in_a_report_that_keeps_what_was_measured(
     server: StartServer, fault: str, words: str

@@ -42,7 +42,7 @@ def test_foreign_servers_are_played_and_their_own_counts_believed(
     run = play(workload(), target)
     assert [o.failure for o in run.outcomes] == [None] * 20
     assert [o.output_tokens for o in run.outcomes] == [o.requested_tokens for o in run.outcomes]
-    if not (stream and scheme.startswith("tgi")):  # TGI's stream does not tell the prompt's length
+    if not (stream and scheme.startswith("tgi")):  # TGI's stream does not state the prompt's length
         assert {o.prompt_tokens for o in run.outcomes} == {2}
     assert all((o.first_s is not None) == stream for o in run.outcomes)
     if stream:

@@ -62,7 +62,7 @@ def test_connections_are_used_again_where_that_is_asked(crew: Crew, target: Targ
 def test_what_interrupts_the_client_keeps_what_its_processes_have(
     crew: Crew, target: Target
 ) -> None:
-    """Only the client is told: its processes are in sessions of their own."""
+    """Only the client gets the signal: its processes are in separate sessions."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         came: list[Progress] = []

@@ -35,8 +35,8 @@ def test_a_figure_that_a_late_client_falsified_is_shown_marked_with_reason_and_a
     (ttft,) = [line for line in run_text(one).splitlines() if line.startswith("TTFT")]
     assert ttft.count("50 ms*") == 2
     assert "50 ms " in ttft, "the median is none of them"
-    assert "* not to be used: the client was 20 ms late at p95; end what else" in run_text(one)
+    assert "* void: the client was 20 ms late at p95; end other programs" in run_text(one)
     write_run_page(tmp_path / "report.html", one)
     page = (tmp_path / "report.html").read_text()
-    assert "the figures may be believed, but for those marked *." in page
+    assert "its figures are valid, except those marked *." in page
     assert run_figures(one)["void"] == ["ttft_p90", "ttft_p95"]

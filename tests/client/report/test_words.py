@@ -1,4 +1,4 @@
-"""The result in sentences says what the records hold, and what they cannot tell."""
+"""The result in sentences says what the records hold, and what they do not show."""
 
 from __future__ import annotations
 
