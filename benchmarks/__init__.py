@@ -1,1 +1,1 @@
-"""Measurements of ourselves and of our peers on the same work in one run."""
+"""Measurements of this project and its peers on the same work in one run."""

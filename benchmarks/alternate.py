@@ -1,9 +1,7 @@
-"""Sides measured in turns, and what their ratio is worth.
+"""Measuring sides in turns, and the confidence of their ratio.
 
-A machine drifts by a quarter within minutes and is used by others meanwhile. So sides that are
-compared take turns, in the reverse order from round to round, and their ratio is that within a
-round, over the rounds.
-"""
+A machine drifts by a quarter within minutes, and others use it meanwhile. So the compared sides
+take turns, in reverse order from round to round, and ratios are taken within a round."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import TypeVar
 from client.analysis.statistics import paired_ratio
 
 ROUNDS = 3
-QUIET_CORES = 0.05  # of others, beyond which nothing is recorded
+QUIET_CORES = 0.05  # used by others; with more, nothing is recorded
 Side = TypeVar("Side")
 Figure = TypeVar("Figure")
 
@@ -22,7 +20,7 @@ Figure = TypeVar("Figure")
 def in_turns(
     sides: Mapping[Side, Callable[[], Figure]], rounds: int = ROUNDS
 ) -> dict[Side, list[Figure]]:
-    """Each side's figures, one a round."""
+    """Each side's figures, one per round."""
     found: dict[Side, list[Figure]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in list(sides)[:: -1 if number % 2 else 1]:
@@ -32,7 +30,7 @@ def in_turns(
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The geometric mean over the rounds and its 95 % interval, which a single round has not.
+    """The geometric mean over the rounds and its 95 % interval; a single round has none.
 
     ``drift`` is how far apart two rounds of one side were, as a factor.
     """

@@ -1,5 +1,5 @@
-"""The work of the benchmarks and the bare loop that does it. It needs torch and numpy alone: the
-GPU's benchmark runs where nothing else is installed."""
+"""The work of the benchmarks and the bare loop that does it. Needs only torch and numpy, since the
+GPU benchmark runs where nothing else is installed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prefill_work(vocab_size: int, requests: int = 24, seed: int = 0) -> list[Job
 
 
 def mixed_work(vocab_size: int, requests: int = 32, seed: int = 0) -> list[Job]:
-    """Lengths as people's conversations have them: log-normal, prompts of 4 to 600 tokens (median
+    """Lengths like those of conversations: log-normal, prompts of 4 to 600 tokens (median
     90), outputs of 1 to 300 (median 110), some a hundred times as long as others."""
     rng = np.random.default_rng(seed)
     prompts = np.clip(rng.lognormal(np.log(90), 1.1, requests), 4, 600).astype(int)
@@ -78,7 +78,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class BareRun:
-    """What the loop did without HTTP."""
+    """The result of the loop without HTTP."""
 
     seconds: float
     tally: Tally
@@ -97,8 +97,8 @@ def run_bare(
     max_batch_size: int,
     sampling: Sampling = GREEDY,
 ) -> BareRun:
-    """The mode's own loop over the work, in this thread, all requests present at once, each with a
-    seed of its own."""
+    """The mode's own loop over the work, in this thread, all requests present at once, each with
+    its own seed."""
     tally = Tally()
     manager = BatchingManager(policy, tally, max_batch_size=max_batch_size, max_waiting=len(work))
     manager.serve(model, make_ledger(mode, model))

@@ -1,4 +1,4 @@
-"""Draws docs/img/load-*.png: every shape of load, 4,000 requests of it, seed 0.
+"""Draws docs/img/load-*.png: every shape of load with 4,000 requests, seed 0.
 
 Run as ``python -m benchmarks.client_pictures`` from the repository's root.
 """

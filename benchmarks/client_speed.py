@@ -70,7 +70,7 @@ def azure() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--self-test", action="store_true", help="also play against a null server")
+    parser.add_argument("--self-test", action="store_true", help="also send to a null server")
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
     args = parser.parse_args()
     figures: dict[str, Any] = {"requests": N, "shapes": shapes(), "azure_read_s": azure()}

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the work, the bare loop that does it (`bare.py`), the machine, the
+"""Shared by the benchmarks: the work, the bare loop that does it (`bare.py`), the machine, the
 card."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMPANY = Company()  # from the start of the benchmark on
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a figure was measured."""
+    """The machine that measured a figure."""
 
     cpu: str
     cores: int
@@ -51,7 +51,7 @@ def machine() -> Machine:
 
 
 def cpu_name() -> str:
-    """The processor as /proc/cpuinfo tells it, with its family and model where names are vague."""
+    """The processor from /proc/cpuinfo, with its family and model if the name is vague."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -63,7 +63,7 @@ def cpu_name() -> str:
 def save(report: dict[str, Any], table: str, out: Path | None, name: str) -> None:
     """Prints the card for people and, as the last line, JSON for machines; keeps both in `out`.
 
-    Not where others used the machine meanwhile: SystemExit says so, below what was measured.
+    Keeps nothing if others used the machine meanwhile: SystemExit says so, after the card.
     """
     others = round(COMPANY.cores(), 3)
     report = {
@@ -81,6 +81,6 @@ def save(report: dict[str, Any], table: str, out: Path | None, name: str) -> Non
     print(json.dumps(report))
     if out is not None and busy:
         raise SystemExit(
-            f"not recorded in {out}: other processes took {others:.2f} of a core, "
-            f"{QUIET_CORES:g} are allowed"
+            f"not recorded in {out}: other processes used {others:.2f} of a core, "
+            f"{QUIET_CORES:g} is allowed"
         )

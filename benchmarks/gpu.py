@@ -1,12 +1,12 @@
-"""What a GPU makes of the three modes, from a bare checkout.
+"""The three modes on a GPU, from a bare checkout.
 
     python benchmarks/gpu.py
 
 It needs torch 2.11 and Triton 3.6, or newer, numpy and safetensors, and downloads nothing. First
 the attention kernel is compared with plain torch, then decode steps are timed, then the modes
-play the same work at batch limits of 1 to 256: GPT-2 medium's shape, random weights, all requests
+run the same work at batch limits of 1 to 256: GPT-2 medium's shape, random weights, all requests
 present at once, eager and with CUDA graphs. After every part `gpu.json` and `gpu.svg` are written
-anew, so a run that is cut short leaves what it has.
+again, so an interrupted run keeps its results.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Report:
     self_check_s: float = 0.0
     steps: list[StepTime] = field(default_factory=list)
     played: list[Played] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # for want of time, or since they failed
+    left_out: list[str] = field(default_factory=list)  # for lack of time, or since they failed
     seconds: float = 0.0
 
 
@@ -134,7 +134,7 @@ class Bench:
     # --- parts ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Which of the two attentions the rest runs with."""
+        """Chooses the attention for the other parts."""
         config = self.network.config
         own = Heads(config.n_head, config.n_head, config.head_dim, 16, self.report.dtype)
         for heads in [own] if self.tiny else [own, *SELF_CHECKED]:
@@ -232,9 +232,9 @@ class Bench:
             self.save()
 
     def _try(self, name: str, part: Callable[[], None]) -> None:
-        """A part that fails, or for which no time is left, is named, and the others go on."""
+        """Names a part that fails or for which no time is left; the others continue."""
         if time.monotonic() > self._end_s:
-            self.report.left_out.append(f"{name}: no time was left")
+            self.report.left_out.append(f"{name}: no time left")
             return
         try:
             part()
@@ -299,7 +299,7 @@ class Decoding:
         each = -(-(context + 64) // model.block_tokens)
         prompt = [1] * context
         model.open([Opening(i, prompt, context, Sampling(temperature=0)) for i in self.rows])
-        for i in self.rows:  # one after the other: together they might not fit
+        for i in self.rows:  # one by one: together they might not fit
             step = Step(i, 0, context, True, range(i * each, (i + 1) * each))
             model.start([step], ()).result()
 
@@ -371,11 +371,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto", choices=DTYPES_ON_GPU)
     parser.add_argument("--limits", nargs="+", type=int, default=LIMITS, help="batch limits")
-    parser.add_argument("--seconds", type=float, default=420, help="after which nothing is begun")
+    parser.add_argument("--seconds", type=float, default=420, help="no part begins after this time")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder")
     parser.add_argument("--tiny", action="store_true", help="a network of 13 thousand parameters")
     args = parser.parse_args(argv)
-    faulthandler.dump_traceback_later(args.seconds + 60, exit=True)  # should the device hang
+    faulthandler.dump_traceback_later(args.seconds + 60, exit=True)  # if the device hangs
     bench = Bench(args)
     bench.run()
     print("\n".join(table(bench.report)))

@@ -3,10 +3,9 @@
     python -m benchmarks.peers --install        # once
     python -m benchmarks.http_peers             # bf16 and fp32, 64 streams
 
-The same weights, prompts and output lengths, the same client in a process of its own on the same
-cores, one server after the other, in turns over three rounds. Each answers a few tokens first. A
-lost stream ends the run.
-"""
+The same weights, prompts and output lengths, and the same client in a separate process on the same
+cores; one server after the other, in turns over three rounds. Each serves a few tokens first. A
+lost stream ends the run."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ class Served:
 
 
 def vllm_server(folder: str, dtype: str) -> AbstractContextManager[str]:
-    """Compiled, threads bound, libraries preloaded: as offline. No prefix cache: the short round
-    must not do the work's prefill."""
+    """Compiled, threads bound, libraries preloaded, as offline. No prefix cache, since the short
+    round must not do the work's prefill."""
     peer = next(peer for peer in PEERS if peer.name == PEER)
     port = free_port()
     command = [

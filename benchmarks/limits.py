@@ -1,16 +1,16 @@
-"""What this machine could do at most: its reading bandwidth, its rate of operations, and the least
-time that a run's iterations would take with them.
+"""The limits of this machine: its reading bandwidth, its rate of operations, and the least time
+that a run's iterations could take.
 
     python -m benchmarks.limits
 
 An iteration reads all weights once and every request's keys and values, and computes the products
-of its tokens. It cannot be over before the slower of the two is: the larger of bytes over
-bandwidth and operations over rate. Norms, sampling, activations and the program around them are
-free in this bound, so no engine reaches it ("roofline": Williams et al., CACM 52(4), 2009).
+of its tokens. It takes at least the larger of bytes over bandwidth and operations over rate. Norms,
+sampling, activations and the surrounding program are free in this bound, so no engine reaches it
+("roofline": Williams et al., CACM 52(4), 2009).
 
 The rates come from loops that do nothing else (kernels/rates.cpp): the fastest instruction for a
-dtype over registers alone, and reading. No kernel of ours is among them, so a better kernel raises
-our share of the limit, and not the limit.
+dtype over registers, and reading. None is a kernel of this project, so a better kernel raises the
+share of the limit and not the limit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Limits:
     operations_per_s: dict[str, float]  # by dtype
 
     def or_better(self, other: Limits) -> Limits:
-        """Of two measurements: other work on the machine only ever lowers one."""
+        """The better of two measurements, since other work on the machine only lowers them."""
         rates = {d: max(r, other.operations_per_s[d]) for d, r in self.operations_per_s.items()}
         return Limits(max(self.read_bytes_per_s, other.read_bytes_per_s), rates)
 
@@ -55,9 +55,9 @@ class Pass:
     """The shape of one iteration."""
 
     tokens: int  # computed
-    drawn: int  # rows whose next token was wanted
+    drawn: int  # rows that draw a token
     cached: int  # keys that are read, summed over the rows
-    pairs: int  # of a new token and a key that it sees
+    pairs: int  # of a new token and a key to which it attends
 
 
 def pass_of(rows: Iterable[tuple[int, int, bool]]) -> Pass:
@@ -72,7 +72,7 @@ def pass_of(rows: Iterable[tuple[int, int, bool]]) -> Pass:
 
 
 def weights_of(config: GPTConfig) -> int:
-    """Parameters that a token's way through the blocks reads: matrices, biases, norms."""
+    """Parameters of the blocks that a token reads: matrices, biases, norms."""
     c = config.n_embd
     return config.n_layer * (12 * c * c + 13 * c)
 
@@ -103,7 +103,7 @@ def least_seconds(passes: Sequence[Pass], config: GPTConfig, dtype: str, limits:
 
 
 def measure(dtypes: Sequence[str]) -> Limits:
-    """With all cores, the best of several. Raises SystemExit where there is no compiler."""
+    """With all cores, the best of several. Raises SystemExit without a compiler."""
     loops = rates_library()
     if not loops:
         raise SystemExit("the limits are measured by compiled loops: install a C++ compiler")

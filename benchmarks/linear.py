@@ -3,10 +3,9 @@
     python -m benchmarks.linear
     python -m benchmarks.linear --sizes 768x3072 --rows 1 8 64 --precisions int8
 
-Each runs through as many different matrices as no cache can hold, as a model's layers do; they take
-turns, and the ratio is that within a round, over the rounds: the best of oneDNN's and torch's time
-over that of the fastest of ours. Bytes are those of the weights.
-"""
+Each runs through more matrices than a cache can hold, as a model's layers do. The variants take
+turns, and ratios are taken within a round: the better of oneDNN's and torch's time over that of
+this project's fastest variant. Bytes are those of the weights."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Point:
     outputs: int
     rows: int
     us: dict[str, float]  # by variant, for one matrix, the median of the rounds
-    gain: Ratio | None  # the others' best time over our best; None where one of them is missing
+    gain: Ratio | None  # the others' best time over our best; None if one is missing
 
     @property
     def best_us(self) -> float:

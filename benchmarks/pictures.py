@@ -1,11 +1,10 @@
-"""Draws what happens to the same 20 requests under each mode and policy, from real iterations.
+"""Draws the same 20 requests under each mode and policy, from real iterations.
 
     python -m benchmarks.pictures                 # docs/img/modes.png and docs/img/policies.png
 
-Each line is a request, from its arrival to its answer, on the machine's own clock: grey while it
-waits, orange in iterations that compute tokens of its prompt, blue where it decodes, hatched where
-its row is computed although it is done.
-"""
+Each line is a request, from its arrival to its end, on the machine's own clock: grey while it
+waits, orange in iterations that compute tokens of its prompt, blue while it decodes, and hatched
+while its row is computed although it is done."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ POLICIES = [
         lambda: StallFree(token_budget=64),
     ),
     Case(
-        "shortest-first: those who ask for few tokens before the others",
+        "shortest-first: requests for few tokens before the others",
         "dynamic",
         lambda: ShortestFirst(max_bypass=8),
     ),
@@ -190,7 +189,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         "waiting": "waiting, paused, or done and held back",
         "prefill": "prefill",
         "decode": "decode",
-        "done": "done, its row still computed",
+        "done": "done, row still computed",
     }
     figure.legend(
         handles=[

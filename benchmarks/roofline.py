@@ -2,9 +2,9 @@
 
     python -m benchmarks.roofline --out docs/img/kernels-roofline.png
 
-Of one core, in processor time, so that other work on the machine changes little: operations per
-second of every variant over rows, and the limit above them (Williams et al., "Roofline", CACM
-52(4), 2009): what reading the weights allows, and the peak of the fastest instruction for them.
+Operations per second of every variant over rows, and their limit (Williams et al., "Roofline", CACM
+52(4), 2009): reading the weights, and the peak of the fastest instruction. Measured on one core in
+processor time, so that other work on the machine changes little.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What drawing tokens costs: tokens per second of the bare loop, greedy and with sampling.
+"""The cost of drawing tokens: tokens per second of the bare loop, greedy and with sampling.
 
     python -m benchmarks.sampling                    # the embedded model and gpt2-medium's shape
     python -m benchmarks.sampling --models embedded --dtypes float32 --rounds 5
@@ -49,7 +49,7 @@ def measure(name: str, dtype: str, kinds: list[str], tokens: int, rounds: int) -
     model.warm_up()
     work = jobs(model.vocab_size, tokens)
     sides = {kind: partial(tokens_per_s, model, work, KINDS[kind]) for kind in kinds}
-    run_bare(model, Orca(), "dynamic", jobs(model.vocab_size, 2), ROWS)  # what is made at first use
+    run_bare(model, Orca(), "dynamic", jobs(model.vocab_size, 2), ROWS)  # first use
     found = in_turns(sides, rounds)
     return [
         Result(name, dtype, kind, speeds, ratio(speeds, found["greedy"]))
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="beside greedy"
     )
-    parser.add_argument("--tokens", type=int, default=32, help="that each request generates (32)")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each request (32)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"({ROUNDS})")
     parser.add_argument("--out", type=Path, help="folder for sampling.json and sampling.md")
     args = parser.parse_args()

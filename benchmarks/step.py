@@ -5,10 +5,9 @@
     python -m benchmarks.step --rows 1 --tokens 512 --past 0  # a prefill
 
 Each part has the bytes that it must read and the operations that it must do; its limit is the
-longer of the two times that the machine needs for them (benchmarks/limits.py). A part that reaches
-a small share of its limit and takes much of the step is worth work. Parts are timed inside whole
-steps; what is left, Python and torch's overhead between the parts, is the step less all of them.
-"""
+longer of the two times that the machine needs for them (benchmarks/limits.py). Optimise parts that
+reach a small share of their limit and take much of the step. Parts are timed inside whole steps;
+the remainder, Python's and torch's overhead between the parts, is the step minus all of them."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class Part:
 
 
 def needs(config: GPTConfig, dtype: str, shape: Shape) -> dict[str, tuple[int, int]]:
-    """Bytes and operations of the parts that have any to speak of."""
+    """Bytes and operations of the parts where they matter."""
     c, tokens = config.n_embd, shape.rows * shape.tokens
     done = pass_of([(shape.past, shape.tokens, True)] * shape.rows)
     sizes = {"qkv": 3 * c * c, "attn_proj": c * c, "fc": 4 * c * c, "mlp_proj": 4 * c * c}
@@ -90,7 +89,7 @@ class Clock:
         return timed
 
     def watch(self, model: Executor) -> None:
-        """Wraps the parts of a model for good."""
+        """Wraps the parts of a model permanently."""
         for path, module in model.network.named_modules():
             name = path.rpartition(".")[2]
             if name in LINEARS or name in NORMS or isinstance(module, nn.Embedding):
@@ -114,7 +113,7 @@ def timed_steps(model: Executor, shape: Shape, sampling: Sampling) -> list[Part]
     needed = needs(model.network.config, model.info.dtype, shape)
     blocks = -(-(shape.past + shape.tokens) // model.block_tokens)
     rounds: list[dict[str, float]] = []
-    for _ in range(ROUNDS + 1):  # the first makes what the kernels keep
+    for _ in range(ROUNDS + 1):  # the first fills the kernels' caches
         length = shape.past + shape.tokens
         model.open([Opening(r, [1 + r] * length, length, sampling) for r in range(shape.rows)])
         if shape.past:
@@ -168,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=1, help="new ones of each row")
-    parser.add_argument("--past", type=int, default=130, help="tokens before them")
+    parser.add_argument("--tokens", type=int, default=1, help="new tokens of each row")
+    parser.add_argument("--past", type=int, default=130, help="earlier tokens of each row")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     parser.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")

@@ -1,12 +1,11 @@
-"""The job store by itself: a batch of 50,000 lines in a file of 200 MB, from upload to download.
+"""The job store alone: a batch of 50,000 lines in a file of 200 MB, from upload to download.
 
     python -m benchmarks.store                           # SQLite, in a folder of its own
     python -m benchmarks.store --database postgresql://… # an empty database
 
-What the server's threads do is done here in their order, without HTTP and without a model: the
-upload in pieces, validation of each line as the server does it, claims and results in groups as the
-worker makes them, both files at the end. Peak memory is the kernel's (VmHWM) above what the process
-had before the upload.
+Does the work of the server's threads in their order, without HTTP and without a model: the upload
+in pieces, the server's validation of each line, the worker's claims and results in groups, and both
+files at the end. Peak memory is the kernel's (VmHWM) minus the memory before the upload.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> None:
     parser.add_argument("--file-mb", type=float, default=200, help="of the whole file")
     parser.add_argument("--results", type=float, default=1.0, help="bytes of a result per input's")
     parser.add_argument("--database", help="a URL; default: SQLite in a temporary folder")
-    parser.add_argument("--folder", type=Path, help="where the temporary files go")
+    parser.add_argument("--folder", type=Path, help="folder of the temporary files")
     parser.add_argument("--out", type=Path, help="folder to keep the card and the figures in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

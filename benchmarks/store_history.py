@@ -1,12 +1,11 @@
-"""What batches that ended long ago cost a server that looks at its job store each second.
+"""The cost of batches that ended long ago for a server that checks its job store each second.
 
     python -m benchmarks.store_history                           # SQLite, in a folder of its own
     python -m benchmarks.store_history --database postgresql://… # an empty database
 
-Without and with so many ended batches, each with an output file: the queries behind `/stats` and
-`/metrics` (`progress`), and all that an idle server asks of its store again and again. Then how
-long it takes to remove the batches.
-"""
+Measured without and with many ended batches, each with an output file: the queries behind `/stats`
+and `/metrics` (`progress`), and the recurring queries of an idle server. Then the time to remove
+the batches."""
 
 from __future__ import annotations
 
@@ -35,10 +34,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=50_000)
     parser.add_argument("--times", type=int, default=200, help="each is measured")
     parser.add_argument("--database", help="a URL; default: SQLite in a temporary folder")
-    parser.add_argument("--folder", type=Path, help="where the temporary files go")
+    parser.add_argument("--folder", type=Path, help="folder of the temporary files")
     parser.add_argument("--out", type=Path, help="folder to keep the card and the figures in")
     args = parser.parse_args()
-    from benchmarks.common import save  # brings torch, which the store's tests are spared
+    from benchmarks.common import save  # imports torch, which the store's tests avoid
 
     works: dict[str, Callable[[JobStore], object]] = {
         "progress": JobStore.progress,
@@ -115,7 +114,7 @@ def _ended(name: str, ended_s: float) -> dict[str, object]:
 
 
 def idle_second(store: JobStore) -> None:
-    """What the threads of a server without jobs ask of its store, the rarer questions included."""
+    """The queries of a server without jobs, the rarer ones included."""
     now_s = time.time()
     store.batches.end_due(now_s)
     store.batches.claim_validation(WORKER, MODEL, now_s)
@@ -140,7 +139,7 @@ def measure(store: JobStore, work: Callable[[JobStore], object], times: int) -> 
 
 def card(kind: str, figures: dict[str, dict[str, tuple[float, float]]], removal_s: float) -> str:
     rows = [
-        f"{kind}: what ended batches cost each second",
+        f"{kind}: the cost of ended batches each second",
         "",
         "| | ended batches | median, ms | p99, ms |",
         "| --- | ---: | ---: | ---: |",

@@ -1,10 +1,9 @@
-"""What a viewer of the live page costs: CPU time of the engine's thread for the same requests.
+"""The cost of a viewer of the live page: CPU time of the engine's thread for the same requests.
 
     python -m benchmarks.watching            # embedded model, five pairs
 
-A server serves the same burst again and again, by turns with a reader of `/watch/events`, without
-one, and with one that never reads. CPU time depends little on what else the machine does.
-"""
+A server serves the same burst repeatedly, in turn with a viewer of `/watch/events`, without one,
+and with one that never reads. CPU time depends little on other work on the machine."""
 
 from __future__ import annotations
 
@@ -97,11 +96,11 @@ def staller(url: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def nobody(_: str) -> Iterator[None]:
+def none(_: str) -> Iterator[None]:
     yield
 
 
-CASES = {"nobody": nobody, "reader": reader, "stalled": staller}
+CASES = {"none": none, "reader": reader, "stalled": staller}
 
 
 def main() -> None:
@@ -123,11 +122,11 @@ def main() -> None:
     tokens = REQUESTS * TOKENS
     told = {}
     for name, seconds in spent.items():
-        ratios = [s / base for s, base in zip(seconds, spent["nobody"], strict=True)]
+        ratios = [s / base for s, base in zip(seconds, spent["none"], strict=True)]
         told[name] = statistics.median(ratios)
         print(
             f"{name:8} {statistics.median(seconds) / tokens * 1e6:7.1f} us a token, "
-            f"{told[name]:.3f} times as much as with nobody [{min(ratios):.3f}, {max(ratios):.3f}]"
+            f"{told[name]:.3f} times that without viewers [{min(ratios):.3f}, {max(ratios):.3f}]"
         )
     print(json.dumps(told))
 

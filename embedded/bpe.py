@@ -15,7 +15,7 @@ from embedded.vocabulary import PATTERN
 def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
     """Token bytes -> rank: the 256 bytes first, then merges in the order in which they were found.
 
-    ValueError where the texts are too few for `size` ranks.
+    ValueError if there is too little text for `size` ranks.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -43,7 +43,7 @@ def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
 def _bytes_of_characters() -> dict[str, int]:
     """Inverse of GPT-2's byte-to-character table, which `tokenizers` uses for its tokens.
 
-    Printable bytes stand for themselves, the others for the characters from U+0100 on.
+    Printable bytes map to themselves, the others to the characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,7 +1,7 @@
-"""The text that the embedded model learns from: the running Python's own standard library.
+"""The training text of the embedded model: the running Python's own standard library.
 
 Deterministic: the same Python gives the same files in the same order with the same split.
-Knows nothing of tokens or networks.
+Independent of tokens and networks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXCLUDED_FOLDERS = {
     "pydoc_data",
 }
 EXCLUDED_PREFIXES = ("config-", "_sysconfigdata")
-HELD_OUT_SHARE = 20  # one file in so many
+HELD_OUT_SHARE = 20  # one file in this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def stdlib_folder() -> Path:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """All Python files below `folder`; ValueError where training or held-out texts would lack."""
+    """All Python files below `folder`; ValueError if there are no training or held-out texts."""
     training: list[str] = []
     held_out: list[str] = []
     digest = hashlib.sha256()
@@ -50,7 +50,7 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def is_held_out(path: str) -> bool:
-    """By a hash of the path, so that a file keeps its side whatever other files there are."""
+    """By a hash of the path, so that a file's set does not depend on other files."""
     return int(hashlib.sha256(path.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
 
 

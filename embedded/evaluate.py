@@ -1,6 +1,6 @@
-"""What a trained network is worth: its loss on a stream of tokens, and what it writes.
+"""The quality of a trained network: its loss on a stream of tokens, and samples of its text.
 
-Plain forwards without a KV cache; serving lives elsewhere.
+Plain forward passes without a KV cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from gpt.network import GPT, causal_attention
 
-ROWS = 4  # rows in one forward: larger ones were slower here, their buffers leave the cache
+ROWS = 4  # rows in one forward: larger ones were slower here, since their buffers exceed the cache
 CHUNK = 512  # tokens whose logits exist at the same time: 8 MB at 4096 ids, again for the cache
 
 
@@ -45,7 +45,7 @@ def stream_loss(network: GPT, stream: Tensor) -> float:
 
 
 def _windows(stream: Tensor, network: GPT) -> Iterator[Tensor]:
-    """Rectangles `[<= ROWS, context + 1]` that overlap by the one token that is only a target."""
+    """Rectangles `[<= ROWS, context + 1]` that overlap by one token, which is only a target."""
     length = network.config.context
     whole = (len(stream) - 1) // length
     if whole:

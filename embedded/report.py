@@ -1,6 +1,6 @@
-"""What a training run came to: `training.json`, and the part of `README.md` that quotes it.
+"""The results of a training run: `training.json`, and the part of `README.md` that quotes it.
 
-Both are written by `train.py` alone. Knows nothing of how the network was trained.
+Only `train.py` writes them. Independent of how the network was trained.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outcome:
     held_out_characters: int
     held_out_tokens: int
     tokens_seen: int
-    training_minutes: float  # spent in steps, whatever else the machine did meanwhile
+    training_minutes: float  # spent in steps, including time that other work took
     training_loss: float  # mean of the last steps, bf16 autocast
     held_out_loss: float  # of the saved, rounded weights, computed in fp32
     held_out_bits_per_character: float
@@ -62,7 +62,7 @@ def machine() -> str:
 
 
 def write_report(outcome: Outcome, folder: Path) -> None:
-    """Writes the figures; a README that is there has the part between its markers replaced."""
+    """Writes the figures; in an existing README, replaces the part between the markers."""
     (folder / FIGURES_FILE).write_text(json.dumps(asdict(outcome), indent=2) + "\n")
     readme = folder / README_FILE
     if readme.exists():

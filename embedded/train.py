@@ -1,9 +1,9 @@
 """Trains the embedded model on the standard library's source: `python -m embedded.train`.
 
 The defaults are the settings of the model that ships with the project. The run can be stopped
-(Ctrl-C, SIGTERM, `--minutes`); the same command goes on from there.
+(Ctrl-C, SIGTERM, `--minutes`); the same command continues it.
 
-Only the command: the run itself lives in `training.py`, what it came to in `report.py`.
+Only the command: the run itself is in `training.py`, its results in `report.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpt.checkpoint import load_checkpoint, save_checkpoint
 
 STATE = FOLDER.parent / "data" / "embedded-training.pt"
 SAVE_EVERY_S = 120.0
-REPORTED_STEPS = 100  # whose mean is the training loss that is reported
+REPORTED_STEPS = 100  # over which the reported training loss is averaged
 
 PROMPTS = (
     "import os\n\ndef read_lines(path):\n",
@@ -69,7 +69,7 @@ def train(training: Training, state: Path, minutes: float) -> None:
 
 
 def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder: Path) -> Outcome:
-    """Writes vocabulary, weights and figures to `folder`; judges the weights as they were saved."""
+    """Writes vocabulary, weights and figures to `folder`; evaluates the weights as saved."""
     write_ranks(ranks, folder / VOCABULARY_FILE)
     save_checkpoint(training.network, folder, torch.bfloat16)
     network, encoding = load_checkpoint(folder).eval(), make_encoding(ranks)
@@ -108,15 +108,15 @@ def conclude(training: Training, corpus: Corpus, ranks: dict[bytes, int], folder
 def parse_arguments() -> tuple[Settings, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         prog="python -m embedded.train",
-        description="Trains the embedded model. A run that was stopped goes on where it was.",
+        description="Trains the embedded model. The same command continues a stopped run.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=math.inf, help="stop after so long, to go on later")
+    add("--minutes", type=float, default=math.inf, help="stop after so long; continue later")
     add("--threads", type=int, default=os.cpu_count(), help="of torch")
-    add("--folder", type=Path, default=FOLDER, help="where the finished model is written")
-    add("--state", type=Path, default=STATE, help="where the unfinished run is kept")
-    group = parser.add_argument_group("what the result depends on")
+    add("--folder", type=Path, default=FOLDER, help="folder of the finished model")
+    add("--state", type=Path, default=STATE, help="file of the unfinished run")
+    group = parser.add_argument_group("settings that change the result")
     for field in dataclasses.fields(Settings):
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -147,10 +147,10 @@ def main() -> None:
             sys.exit(str(error))
     train(training, arguments.state, arguments.minutes)
     if not training.finished:
-        print(f"stopped at step {len(training.losses)}; the same command goes on from there")
+        print(f"stopped at step {len(training.losses)}; the same command continues")
         return
     outcome = conclude(training, corpus, ranks, arguments.folder)
-    arguments.state.unlink()  # the next run starts anew
+    arguments.state.unlink()  # the next run starts from the beginning
     print(render(outcome))
 
 

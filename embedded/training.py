@@ -1,7 +1,7 @@
 """One training run: settings, order of the text, optimizers, steps, saving and resuming.
 
 Every step is a function of the state and its number, so the result does not depend on
-interruptions. Knows nothing of files but the state's, of clocks but the time its steps take.
+interruptions. Uses no files except the state's, and no clock except to time its steps.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _setting(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that the result depends on, besides the corpus and torch itself.
+    """Everything that the result depends on besides the corpus and torch.
 
-    ValueError where a value makes no network or no run.
+    ValueError for a value with which no network or run is possible.
     """
 
     seed: int = _setting(1, "of initial weights and order of windows")
@@ -59,7 +59,7 @@ class Settings:
             if getattr(self, name) <= 0 and name not in MAY_BE_ZERO:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
 
     def network(self) -> GPTConfig:
         return GPTConfig(self.vocabulary, self.context, self.layers, self.heads, self.width)
@@ -81,7 +81,7 @@ def encode_stream(encoding: tiktoken.Encoding, texts: tuple[str, ...]) -> Tensor
 def batch_at(stream: Tensor, step: int, settings: Settings) -> Tensor:
     """Step `step`'s windows `[batch, context + 1]`.
 
-    An epoch cuts the stream into windows at an offset of its own and visits each once, shuffled.
+    An epoch cuts the stream into windows at its own offset and visits each once, shuffled.
     """
     per_epoch = (len(stream) - settings.context) // settings.context
     indices = range(step * settings.batch, (step + 1) * settings.batch)
@@ -96,10 +96,10 @@ def batch_at(stream: Tensor, step: int, settings: Settings) -> Tensor:
 
 
 class Training:
-    """Network, optimizers and progress: what a stopped run needs to go on.
+    """Network, optimizers and progress: everything that a stopped run needs to continue.
 
-    The matrices of the blocks are trained by Muon (Jordan et al., 2024), which gets further in
-    few steps; the rest by AdamW. ValueError where the stream is shorter than a window.
+    Muon (Jordan et al., 2024), which learns more in few steps, trains the matrices of the blocks;
+    AdamW trains the rest. ValueError if the stream is shorter than a window.
     """
 
     def __init__(self, settings: Settings, stream: Tensor) -> None:
@@ -163,7 +163,7 @@ class Training:
         partial.replace(path)
 
     def resume(self, path: Path) -> None:
-        """Continues the run saved at `path`; ValueError where it had other settings or text."""
+        """Continues the run saved at `path`; ValueError if it had other settings or text."""
         state: dict[str, Any] = torch.load(path)
         if state["identity"] != self._identity():
             raise ValueError(

@@ -1,7 +1,7 @@
 """The embedded model's vocabulary: byte-level BPE in tiktoken's format.
 
-Used by whoever turns text into ids for the embedded model, and by its training. Knows nothing
-of torch, of the corpus or of how the ranks were found (`bpe.py`).
+Turns text into ids for the embedded model, in serving and in training. Independent of torch, of the
+corpus and of how the ranks were found (`bpe.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATTERN = "|".join(
 
 
 def load_embedded_encoding(folder: Path = FOLDER) -> tiktoken.Encoding:
-    """The encoding whose ranks lie in `folder`; OSError where the file is missing."""
+    """The encoding with the ranks in `folder`; OSError if the file is missing."""
     return make_encoding(read_ranks(folder / VOCABULARY_FILE))
 
 
@@ -45,9 +45,10 @@ def make_encoding(ranks: dict[bytes, int]) -> tiktoken.Encoding:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """tiktoken's file format: a line a token, its bytes in base64, a space, its rank.
+    """tiktoken's file format: one line per token, its bytes in base64, a space, its rank.
 
-    Not read by `tiktoken.load`, which caches by path and would serve a retrained vocabulary stale.
+    Does not use `tiktoken.load`, which caches by path and would return a stale vocabulary after
+    retraining.
     """
     pairs = (line.split() for line in path.read_bytes().splitlines())
     return {base64.b64decode(token): int(rank) for token, rank in pairs}

@@ -1,1 +1,1 @@
-"""What deferred requests cost immediate ones, and how much capacity they use."""
+"""How much deferred requests delay immediate ones, and how much capacity they use."""

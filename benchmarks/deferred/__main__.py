@@ -1,17 +1,18 @@
-"""What deferred requests cost the immediate ones beside them, and what they get: a trade-off curve.
+"""How much deferred requests delay immediate ones, and how much capacity they use: a trade-off
+curve.
 
     python -m benchmarks.deferred                                               # some 20 minutes
     python -m benchmarks.deferred --model random:gpt2-medium --dtype bfloat16   # some 13
 
 One process, the bare loop in real time, the same weights and, in each round, the same arrivals
 under every policy: immediate requests at shares of the measured capacity (Poisson, and the burst
-shapes `medium` and `high` of the load generator), beside a backlog of deferred requests of the same
-sizes that never ends. `alone` runs without the backlog; ratios are to it, shape by shape over the
-requests of all rounds, with their confidence intervals, and `all` is the geometric mean of the
-shapes'. `alone again` is the same once more: what its ratios differ from 1 is noise. The runs of a
-round come in an order drawn for it. What is left over is the rate of deferred requests alone, less
-what immediate ones generate. What the curve allows is computed from the step times measured in the
-same round (benchmarks/deferred/points.py).
+shapes `medium` and `high` of the load generator), and an endless backlog of deferred requests of
+the same sizes. `alone` runs without the backlog. Ratios are relative to it, for each shape over the
+requests of all rounds, with their confidence intervals, and `all` is the geometric mean over the
+shapes. `alone again` repeats `alone`: the distance of its ratios from 1 is noise. The order of the
+runs in a round is random. The spare capacity is the rate of deferred requests alone minus the rate
+of immediate ones. What the curve allows is computed from the step times measured in the same round
+(benchmarks/deferred/points.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from seams import Policy
 
 SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
-BACKLOG = 64  # deferred requests that wait, at all times
+BACKLOG = 64  # waiting deferred requests, at all times
 ALONE = ("alone", "alone again")  # without the backlog
 WARM_UP_S = 0.5
 
@@ -69,7 +70,7 @@ def arrivals(shape: str, rate: float, duration_s: float, seed: int) -> list[floa
 def measure(
     bench: Bench, args: argparse.Namespace, advance: Callable[[str], None]
 ) -> tuple[float, list[Cell]]:
-    """Tokens/s of deferred requests alone, and what was measured."""
+    """Tokens/s of deferred requests alone, and the measurements."""
     predictor = Predictor()
     advance("deferred requests alone")
     bench.play(Orca(), [], WARM_UP_S, BACKLOG, predictor, args.seed)

@@ -1,6 +1,6 @@
-"""The bare loop, loaded with immediate requests at their times and deferred ones beside them.
+"""The bare loop under immediate requests at their times, together with deferred ones.
 
-The clock is handed in, so that the same runs can be made in virtual time.
+The clock is passed in, so that the same runs can be made in virtual time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RealClock:
 
 
 class Noted(Budget):
-    """Remembers of its plans, by their time, the immediate work and the budget."""
+    """Records the immediate work and the budget of its plans, by time."""
 
     def __init__(
         self, inner: Policy, predictor: StepTime, factor: float, max_step_s: float
@@ -66,7 +66,7 @@ class Noted(Budget):
 
 
 class Stretches(Tally):
-    """Which iterations followed the one before at once."""
+    """Records which iterations followed the previous one at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Stretches(Tally):
         self.ends.add(len(self.iterations))
 
     def seconds(self) -> list[float]:
-        """Of the iterations, to the start of the next one that followed at once."""
+        """Durations of the iterations, to the start of the next one if it followed at once."""
         starts_s = [record.start_s for record in self.iterations[1:]]
         return [
             record.duration_s if n in self.ends or next_s is None else next_s - record.start_s
@@ -103,7 +103,7 @@ class Sizes:
         ]
 
 
-SHORT = Sizes((8, 32), (20, 10, 4, 48))  # so that a slow model answers enough for a p99
+SHORT = Sizes((8, 32), (20, 10, 4, 48))  # so that a slow model completes enough requests for a p99
 
 
 class Bench:
@@ -132,8 +132,8 @@ class Bench:
         predictor: Predictor,
         seed: int,
     ) -> Measured:
-        """Immediate requests at their times, deferred ones beside them until the last of those that
-        came in time is answered; then what is deferred is given up."""
+        """Runs immediate requests at their times and deferred ones beside them, until the last
+        immediate request is complete; the remaining deferred ones are then cancelled."""
         rng, tally = np.random.default_rng(seed), Stretches()
         jobs = self.sizes.jobs(self.vocab_size, len(arrivals_s), rng)
         filling = cycle(self.sizes.jobs(self.vocab_size, JOBS, rng))
@@ -145,7 +145,7 @@ class Bench:
         )
         manager.serve(self.model, make_ledger("dynamic", self.model))
         gc.collect()
-        gc.freeze()  # what earlier runs left is no concern of this one
+        gc.freeze()  # objects of earlier runs are not collected in this one
         start_s = self.clock.now_s()
         due = [
             self._inference(job, start_s + at_s, "immediate")

@@ -1,5 +1,6 @@
-"""What a run with deferred requests comes to: latencies as ratios to running without, with their
-confidence, and deferred tokens/s as shares of what was left and of what the step times allow."""
+"""The figures of a run with deferred requests: latencies relative to a run without, with confidence
+intervals, and deferred tokens/s as shares of the spare capacity and of what the step times
+allow."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from seams import IterationRecord, RequestRecord
 from stats import tpot_s, ttft_s
 
 LEAD_IN = 0.15  # of a run's time
-BLOCK = 10  # requests that came one after the other, and so met the same queue
+BLOCK = 10  # consecutive requests, which had the same queue
 RESAMPLES, CONFIDENCE = 500, 0.95
 
 Floats = npt.NDArray[np.float64]
@@ -22,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An iteration: how long it took, to the start of the next where that followed at once; and of
-    `budget`, the immediate part, and the budget where there was none."""
+    """An iteration: its duration, to the start of the next if that followed at once; and, for
+    `budget`, the immediate part, and the budget if there was none."""
 
     seconds: float
     immediate: Work
@@ -43,7 +44,7 @@ class Measured:
 
     @property
     def within(self) -> list[tuple[IterationRecord, Step]]:
-        """Without the beginning, in which the first deferred prompts are computed, and the end, in
+        """Excludes the beginning, in which the first deferred prompts are computed, and the end, in
         which there are no more deferred requests."""
         begin_s, end_s = self.start_s + LEAD_IN * self.duration_s, self.start_s + self.duration_s
         pairs = zip(self.iterations, self.steps, strict=True)
@@ -66,7 +67,7 @@ class Measured:
         return float(np.mean([r.max_tokens for r in (*self.immediate, *self.deferred)]))
 
     def latencies_s(self) -> Floats:
-        """TTFT and TPOT [2, n] of the immediate requests that came after the beginning."""
+        """TTFT and TPOT [2, n] of the immediate requests that arrived after the beginning."""
         begin_s = self.start_s + LEAD_IN * self.duration_s
         counted = [r for r in self.immediate if r.arrival_s >= begin_s]
         return np.array([[ttft_s(r) for r in counted], [tpot_s(r) for r in counted]], np.float64)
@@ -74,8 +75,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One round of one load in one shape, under every policy, and `alone` twice: runs that followed
-    each other, of the same arrivals."""
+    """One round of one load in one shape, under every policy and twice `alone`: consecutive runs of
+    the same arrivals."""
 
     shape: str
     load: float
@@ -90,7 +91,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """To `alone`, and the interval of `CONFIDENCE`."""
+    """Ratio to `alone`, and its `CONFIDENCE` interval."""
 
     value: float
     low: float
@@ -110,13 +111,14 @@ class Point:
     tpot_p50: Ratio
     tpot_p99: Ratio
     deferred_tokens_per_s: float
-    of_left_over: float
+    of_spare: float
     of_allowed: float | None  # by the step-time curve under that budget; of `budget` only
 
 
 def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: int) -> list[Point]:
-    """Of every load in every shape, the requests of its rounds pooled; and of each load over all
-    shapes, the geometric mean of their ratios: one shape's tail would decide a p99 of them all."""
+    """Points for every load and shape, with the requests of the rounds pooled; and for each load
+    over all shapes, the geometric mean of their ratios, since the tail of one shape would dominate
+    a common p99."""
     budgets = {f"budget {factor:g}": factor for factor in factors}
     kinds = list(dict.fromkeys((cell.shape, cell.load) for cell in cells))
     kinds += [("all", load) for load in dict.fromkeys(cell.load for cell in cells)]
@@ -129,7 +131,7 @@ def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: 
             if cell.load == load and shape in (cell.shape, "all")
         ]
         alone = [runs["alone"] for runs, _ in here]
-        left_over = only - float(np.mean([run.immediate_tokens_per_s for run in alone]))
+        spare = only - float(np.mean([run.immediate_tokens_per_s for run in alone]))
         for name in here[0][0]:
             measured = [runs[name] for runs, _ in here]
             tokens_per_s = float(np.mean([run.deferred_tokens_per_s for run in measured]))
@@ -155,7 +157,7 @@ def points(cells: Sequence[Cell], only: float, factors: Sequence[float], limit: 
                     tpot_p50,
                     tpot_p99,
                     tokens_per_s,
-                    tokens_per_s / left_over,
+                    tokens_per_s / spare,
                     tokens_per_s / allowed if allowed else None,
                 )
             )
@@ -166,7 +168,7 @@ Pair = tuple[Measured, Measured]  # a run, and the one without deferred requests
 
 
 def ratios(shapes: Sequence[Sequence[Pair]]) -> list[Ratio]:
-    """Of p50 and p99 of TTFT, p50 and p99 of TPOT: the geometric mean of the shapes' ratios.
+    """Ratios of p50 and p99 of TTFT and of TPOT: the geometric mean over the shapes.
 
     Each shape's are of its rounds' requests together. The intervals are a bootstrap's over blocks
     of requests, the same ones on either side, since both runs of a pair had the same arrivals
@@ -201,10 +203,9 @@ def _log_ratios(pairs: Sequence[Pair], rng: np.random.Generator) -> Floats:
 
 def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int) -> float:
     """Deferred tokens/s that would use up the budget of each iteration of this run exactly, by the
-    measured curve, every token paying for its share of its prompt; where a budget holds no row, its
-    share of one. `budget` is the policy's own:
-    `factor` x the time of 1/`factor` of the immediate work, as far as the places go, and where no
-    immediate request is, its cap."""
+    measured curve, with every token charged for its share of its prompt; a budget below one row
+    counts as its share of a row. `budget` is the policy's own: `factor` x the time of 1/`factor` of
+    the immediate work, as far as the places go, and where no immediate request is, its cap."""
     prompt = float(np.mean([r.prompt_tokens for r in run.deferred]))
     output = float(np.mean([r.max_tokens for r in run.deferred]))
     length = prompt + output / 2

@@ -44,14 +44,14 @@ def report(
         f"{', '.join(f'{ms:.1f}' for ms in step_ms.values())} ms (R2 {r2:.3f}).",
         "",
         "| load | shape | policy | requests | TTFT p50 | p99 (95 %) | TPOT p50 | p99 (95 %) "
-        "| deferred tokens/s | of the left-over | of what the curve allows |",
+        "| deferred tokens/s | of the spare capacity | of what the curve allows |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {p.load:.0%} | {p.shape} | {p.policy} | {p.requests} "
         f"| {p.ttft_p50.value:.2f} | {_told(p.ttft_p99)} "
         f"| {p.tpot_p50.value:.2f} | {_told(p.tpot_p99)} "
-        f"| {p.deferred_tokens_per_s:.0f} | {p.of_left_over:.0%} "
+        f"| {p.deferred_tokens_per_s:.0f} | {p.of_spare:.0%} "
         f"| {'' if p.of_allowed is None else format(p.of_allowed, '.0%')} |"
         for p in found
         if p.policy != "alone"
@@ -74,7 +74,7 @@ def _told(ratio: Ratio) -> str:
 
 
 def draw(found: Sequence[Point], title: str, path: Path) -> None:
-    """p99 of TTFT and TPOT against the share of the left-over, the
+    """p99 of TTFT and TPOT against the share of the spare capacity, the
     geometric mean over the shapes of a load."""
     pooled = [p for p in found if p.shape == "all"]
     loads = sorted({p.load for p in pooled})
@@ -88,7 +88,7 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
             (grid[1][column], "tpot_p99", "p99 TPOT"),
         ):
             curve = [p for p in here if p.policy.startswith("budget")]
-            xs, ratios = [p.of_left_over for p in curve], [getattr(p, field) for p in curve]
+            xs, ratios = [p.of_spare for p in curve], [getattr(p, field) for p in curve]
             ys = [ratio.value for ratio in ratios]
             bars = [[r.value - r.low for r in ratios], [r.high - r.value for r in ratios]]
             axes.errorbar(
@@ -108,7 +108,7 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
                 if point.policy in BASELINES:
                     y = getattr(point, field).value
                     colour = BASELINES[point.policy]
-                    axes.plot(point.of_left_over, y, "s", color=colour, label=point.policy)
+                    axes.plot(point.of_spare, y, "s", color=colour, label=point.policy)
             axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=TICKS))
@@ -116,7 +116,7 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.grid(alpha=0.25)
             axes.set_xlim(left=0)
-            axes.set_xlabel("deferred tokens/s, share of the left-over")
+            axes.set_xlabel("deferred tokens/s, share of the spare capacity")
             axes.set_ylabel(f"{label} of immediate requests / alone")
             axes.set_title(f"{load:.0%} of capacity")
     grid[0][0].legend(frameon=False)

@@ -3,9 +3,9 @@
     python -m benchmarks.http --streams 512                      # random:gpt2
     python -m benchmarks.http --streams 512 --model embedded     # what HTTP itself sustains
 
-Every stream is counted to its end; one is lost if it breaks off or has another number of tokens
-than it asked for. The bare loop does the same work, in turns with the server over three rounds. The
-client runs on the machine's own cores, in a process of its own, as a user's would.
+Every stream is counted to its end; it is lost if it breaks off or has a different number of tokens
+than requested. The bare loop does the same work, in turns with the server over three rounds. The
+client runs on the same machine in a separate process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ START_TIMEOUT_S = 300
 
 
 def text_work(model: str) -> list[tuple[str, Job]]:
-    """The work of `offline_work` with its lengths kept and its prompts cut out of a real text."""
+    """The work of `offline_work` with the same lengths and prompts cut from a real text."""
     tokenizer = load_tokenizer(model)
     source = textwrap.dedent(inspect.getsource(random))
     lines = [line for line in source.splitlines() if len(line) > 20]
@@ -71,7 +71,7 @@ def server(model: str, dtype: str, limit: int) -> Iterator[str]:
         str(ROOT / "server.sh"), "dynamic", "--port", str(port), "--model", model,
         "--dtype", dtype, "--max-batch-size", str(limit), "--prefix-caching", "false",
     ]  # fmt: skip
-    # what the user's shell says of servers must not change the one that is measured
+    # the user's environment must not change the measured server
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -115,7 +115,7 @@ def _healthy(url: str) -> bool:
 
 
 def stream_all(url: str, model: str, work: Sequence[tuple[str | list[int], int]]) -> Received:
-    """(prompt, output tokens) each as a stream, by a client in a process of its own."""
+    """(prompt, output tokens) each as a stream, by a client in a separate process."""
     bodies = [
         {
             "model": model,
@@ -162,7 +162,7 @@ def bare(model: str, dtype: str, work: Sequence[Job], limit: int) -> Bare:
     loaded.warm_up()
     run = run_bare(loaded, Orca(), "dynamic", work, limit)
     del loaded
-    gc.collect()  # its memory goes before the server comes
+    gc.collect()  # frees its memory before the server starts
     return Bare(sum(record.generated for record in run.tally.requests), run.seconds)
 
 

@@ -1,10 +1,10 @@
-"""Many streams of `/v1/completions` from one process: what came, and in how long.
+"""Many streams of `/v1/completions` from one process: what was received, and in which time.
 
     python -m benchmarks.http.client < LOAD.json        # {"url": ..., "bodies": [...]}
 
-It shares the machine's cores with the server that is measured, so it does as little as it can: it
-reads what arrives, counts events, and looks into the last one only, where the usage stands. Bodies
-ask for a stream with its usage. Nothing of torch or of our engine is imported.
+It shares the machine's cores with the measured server, so it does as little as possible: it reads,
+counts events, and parses only the last one, which holds the usage. Bodies ask for a stream with
+usage. Neither torch nor the engine is imported.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 _OK = b"HTTP/1.1 200"
 _EVENT = b"data: "
 _KEPT_BYTES = 4096  # the end of a stream, which holds its usage
-_RECEIVED = bytearray(65536)  # by the stream that is read; a new one for each read cost 14 us
+_RECEIVED = bytearray(65536)  # shared by all streams, since a new one for each read took 14 us
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Of all streams together. Lost are those that ended without `[DONE]`, or with another number
-    of tokens than they asked for."""
+    """Totals of all streams. Lost streams ended without `[DONE]`, or with a different number of
+    tokens than requested."""
 
     streams: int
     lost: int
@@ -39,7 +39,7 @@ class Received:
 
 
 class _Stream(asyncio.BufferedProtocol):
-    """One request on a connection of its own, up to the end of the answer."""
+    """One request on its own connection, up to the end of the response."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -61,7 +61,7 @@ class _Stream(asyncio.BufferedProtocol):
         data = bytes(_RECEIVED[:nbytes])
         if len(self.head) < len(_OK):
             self.head += data
-        # an event's beginning may be cut in two
+        # the beginning of an event may be split
         self.events += (self.tail[1 - len(_EVENT) :] + data).count(_EVENT)
         self.tail = (self.tail + data)[-_KEPT_BYTES:]
         refused = not _OK.startswith(self.head[: len(_OK)])
@@ -74,7 +74,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     @property
     def tokens(self) -> int:
-        """Generated, as the server's own usage says; 0 without an end."""
+        """Generated tokens from the server's usage; 0 if the stream did not end."""
         found = _USAGE.findall(self.tail)
         return int(found[-1]) if found and b"data: [DONE]" in self.tail else 0
 

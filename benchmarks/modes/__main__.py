@@ -5,8 +5,8 @@
     python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
 
 One process, the same weights and the same work (see benchmarks/common.py), in turns over three
-rounds. Ratios are meant, each that within a round over the rounds; absolute figures belong to the
-machine. Slow methods run a stated part of the work: the first requests of it, whole.
+rounds. The ratios, each taken within a round, are the result; absolute figures depend on the
+machine. Slow methods run a stated part of the work: the first requests, complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NOBATCH_REQUESTS = 8
 HTTP_LIMIT = 64
 OVER_HTTP, BARE_TEXTS = "dynamic over HTTP, texts", "dynamic, bare, texts"
 TRANSFORMERS_REQUESTS = 4
-# of the whole work each token costs the original's method 102 positions on average, of these 93
+# on average a token takes the original's method 102 positions in the whole work, 93 in these
 ORIGINAL_REQUESTS = 4
 
 
@@ -92,7 +92,7 @@ def measure_mode(mode: str, args: argparse.Namespace, dtype: str, limit: int) ->
 
 
 def measure_bare_texts(args: argparse.Namespace, dtype: str) -> Result:
-    """The bare loop on the very prompts that go through HTTP."""
+    """The bare loop on the prompts that are sent over HTTP."""
     work = [job for _, job in text_work(args.model)]
     model = load_model(LoadOptions("dynamic", args.model, args.device, dtype, 0, HTTP_LIMIT))
     model.warm_up()
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 said = f"{result.method} {result.dtype} {result.tokens_per_s:.0f} tok/s"
                 bar.set_postfix_str(said)
                 bar.update()
-                gc.collect()  # a model's gigabytes go before the next one comes
+                gc.collect()  # frees a model before the next one is loaded
                 return result
 
             return turn
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def peers(model: str, dtype: str, scratch: ExitStack) -> list[partial[Result]]:
-    """The original's method and `transformers`, on weights of their own that they share."""
+    """The original's method and `transformers`, on separate weights that both use."""
     network = load_network(model, torch.device("cpu"), DTYPES[dtype], 0)
     folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
     return [

@@ -1,4 +1,4 @@
-"""The method of the project that this one began as, re-implemented to measure against.
+"""The method of the project that this one follows, re-implemented for comparison.
 
 Its dynamic batching recomputed the whole sequence of every request for every token: no KV cache,
 linear layers over all tokens of the iteration, one attention call per request and layer.

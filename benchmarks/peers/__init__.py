@@ -1,1 +1,1 @@
-"""Other engines at the same work: each in a virtual environment of its own, one after the other."""
+"""Other engines at the same work: each in its own virtual environment, one after the other."""

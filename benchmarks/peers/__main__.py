@@ -5,9 +5,9 @@
     python -m benchmarks.peers --peers vLLM --dtypes bfloat16 --requests 4
 
 The same weights, prompts and output lengths for all (see benchmarks/common.py), greedy, no end
-token, one process after the other, in turns over three rounds; a ratio is that within a round, over
-the rounds. A peer that cannot be installed or run, or that gives a wrong number of tokens, is
-reported with the reason. docs/peers.md says how to read it.
+token, one process after the other, in turns over three rounds; ratios are taken within a round. A
+peer that cannot be installed or run, or that gives a wrong number of tokens, is
+reported with the reason. docs/peers.md explains the table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gpt.checkpoint import read_config
 
 LIMIT = 64
 NOBATCH_REQUESTS = 8
-SAMPLED = 0.8, 0.9  # temperature and top_p, what clients really send
+SAMPLED = 0.8, 0.9  # temperature and top_p, as clients often send them
 DTYPES = ("bfloat16", "float32", "int8")
 TIMEOUT_S = 900
 OURS, NOBATCH = "ours", "ours, nobatch"
@@ -71,7 +71,7 @@ class Result:
 
 
 class Work:
-    """The tasks, and the folder in which they and their results lie while they are run."""
+    """The tasks, and the folder with them and their results during the run."""
 
     def __init__(
         self, model: str, kind: str, requests: int | None, sampled: bool, scratch: Path
@@ -117,7 +117,7 @@ class Work:
 
 
 def checked(dtype: str, engine: str, task: Task, done: Mapping[str, Any]) -> Result:
-    """A result counts only if every request has exactly the tokens that it asked for."""
+    """A result counts only if every request has exactly the requested number of tokens."""
     wrong = [
         (len(output), wanted)
         for output, wanted in zip(done["outputs"], task.output_tokens, strict=True)
@@ -164,14 +164,14 @@ def speed(rounds: Sequence[Result]) -> float:
 
 
 def against(ours: Sequence[Result], rounds: Sequence[Result]) -> Ratio | None:
-    """Ours over an engine's; None where one of the two gave no figure in some round."""
+    """Ours over an engine's; None if one of the two has no figure in some round."""
     if not ours or len(ours) != len(rounds) or any(r.error for r in (*ours, *rounds)):
         return None
     return ratio([r.tokens_per_s for r in ours], [r.tokens_per_s for r in rounds])
 
 
 def summary(results: Sequence[Result], limits: Limits, work: Work) -> dict[str, dict[str, Any]]:
-    """Per dtype what the table ends with; all of it ratios of this run."""
+    """The last lines of the table, by dtype; all of them ratios within this run."""
     found: dict[str, dict[str, Any]] = {}
     for dtype in dict.fromkeys(r.dtype for r in results):
         engines = by_engine(results, dtype)
@@ -234,7 +234,7 @@ def table(
 
 
 def installed(peers: Sequence[Peer], wanted: bool) -> dict[str, str]:
-    """Environments that cannot be used, with the reason; makes them where that is wanted."""
+    """Environments that cannot be used, with the reason; installs them if requested."""
     reasons = {}
     for environment in dict.fromkeys(peer.environment for peer in peers):
         try:
@@ -266,12 +266,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--work",
         default="decode",
         choices=WORKS,
-        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths as of conversations",
+        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths of conversations",
     )
     parser.add_argument(
-        "--sampled", action="store_true", help="temperature 0.8 and top_p 0.9 in place of greedy"
+        "--sampled", action="store_true", help="temperature 0.8 and top_p 0.9 instead of greedy"
     )
-    parser.add_argument("--requests", type=int, help="of the work, the first; default: all")
+    parser.add_argument("--requests", type=int, help="only so many of the requests; default: all")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument(
         "--install", action="store_true", help="make the environments under build/peers first"
@@ -290,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         work = Work(args.model, args.work, args.requests, args.sampled, Path(scratch))
 
         def once(measure: Callable[[], Result]) -> Callable[[], Result]:
-            """What cannot be run is not tried again in the next round."""
+            """A peer that cannot run is not tried again in the next round."""
             failed: list[Result] = []
 
             def turn() -> Result:

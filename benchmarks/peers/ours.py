@@ -1,4 +1,4 @@
-"""Our own engine at a peer's task, in a process of its own, as the peers are.
+"""This project's engine on a peer's task, in a separate process like the peers.
 
 python -m benchmarks.peers.ours TASK.json RESULT.json
 """
@@ -25,7 +25,7 @@ from seams import Plan, Policy, Request, Sampling, View
 
 @dataclass(frozen=True, slots=True)
 class OursDone:
-    """As `runner.Done`, and the iterations that it took."""
+    """A `runner.Done` with its iterations."""
 
     seconds: float
     outputs: list[list[int]]
@@ -34,7 +34,7 @@ class OursDone:
 
 
 class Watched:
-    """A policy, with what each of its iterations computes written down."""
+    """A policy that records what each iteration computes."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.answers = policy, policy.answers

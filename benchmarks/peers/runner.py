@@ -1,10 +1,10 @@
-"""Does the work with one peer, in the peer's own environment; knows nothing of our engine.
+"""Does the work with one peer, in the peer's own environment; independent of our engine.
 
     python -P runner.py TASK.json RESULT.json
 
-Of ours only this folder can be imported then: our other modules have names that peers use too.
-Each neighbour `with_PEER.py` has a `load(task)`, which gives the engine, ready, and what is worth
-saying of its settings.
+Only this folder of the project can be imported, since names of its other modules are also used by
+peers. Each neighbour `with_PEER.py` has a `load(task)`, which returns the engine, ready, with a
+description of its settings.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
     _only_this_folder()
     engine: Engine = importlib.import_module(f"benchmarks.peers.{task.runner}").load(task)
     few = [min(tokens, WARM_UP_TOKENS) for tokens in task.output_tokens]
-    engine.generate(task.prompts, few)  # as many at once as later: shapes are met here first
+    engine.generate(task.prompts, few)  # as many at once as later, so that all shapes are compiled
     start_s = time.perf_counter()
     outputs = engine.generate(task.prompts, task.output_tokens)
     seconds = time.perf_counter() - start_s
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _only_this_folder() -> None:
-    """Lets `benchmarks.peers` be imported without the folder that holds `benchmarks`."""
+    """Makes `benchmarks.peers` importable without the folder that contains `benchmarks`."""
     package = types.ModuleType("benchmarks")
     package.__path__ = [str(Path(__file__).resolve().parent.parent)]
     sys.modules["benchmarks"] = package

@@ -1,4 +1,4 @@
-"""CTranslate2: batches of prompts of like length; a request leaves its batch at its own end."""
+"""CTranslate2: batches of prompts of similar length; a request leaves its batch at its own end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp by its Python package, which is compiled for this machine when it is installed.
+"""llama.cpp through its Python package, which is compiled for this machine at installation.
 
 Its Python class serves one sequence, so this drives the library's batches, as its own server
 does: every iteration advances the running sequences by a token and takes in prompts.
@@ -51,7 +51,7 @@ def load(task: Task) -> Engine:
     def generate(prompts: list[list[int]], output_tokens: list[int]) -> list[list[int]]:
         outputs: list[list[int]] = [[] for _ in prompts]
         waiting, places = list(range(len(prompts))), list(range(task.limit))
-        running: dict[int, int] = {}  # request: its place, a sequence id of the library
+        running: dict[int, int] = {}  # request: its sequence id in the library
         while waiting or running:
             batch.n_tokens = 0
             drawn = {
@@ -84,7 +84,7 @@ def load(task: Task) -> Engine:
 
 
 def _add(batch: Any, place: int, position: int, tokens: list[int]) -> int:
-    """Appends a sequence's tokens; the row whose logits are wanted, its last."""
+    """Appends a sequence's tokens; returns the last row, whose logits are needed."""
     for offset, token in enumerate(tokens):
         row = batch.n_tokens
         batch.token[row] = token
@@ -97,8 +97,8 @@ def _add(batch: Any, place: int, position: int, tokens: list[int]) -> int:
 
 
 def _converted(folder: Path, dtype: str, config: dict[str, int]) -> Path:
-    """The checkpoint in llama.cpp's format: matrices in `dtype`, all else in float32, as its own
-    converter does."""
+    """The checkpoint in llama.cpp's format: matrices in `dtype`, all others in float32, like its
+    own converter."""
     path = folder.with_name(f"{folder.name}-{dtype}.gguf")
     if path.exists():
         return path

@@ -1,1 +1,1 @@
-"""Prefix caching: what a shared beginning saves, and what looking for one costs."""
+"""Prefix caching: the savings of a shared beginning, and the cost of the look-up."""

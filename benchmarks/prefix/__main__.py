@@ -1,4 +1,4 @@
-"""What prefix caching saves where prompts begin alike, and what it costs where none do.
+"""The savings of prefix caching if prompts begin alike, and its cost if none do.
 
     python -m benchmarks.prefix                        # gpt2-medium's shape, some 25 minutes
     python -m benchmarks.prefix --model embedded       # a minute
@@ -6,11 +6,11 @@
 
 Three parts, each with prefix caching and without it, in turns on the same work:
 
-- TTFT of a prompt of which 90 % were sent before, and whether it gets the same tokens;
+- TTFT of a prompt of which 90 % were sent before, and whether its tokens are the same;
 - tokens per second where no two prompts begin alike;
 - capacity: the most requests per second of which 90 % have their first token within the objective,
   twice the TTFT of a request alone without prefix caching. Poisson arrivals; each prompt is one of
-  a few system prompts, each of which was sent once before, and words of its own.
+  a few system prompts, each sent once before, followed by its own words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from seams import Model
 
 SHARED_SHARE = 0.9
 OUTPUT_TOKENS = 8
-OWN_TOKENS = 16, 48  # of a prompt behind a system prompt: uniform
+OWN_TOKENS = 16, 48  # of a prompt after a system prompt: uniform
 WITHIN, OBJECTIVE_MULTIPLE = 0.9, 2.0
 RATE_STEP = 1.25  # from one offered rate to the next
 

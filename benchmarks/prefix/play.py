@@ -1,5 +1,5 @@
-"""Requests that arrive at given times, played on the bare loop: idle time is skipped, computing
-takes the time that it takes. A run lasts as long as its work; latencies are those of a server.
+"""Requests that arrive at given times, run on the bare loop: idle time is skipped, computing takes
+real time. A run lasts as long as its work; latencies are those of a server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from records import Iterated
 from scheduling.policies.orca import Orca
 from seams import Model, Sampling
 
-# of the thread that computes, so that other users of the machine do not count
+# of the computing thread, so that other users of the machine do not count
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
@@ -49,7 +49,7 @@ class Loop:
         clock: str,
         blocks: int | None = None,
     ) -> None:
-        """`blocks`: of KV memory, where it is to be less than the model has."""
+        """`blocks`: of KV memory, if less than the model has."""
         self._model = model
         self._limit = limit
         self._clock = CLOCKS[clock]
@@ -58,7 +58,7 @@ class Loop:
         )
 
     def play(self, work: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> Played:
-        """Without times all are there at the start."""
+        """Without times all are present at the start."""
         manager = BatchingManager(
             Orca(), Tally(), max_batch_size=self._limit, max_waiting=len(work)
         )

@@ -1,12 +1,12 @@
 """Records every figure that the README, the pages and `results/` show.
 
-    python -m benchmarks.record --list            # what there is, what it costs, what is old
-    python -m benchmarks.record                   # all that is older than the code it measures
-    python -m benchmarks.record --only embedded   # these, however old
+    python -m benchmarks.record --list            # all recordings, their time, and which are old
+    python -m benchmarks.record                   # those older than the code they measure
+    python -m benchmarks.record --only embedded   # these, old or not
 
-In order, one at a time, on a machine that does nothing else: before each recording others' share of
-the cores is looked at, and what was measured while they had more than 5 % of one is thrown away.
-After an interruption the same command goes on where it stopped, as what was recorded is not old.
+In order, one at a time, on an idle machine: each recording begins when others do not use the cores,
+and is discarded if they used more than 5 % of a core meanwhile. After an interruption the same
+command continues where it stopped, since finished recordings are not old.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ LOOK_S = 2.0
 
 
 def changed_s(root: Path, paths: Sequence[str]) -> float | None:
-    """When these last changed: their last commit, or the files' own time where they differ from it.
+    """When these last changed: their last commit, or the files' own time if they differ from it.
 
-    None where there are none.
+    None if there are none.
     """
     if not any((root / path).exists() for path in paths):
         return None
@@ -74,7 +74,7 @@ def state(recording: Recording, root: Path = ROOT) -> str:
 
 
 def lacks(recording: Recording) -> str | None:
-    """What it needs and is not there."""
+    """A requirement that is missing."""
     return next((NEEDS[need][1] for need in recording.needs if not NEEDS[need][0]()), None)
 
 
@@ -90,7 +90,7 @@ def listed(table: Sequence[Recording]) -> str:
 
 
 def quiet(patience_s: float) -> bool:
-    """Whether the machine does nothing else, or comes to rest within that time."""
+    """Whether the machine is idle, or becomes idle within that time."""
     give_up_s = time.monotonic() + patience_s
     while True:
         company = Company()
@@ -103,7 +103,7 @@ def quiet(patience_s: float) -> bool:
 
 
 def record(recording: Recording, root: Path = ROOT) -> bool:
-    """Makes one and puts it in its place; False where it failed or was not alone."""
+    """Makes one and moves it to its folder; False if it failed or the machine was not idle."""
     began_s = time.monotonic()
     scratch = root / "build" / "record"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -146,10 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [r.name for r in TABLE]
     parser.add_argument("--list", action="store_true", help="print the table and measure nothing")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these")
-    parser.add_argument("--all", action="store_true", help="also what is not old")
+    parser.add_argument("--all", action="store_true", help="also recordings that are not old")
     parser.add_argument(
         "--patience", type=float, default=0, metavar="MINUTES",
-        help="how long to wait for a machine that does nothing else (default: not at all)",
+        help="how long to wait for an idle machine (default: not at all)",
     )  # fmt: skip
     args = parser.parse_args(argv)
     if args.list:
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         if not quiet(60 * args.patience):
             return 1
-        _say(f"{recording.name}: {recording.command}, some {recording.minutes:g} minutes")
+        _say(f"{recording.name}: {recording.command}, about {recording.minutes:g} minutes")
         if not record(recording):
             status = 1
     return status

@@ -1,4 +1,4 @@
-"""What is recorded: a line a recording, in the order in which they are made. Add yours here."""
+"""The recordings, one per line, in the order in which they are made. Add yours here."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ PYTHON = "{python} -m "
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One command and what it leaves.
+    """One command and its results.
 
-    ``command`` has ``{python}`` and ``{out}``, a fresh folder; what it writes there moves to
-    ``folder``. With ``printed`` its output is kept, too, under that name. ``shows`` is the file
-    whose age is the recording's, ``measures`` the code that it tells about. ``needs`` is one of
-    NEEDS in the module beside.
-    """
+    ``command`` contains ``{python}`` and ``{out}``, an empty folder, whose files move to
+    ``folder``. With ``printed`` its output is also kept, under that name. The age of the file
+    ``shows`` is the age of the recording; ``measures`` is the code that it measures. ``needs`` are
+    keys of NEEDS in ``__main__.py``."""
 
     name: str
     minutes: float

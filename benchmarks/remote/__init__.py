@@ -1,1 +1,1 @@
-"""A model in a process of its own, in several, and when they die."""
+"""A model in one separate process, in several, and when these die."""

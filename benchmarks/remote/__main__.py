@@ -1,4 +1,4 @@
-"""A model server beside a model in the engine's process, two shards beside one, and 100 deaths.
+"""A model server against a model in the engine's process, two shards against one, and 100 deaths.
 
     python -m benchmarks.remote                            # all of it
     python -m benchmarks.remote --only speed --rounds 5
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--models", nargs="+", default=["embedded", "random:gpt2-medium"], help="of --only speed"
     )
     parser.add_argument(
-        "--tokens", type=int, default=40, help="most of an output, but the embedded"
+        "--tokens", type=int, default=40, help="longest output, except for the embedded model"
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--kills-model", default=EMBEDDED, choices=[EMBEDDED, HASH])

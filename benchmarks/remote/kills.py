@@ -1,4 +1,4 @@
-"""Shards that are killed or stopped at random moments under load: what their requests notice."""
+"""Shards killed or stopped at random moments under load, and the effect on their requests."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def measure(model: str, shards: int, deaths: int, number: int, patience_s: float
 
 
 class Load:
-    """Keeps the batch full until it is told to end."""
+    """Keeps the batch full until the end."""
 
     def __init__(self, manager: BatchingManager) -> None:
         self.manager = manager
@@ -130,7 +130,7 @@ def request(number: int) -> Inference:
 
 
 def undisturbed(model: str) -> list[list[int]]:
-    """What each request gets from a model of this process."""
+    """The tokens of each request from a model in this process."""
     inferences = [request(number) for number in range(PROMPTS)]
     if model == HASH:
         return [i.ids + reference(i.ids, TOKENS, seed=None) for i in inferences]
@@ -145,7 +145,7 @@ def undisturbed(model: str) -> list[list[int]]:
 
 
 def differs(inference: Inference, expected: list[int]) -> bool:
-    """Whether a token is another one, where the two best were not as good as equal."""
+    """Whether a token differs although the two best were not a tie."""
     for i, (token, other) in enumerate(zip(inference.ids, expected, strict=True)):
         if token != other:
             scores: TokenLogprobs = inference.logprobs[i - inference.prompt_tokens]

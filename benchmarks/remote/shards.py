@@ -1,4 +1,4 @@
-"""Two shards against one: the same logits and tokens, and what their collectives cost."""
+"""Two shards against one: the same logits and tokens, and the cost of their collectives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REDUCTIONS = 300
 class Agreement:
     model: str
     tokens: int
-    different_tokens: int  # where the best two were further apart than a tie
+    different_tokens: int  # although the best two were not a tie
     largest_difference: float  # of a logprob among the likeliest of both
     one_ms: float  # of an iteration, the median
     two_ms: float
@@ -55,7 +55,7 @@ def measure(model: str) -> Agreement:
             largest = max(largest, *gaps)
             if mine.token != other.token:
                 different += mine.top[0][1] - mine.top[1][1] > NEAR_TIE
-                break  # from here on the two are different texts
+                break  # the texts differ from here on
     tokens = sum(len(inference.logprobs) for inference in one)
     return Agreement(model, tokens, different, largest, one_ms, two_ms, all_reduce_ms())
 

@@ -1,4 +1,4 @@
-"""What a model server costs: one loop over a model of this process, and over one behind gRPC."""
+"""The cost of a model server: the loop over a model in this process, and over one behind gRPC."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Speed:
     remote_tokens_per_s: float
     ratio: Ratio
     iteration_ms: float  # in process, the median
-    added_ms: float  # to an iteration, by the process in between
+    added_ms: float  # to an iteration, by gRPC
     round_trip_ms: float  # of an empty call, the median
-    cpu_ratio: Ratio  # of processor time, both processes together; survives company better
+    cpu_ratio: Ratio  # of processor time, both processes together; depends less on other work
 
 
 def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:

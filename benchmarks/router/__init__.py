@@ -1,1 +1,1 @@
-"""What the router costs, beside other proxies."""
+"""The cost of the router, compared with other proxies."""

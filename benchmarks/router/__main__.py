@@ -1,11 +1,11 @@
-"""What the router costs, beside text-inference-batcher and LiteLLM's proxy in the same run.
+"""The cost of the router, compared with text-inference-batcher and LiteLLM's proxy in the same run.
 
     python -m benchmarks.router                               # the router against no router
     python -m benchmarks.router --litellm --tib DIR           # with its peers
 
-Loopback, one process each, one null upstream that answers at once. Three parts: `closed` (requests
-per second at 16 connections, latency at 1; `wrk` makes the load where it is installed), `added`
-(latency at 200 requests/s beside the same load on the upstream itself, in turns), `streams` (2,000
+Loopback, one process each, one null upstream that responds at once. Three parts: `closed` (requests
+per second at 16 connections, latency at 1; `wrk` sends the load if it is installed), `added`
+(latency at 200 requests/s and, in turn, the same load on the upstream itself), `streams` (2,000
 streams at 5 tokens/s). Targets take turns, and ratios are taken within a round. Nothing is recorded
 while others use the machine.
 """
@@ -77,7 +77,8 @@ def closed(everyone: list[Target], rounds: int, seconds: float) -> dict[str, Any
 
 
 def added(null: Target, router: Target, rounds: int, seconds: float) -> dict[str, Any]:
-    """What the router adds at 200 requests/s, percentile by percentile, pooled over rounds."""
+    """The router's added latency at 200 requests/s, percentile by percentile, pooled over
+    rounds."""
     direct: list[float] = []
     routed: list[float] = []
     for _ in range(rounds):
@@ -98,7 +99,7 @@ def report(result: dict[str, Any]) -> str:
     """The card for people, in Markdown."""
     m = result["machine"]
     lines = [
-        "# The router beside its peers",
+        "# The router and its peers",
         "",
         f"{m['cpu']}, {m['cores']} cores shared by load, proxy and upstream; Python {m['python']};"
         f" others took {result['cores_of_others']:.2f} of a core. Command: `{result['command']}`.",
@@ -135,7 +136,7 @@ def report(result: dict[str, Any]) -> str:
         s, direct = result["streams"], result["streams_direct"]
         lines += [
             "",
-            f"{s['streams']} streams at {s['rate']} tokens/s together: {s['whole']} came whole,"
+            f"{s['streams']} streams at {s['rate']} tokens/s together: {s['whole']} complete,"
             f" {s['events']:,} of {s['events_due']:,} events; the router's peak memory"
             f" {s['rss_mb']:.0f} MB, {s['cpu_cores']:.2f} cores; p99 of the last event's lag behind"
             f" its pace {s['lag_p99_ms']:.0f} ms, without the router"

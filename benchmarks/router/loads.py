@@ -20,8 +20,8 @@ HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer sk-x"}
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Closed loop: answers per second, median and 99th percentile of latency in ms, and answers
-    that were not 200."""
+    """Closed loop: responses per second, median and 99th percentile of latency in ms, and responses
+    other than 200."""
 
     requests_per_s: float
     p50_ms: float
@@ -30,14 +30,14 @@ class Closed:
 
 
 def closed_loop(target: Target, connections: int, seconds: float) -> Closed:
-    """`connections` clients, each sending its next request when it has its answer."""
+    """`connections` clients, each sending its next request after the response."""
     if shutil.which("wrk"):
         return _wrk(target, connections, seconds)
     return asyncio.run(_closed(target, connections, seconds))
 
 
 def loader() -> str:
-    """What makes the closed loop."""
+    """The sender of the closed loop."""
     return "wrk" if shutil.which("wrk") else "aiohttp's client (no wrk here)"
 
 
@@ -65,7 +65,7 @@ def _wrk(target: Target, connections: int, seconds: float) -> Closed:
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     if match is None:
-        raise SystemExit(f"wrk said nothing of {pattern}:\n{text}")
+        raise SystemExit(f"wrk printed nothing like {pattern}:\n{text}")
     return match.group(1)
 
 
@@ -105,9 +105,9 @@ def percentile_ms(seconds: list[float], percent: float) -> float:
 async def open_loop(
     targets: Sequence[Target], rate: float, seconds: float
 ) -> dict[str, list[float]]:
-    """`rate` requests a second to each target, whatever the answers do, the targets taking turns,
-    so that what else the machine does meets them alike. Latencies in seconds from the intended
-    moment, so that a stall counts for all who waited in it."""
+    """`rate` requests a second to each target, independent of the responses. The targets take
+    turns, so that other work on the machine affects them equally. Latencies in seconds from the
+    intended time, so that a stall counts for every request that waited in it."""
     latencies: dict[str, list[float]] = {target.name: [] for target in targets}
 
     async def one(session: aiohttp.ClientSession, target: Target, intended: float) -> None:
@@ -132,7 +132,7 @@ async def open_loop(
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Many streams at once: how many came whole, events received and due, the router's peak
+    """Many streams at once: how many arrived complete, events received and due, the router's peak
     resident memory in MB, and the share of one core it used."""
 
     streams: int
@@ -145,8 +145,8 @@ class Streams:
 
 
 async def many_streams(target: Target, streams: int, rate: float, tokens: int) -> Streams:
-    """`streams` streams of `tokens` events, `rate` a second each, all open together. The lag is of
-    each stream's last event behind the pace it was promised."""
+    """`streams` streams of `tokens` events, `rate` a second each, all open together. The lag is
+    that of each stream's last event behind its pace."""
     process = psutil.Process(target.pid)
     body = {"model": "m", "messages": [], "stream": True, "tokens": tokens, "rate": rate}
     whole = events = 0
@@ -155,7 +155,7 @@ async def many_streams(target: Target, streams: int, rate: float, tokens: int) -
 
     async def one(session: aiohttp.ClientSession, delay: float) -> None:
         nonlocal whole, events
-        await asyncio.sleep(delay)  # arrivals spread over two seconds, as no clients are in step
+        await asyncio.sleep(delay)  # arrivals spread over two seconds, as clients are not in step
         begun = time.perf_counter()
         count, last = 0, b""
         async with session.post(target.url + PATH, json=body, headers=HEADERS) as answer:

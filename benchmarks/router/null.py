@@ -1,9 +1,9 @@
-"""The upstream of the router's benchmark: answers at once, or streams tokens at a given pace.
+"""The upstream of the router's benchmark: responds at once, or streams tokens at a given pace.
 
     python -m benchmarks.router.null PORT
 
-Knows nothing of the router. A chat body with "stream": true and "tokens": n, "rate": r gets n
-events, r a second; any other gets one short answer without delay.
+Independent of the router. A chat body with "stream": true and "tokens": n, "rate": r receives n
+events, r a second; any other receives a short response without delay.
 """
 
 import asyncio

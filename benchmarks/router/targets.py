@@ -1,7 +1,7 @@
-"""The processes the router's benchmark compares: the null upstream itself, and three proxies.
+"""The processes that the router's benchmark compares: the null upstream itself, and three proxies.
 
-Each proxy is one process with one upstream, its limits out of the way, its logs off, otherwise as
-its own documentation starts it.
+Each proxy is one process with one upstream, without limits and logs, otherwise started as its own
+documentation says.
 """
 
 import os
@@ -44,8 +44,9 @@ def free_port() -> int:
 def _running(
     name: str, command: Sequence[str], port: int, env: dict[str, str], version: str, cwd: str = "."
 ) -> Iterator[Target]:
-    """Starts a server, waits until it answers a request of the benchmark, stops it in the end."""
-    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it goes with the process)
+    """Starts a server, waits until it responds to a request of the benchmark, stops it at the
+    end."""
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
     process = subprocess.Popen(
         command, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=log
     )
@@ -123,7 +124,7 @@ def text_inference_batcher(folder: Path, upstream: Target) -> Iterator[Target]:
 
 @contextmanager
 def litellm(upstream: Target) -> Iterator[Target]:
-    """LiteLLM's proxy from PyPI, in an environment of its own under build/."""
+    """LiteLLM's proxy from PyPI, in a separate environment under build/."""
     python = VENV / "bin/python"
     if not python.exists():
         print(f"installing {LITELLM} into {VENV}", file=sys.stderr)

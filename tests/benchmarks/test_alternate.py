@@ -55,7 +55,7 @@ def test_work_of_ones_own_children_is_no_company() -> None:
 
 
 def test_work_of_others_is_company() -> None:
-    """A child of a child that is gone belongs to nobody here."""
+    """A child of a dead child is not counted here."""
     company, began_s = Company(), time.monotonic()
     orphan = f"import os\nif os.fork(): os._exit(0)\n{BURN}"
     # its end closes the pipe
@@ -67,7 +67,7 @@ def test_nothing_is_recorded_while_others_use_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(common, "QUIET_CORES", -1.0)
-    with pytest.raises(SystemExit, match=r"other processes took \d"):
+    with pytest.raises(SystemExit, match=r"other processes used \d"):
         common.save({"a": 1}, "| a |", tmp_path / "out", "it")
     assert "| a |" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

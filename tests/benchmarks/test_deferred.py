@@ -114,7 +114,7 @@ def test_the_simple_policies_are_dominated(
     for name in ("fifo", "priority"):
         assert found[load, name].ttft_p99.value > best.ttft_p99.value
         assert found[load, name].tpot_p99.value > best.tpot_p99.value
-    assert found[load, "exclusive"].of_left_over < found[load, "budget 1.15"].of_left_over
+    assert found[load, "exclusive"].of_spare < found[load, "budget 1.15"].of_spare
 
 
 def run(ttfts_s: Sequence[float], tpots_s: Sequence[float]) -> Measured:

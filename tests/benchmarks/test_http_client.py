@@ -1,4 +1,4 @@
-"""The load client, against a server that sends what a test tells it to."""
+"""The load client, against a server that sends what a test specifies."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_recording_is_old_once_the_code_it_measures_has_changed(checkout: Path
     git(checkout, "commit", "-am", "code", at_s=3_000)
     assert state(IT, checkout) == "old"
     (checkout / "results" / "it" / "it.json").write_text('{"new": 1}')
-    assert state(IT, checkout) == "recorded", "so that an interrupted series goes on"
+    assert state(IT, checkout) == "recorded", "so that an interrupted series continues"
     (checkout / "results" / "it" / "it.json").unlink()
     assert state(IT, checkout) == "missing"
 

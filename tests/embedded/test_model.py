@@ -90,7 +90,7 @@ def test_python_code_it_never_saw_takes_less_than_one_and_a_half_bits_a_characte
     assert nats / math.log(2) / len(SNIPPET) < 1.5
 
 
-def test_it_predicts_as_well_at_the_end_of_the_context_as_at_its_start(
+def test_it_predicts_equally_well_at_the_end_and_the_start_of_the_context(
     network: GPT, encoding: tiktoken.Encoding
 ) -> None:
     # the same text after 700 tokens of itself can only be easier to predict
@@ -131,7 +131,7 @@ def test_the_body_it_writes_for_a_loop_is_indented_python(
     assert lines[2].startswith(" " * 8)
 
 
-def test_loss_of_a_stream_counts_each_token_once_whatever_its_length(network: GPT) -> None:
+def test_loss_of_a_stream_of_any_length_counts_each_token_once(network: GPT) -> None:
     context = network.config.context
     stream = torch.randint(0, 4096, (context + 11,), generator=torch.Generator().manual_seed(2))
     parts = stream_loss(network, stream[: context + 1]), stream_loss(network, stream[context:])
@@ -139,7 +139,7 @@ def test_loss_of_a_stream_counts_each_token_once_whatever_its_length(network: GP
     assert stream_loss(network, stream) == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_ships_is_smaller_than_15_megabytes() -> None:
+def test_the_shipped_model_is_smaller_than_15_megabytes() -> None:
     shipped = [path for path in FOLDER.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in shipped) < 15_000_000
 

@@ -105,7 +105,7 @@ def test_the_learning_rate_rises_then_falls_to_almost_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 30, "heads": 4}, "width 30 is no multiple of heads 4"),
+        ({"width": 30, "heads": 4}, "width 30 is not a multiple of heads 4"),
         ({"steps": 0}, "steps is 0"),
         ({"vocabulary": 256}, "vocabulary is 256, least is 257"),
     ],
