@@ -1,1 +1,1 @@
-"""The network and what it needs: checkpoints, KV caches, attention variants, sampling."""
+"""The network with its checkpoints, KV caches, attention variants and sampling."""

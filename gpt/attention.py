@@ -1,4 +1,4 @@
-"""Attention over cached keys and values: the one operation that must know whose token is whose.
+"""Attention over cached keys and values: the only operation that distinguishes requests.
 
 `RaggedAttention` serves rows of any length, each over its own blocks: the compiled kernel on a CPU,
 or, row by row, torch's own operator, which also defines what is computed (`attend_rows`).
@@ -41,7 +41,7 @@ def attention_kernel(shape: KVShape) -> Callable[..., object] | None:
 
 
 class Span(NamedTuple):
-    """One row's tokens in the iteration's flat axis, and where its sequence lies."""
+    """One row's tokens on the iteration's flat axis, and where its sequence is stored."""
 
     first: int
     length: int
@@ -51,8 +51,8 @@ class Span(NamedTuple):
 
 class RaggedAttention:
     """`attend` for a flat axis of tokens: q `[N, H, D]`, k and v `[N, kv_heads, D]`; tokens of no
-    span give zeros. `window`: positions that a token sees, itself included; None: all before it.
-    `scale`: of the scores; None: 1 / sqrt(D)."""
+    span give zeros. `window`: positions that a token attends to, itself included; None: all before
+    it. `scale`: of the scores; None: 1 / sqrt(D)."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ def attend_rows(
     out: Tensor,
     scale: float,
 ) -> None:
-    """Each chunk's new keys and values go to its slots; its queries see all up to themselves."""
+    """Writes each chunk's new keys and values to its slots; a query attends to all positions up to
+    its own."""
     keys_of, values_of = pool.slots(layer)  # [slots, kv_heads, D]
     for chunk in chunks:
         keys, values = k[chunk.new], v[chunk.new]  # [n, kv_heads, D]
@@ -141,9 +142,9 @@ def attend_rows(
 class RectangleAttention:
     """`attend` for a rectangle of rows with as many new columns each, flattened to `[R * W]`.
 
-    Row r lies in the `row_blocks` blocks from `first_block + r * row_blocks` on. `positions`
-    `[R, W]` in it; of row r the last `counts[r]` are tokens, the others padding. What comes of
-    padding is finite and means nothing."""
+    Row r is stored in `row_blocks` blocks from `first_block + r * row_blocks` on. `positions`
+    `[R, W]` are within the row; its last `counts[r]` columns are tokens, the others padding.
+    Results for padding are finite and meaningless."""
 
     def __init__(
         self, pool: KVPool, first_block: int, row_blocks: int, positions: Counts, counts: Counts
@@ -156,7 +157,7 @@ class RectangleAttention:
         at = torch.from_numpy(positions).to(device)
         self._mask = (torch.arange(self._end, device=device) <= at[:, :, None])[:, None]
         row, column = np.nonzero(np.arange(width) >= width - counts[:, None])
-        # of the tokens: where they lie in the flat axis, in which row and column of the cache
+        # of the tokens: their places on the flat axis, and their rows and columns in the cache
         indices = np.stack([row * width + column, row, positions[row, column]])
         self._flat, self._row, self._column = torch.from_numpy(indices).to(device)
 

@@ -1,4 +1,5 @@
-"""How many blocks of keys and values a server holds: fixed at start, its arithmetic in the log."""
+"""How many blocks of keys and values a server has: fixed at start, with the arithmetic in the
+log."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ log = logging.getLogger(__name__)
 
 AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
-WARM_UP_BLOCKS = 1  # that Executor.warm_up takes
+WARM_UP_BLOCKS = 1  # for Executor.warm_up
 
 
 class KVMemoryError(ValueError):
-    """The KV memory that is asked for cannot be had."""
+    """The requested KV memory is not available."""
 
 
 _COSTLIEST = Sampling(top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20)
@@ -46,7 +47,7 @@ def _parse(amount: str, shape: KVShape) -> int:
 
 
 def asked_blocks(amount: str, shape: KVShape) -> int:
-    """Raises KVMemoryError for less than the server's own warm-up takes."""
+    """Raises KVMemoryError if it is less than the server's own warm-up needs."""
     blocks = _parse(amount, shape)
     if blocks < WARM_UP_BLOCKS:
         raise KVMemoryError(
@@ -58,11 +59,11 @@ def asked_blocks(amount: str, shape: KVShape) -> int:
 
 
 def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
-    """All that `rows` sequences of `context` tokens can use, or a share of the available memory
-    where that is less.
+    """The most that `rows` sequences of `context` tokens can use, or a share of the available
+    memory if that is less.
 
-    Available is what the machine has, or what the container's limit leaves where that is less.
-    Raises KVMemoryError where the share is less than the server's own warm-up takes.
+    Available is the memory of the machine or, if less, what the container's limit leaves.
+    Raises KVMemoryError if the share is less than the server's own warm-up needs.
     """
     import psutil  # here: benchmarks/gpu.py runs without it
 
@@ -86,7 +87,7 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
 
 
 def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -> int:
-    """As on a CPU, of what the worst iteration leaves free. Raises KVMemoryError."""
+    """As on a CPU, from the memory that the worst iteration leaves free. Raises KVMemoryError."""
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(shape.device)[0]
     fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.block_bytes
@@ -104,7 +105,7 @@ def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -
 
 
 def blocks_of(rows: int, context: int, shape: KVShape) -> int:
-    """That so many sequences of so many tokens take."""
+    """For so many sequences of so many tokens."""
     return rows * math.ceil(context / shape.block_tokens)
 
 
@@ -134,15 +135,15 @@ def _in_words(blocks: int, shape: KVShape) -> str:
 
 
 def worst_activation_bytes(model: Executor, rows: int) -> int:
-    """What a CUDA device takes for an iteration beside weights, keys and values: measured with
-    `rows` prompts of the model's context, the most that a batch can hold. Where that many do not
-    fit the loop would halve its batch, and so does this. Raises KVMemoryError."""
+    """The memory of an iteration on a CUDA device beside weights, keys and values, measured with
+    `rows` prompts of the model's context, the most that a batch can hold. If these do not fit, the
+    batch is halved, as the loop does. Raises KVMemoryError."""
     while True:
         try:
             return _activation_bytes(model, rows)
         except DeviceMemoryError as error:
             if rows == 1:
-                raise KVMemoryError(f"not one sequence fits into the GPU: {error}") from error
+                raise KVMemoryError(f"no sequence fits into the GPU: {error}") from error
             rows //= 2
         finally:
             model.forget()
@@ -152,7 +153,7 @@ def _activation_bytes(model: Executor, rows: int) -> int:
     context = model.context
     each = blocks_of(1, context, model.shape)
     model.allocate(rows * each)
-    # of one row the logprobs of its prompt, which are computed in chunks, whosever they are
+    # logprobs of one row's prompt: they are computed in chunks, so more rows take no more
     asked = [replace(_COSTLIEST, prompt_logprobs=None if i else 20) for i in range(rows)]
     model.open([Opening(i, [0] * context, context, asked[i]) for i in range(rows)])
     steps = [Step(i, 0, context, True, range(i * each, (i + 1) * each)) for i in range(rows)]

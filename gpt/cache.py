@@ -1,7 +1,7 @@
 """Keys and values: one pool of blocks for all sequences, allocated when a model is loaded.
 
 A block holds the keys and values of `block_tokens` positions, of all layers. The engine's ledger
-gives blocks out (`memory.py`); a sequence's table says which of its positions lie in which. So a
+assigns blocks (`memory.py`); a sequence's table lists those that hold its positions. So a
 sequence grows by taking a block, and nothing is copied (Kwon et al., "Efficient Memory Management
 for Large Language Model Serving with PagedAttention", SOSP '23, section 4.1).
 """
@@ -23,7 +23,7 @@ BLOCK_TOKENS = 16  # a smaller block shares and fits better, a larger one takes 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Of keys and values. `kv_heads`: each may serve several heads of queries."""
+    """Of keys and values. Each of the `kv_heads` may serve several query heads."""
 
     n_layer: int
     kv_heads: int
@@ -47,8 +47,8 @@ class KVShape:
 
 
 class KVPool:
-    """`keys` and `values`: `[n_layer, blocks, block_tokens, kv_heads, head_dim]`. A system that
-    commits memory when it is first written takes no more than was ever in use."""
+    """`keys` and `values`: `[n_layer, blocks, block_tokens, kv_heads, head_dim]`. If the system
+    commits memory at the first write, blocks that were never used take none."""
 
     def __init__(self, shape: KVShape, blocks: int) -> None:
         size = (2, shape.n_layer, blocks, shape.block_tokens, shape.kv_heads, shape.head_dim)
@@ -61,8 +61,8 @@ class KVPool:
         return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
 
     def clear(self, blocks: slice) -> None:
-        """For a masked attention, which reads positions that were never written: a NaN in one of
-        them would survive its weight of zero."""
+        """For masked attention, which also reads positions that were never written: a NaN there
+        would survive a weight of zero."""
         self.keys[:, blocks] = 0
         self.values[:, blocks] = 0
 
@@ -78,9 +78,9 @@ class BlockTable:
 
     def extend(self, blocks: Sequence[int]) -> None:
         self.blocks = np.concatenate([self.blocks, np.asarray(blocks, dtype=np.int32)])
-        self.address = self.blocks.ctypes.data  # asked for in every iteration, slow to find out
+        self.address = self.blocks.ctypes.data  # used in every iteration, slow to compute
 
     def slots(self, start: int, end: int, block_tokens: int) -> NDArray[np.int64]:
-        """Where these positions lie in a pool."""
+        """The slots of these positions in a pool."""
         at = np.arange(start, end)
         return self.blocks[at // block_tokens].astype(np.int64) * block_tokens + at % block_tokens

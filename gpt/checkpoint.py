@@ -1,4 +1,4 @@
-"""Checkpoints: where a network's weights come from, and writing them in the same layout.
+"""Checkpoints: reading a network's weights, and writing them in the same layout.
 
 A checkpoint is a folder in the Hugging Face layout of GPT-2: `config.json` beside
 `model.safetensors`, or shards listed in `model.safetensors.index.json`. Its weights may be int8
@@ -120,7 +120,7 @@ def find_folder(model: str, revision: str | None = None) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    # imported here: offline users, who are most, should not wait for it at each start
+    # imported here: most users are offline and should not wait for it at each start
     from huggingface_hub import snapshot_download
 
     try:
@@ -129,7 +129,7 @@ def _download(name: str, revision: str | None) -> Path:
                 f"openai-community/{name}", revision=revision, allow_patterns=_DOWNLOADED
             )
         )
-    except Exception as error:  # the hub's library raises many kinds; all mean the same here
+    except Exception as error:  # the hub's library raises many kinds, which mean the same here
         at = "" if revision is None else f" at revision '{revision}'"
         raise CheckpointError(
             f"the weights of '{name}'{at} could not be fetched from the model hub ({error}). "
@@ -148,7 +148,7 @@ def load_checkpoint(folder: Path, part: Part = WHOLE) -> GPT:
     for hub_name, source in _shown(read_tensors(folder), len(names), f"loading {folder.name}"):
         ours, transposed = names.get(hub_name.removeprefix("transformer."), ("", False))
         if not ours:
-            continue  # causal masks and a tied head that some exports carry along
+            continue  # causal masks and a tied head, which some exports include
         shape, wanted = tuple(source.get_shape()), expected[ours]
         implied = tuple(wanted.shape)[::-1] if transposed else tuple(wanted.shape)
         implied = (*implied, 1) if ours.endswith(".scale") else implied
@@ -207,7 +207,7 @@ def _empty(config: GPTConfig, part: Part, *, int8: bool) -> tuple[GPT, dict[str,
 
 
 def _shown(things: Iterable[Thing], total: int, doing: str) -> Iterable[Thing]:
-    """With a progress bar, on a terminal only: a log may be read by machines."""
+    """With a progress bar on terminals only, since programs may read a log."""
     if not sys.stderr.isatty() or find_spec("tqdm") is None:  # benchmarks/gpu.py runs without it
         return things
     from tqdm import tqdm
@@ -216,7 +216,8 @@ def _shown(things: Iterable[Thing], total: int, doing: str) -> Iterable[Thing]:
 
 
 def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
-    """Writes `config.json` and `model.safetensors`, readable by us and by `transformers`."""
+    """Writes `config.json` and `model.safetensors`, readable by this project and by
+    `transformers`."""
     config = network.config
     folder.mkdir(parents=True, exist_ok=True)
     activation = next(name for name, approx in _GELU.items() if approx == config.gelu)

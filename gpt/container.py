@@ -1,7 +1,7 @@
-"""How much memory a container's limit leaves, which the machine's own figures do not show.
+"""How much memory a container's limit leaves; the machine's own figures do not show it.
 
 Reads Linux control groups (kernel documentation, admin-guide/cgroup-v2.rst, "Memory Interface
-Files", and cgroup-v1/memory.rst). A limit may stand on the process's own group or any above it.
+Files", and cgroup-v1/memory.rst). The process's own group or any group above it may have a limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 class _Files:
     limit: str
     used: str
-    cache: str  # of memory.stat: file pages that give way before anyone is killed
+    cache: str  # of memory.stat: file pages that are reclaimed before any process is killed
 
 
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -26,7 +26,8 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def container_room_bytes(cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int | None:
-    """What the tightest limit leaves: limit - (used - inactive file pages); None without one."""
+    """What the tightest limit leaves: limit - (used - inactive file pages); None without a
+    limit."""
     rooms = [
         room
         for folder, files in _folders(cgroups, own_groups)
@@ -36,7 +37,8 @@ def container_room_bytes(cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS)
 
 
 def _folders(cgroups: Path, own_groups: Path) -> Iterator[tuple[Path, _Files]]:
-    """The process's groups and all above them; within a container the mount begins at its own."""
+    """The process's groups and all above them; within a container the mount begins at its own
+    group."""
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:

@@ -1,14 +1,14 @@
 """From logits to the next token, for all rows of a batch in a fixed number of torch's operators.
 
-`draw` defines what is drawn. It runs as it is on devices without a kernel of ours; on CPUs
-kernels/sampling.cpp computes the same without a sort. All that rows ask for lies in tensors, so
-that no operator and no transfer is one row's.
+`draw` defines what is drawn. It runs on devices without a kernel of this project; on CPUs
+kernels/sampling.cpp computes the same without a sort. The settings of all rows are tensors, so no
+operator and no transfer serves a single row.
 
 Sampling uses the Gumbel-max trick: argmax(log p + g) with independent Gumbel noise g draws from p
 (Gumbel 1954; Maddison et al., "A* Sampling", 2014, section 2). The noise comes from a
 counter-based generator instead of a stateful one (Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", SC '11), so a request draws the same tokens whatever it is batched with, however
-often it was preempted, on any device.
+easy as 1, 2, 3", SC '11), so a request draws the same tokens in any batch, after any number of
+preemptions and on any device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the rows of a batch ask for. The kernel reads the members in this order."""
+    """The sampling settings of a batch's rows. The kernel reads the members in this order."""
 
     seeds: Tensor  # [R] int64, as are the next two
     prompt: Tensor  # tokens
@@ -34,8 +34,8 @@ class Asked:
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
-    # [R, E]: of tokens named by the request, what their logits gain while fewer than so many tokens
-    # are known; filled up with gains of nothing
+    # [R, E]: tokens named by the request, and what is added to their logits while fewer than
+    # `until` tokens are known; padded with gains of 0
     edited: Tensor  # int64
     until: Tensor  # int64
     gains: Tensor  # float32
@@ -45,23 +45,23 @@ class Asked:
 class History:
     """The known tokens of each row."""
 
-    ids: Tensor  # [R, L] int64, filled up with any of the row's; without penalties L may be 1
+    ids: Tensor  # [R, L] int64, padded with any id of the row; without penalties L may be 1
     known: Tensor  # [R] int64
 
     def append(self, tokens: Tensor) -> None:
-        """One token `[R]` to each row, in place."""
+        """Appends one token `[R]` to each row, in place."""
         place = self.known.clamp(max=self.ids.shape[1] - 1)
         self.ids.scatter_(1, place[:, None], tokens[:, None])
         self.known.add_(1)
 
 
 def draw(logits: Tensor, asked: Asked, history: History) -> Tensor:
-    """logits `[R, V]` -> next tokens `[R]`, the first of equals. The logits stay as they are."""
+    """logits `[R, V]` -> next tokens `[R]`, the first of equal ones. Does not change the logits."""
     return perturbed(logits, asked, history).max(-1).indices
 
 
 def perturbed(logits: Tensor, asked: Asked, history: History) -> Tensor:
-    """The scores `[R, V]` of which the largest is a row's token."""
+    """The scores `[R, V]`; the token of a row is the one with the largest."""
     scores = shaped(logits, asked, history)
     drawing = (asked.temperature > 0)[:, None]
     kept = truncated(scores / torch.where(drawing, asked.temperature[:, None], 1.0), asked)
@@ -72,8 +72,8 @@ def perturbed(logits: Tensor, asked: Asked, history: History) -> Tensor:
 def shaped(logits: Tensor, asked: Asked, history: History) -> Tensor:
     """Logits `[R, V]` with penalties and bias, as float.
 
-    Repetition: Keskar et al., "CTRL" (2019), section 4.1, over all known tokens, as TGI and
-    `transformers` have it. Presence and frequency: OpenAI's API reference, over generated tokens:
+    Repetition: Keskar et al., "CTRL" (2019), section 4.1, over all known tokens, as in TGI and
+    `transformers`. Presence and frequency: OpenAI's API reference, over generated tokens:
     logit - frequency_penalty * count - presence_penalty * (count > 0).
     """
     scores = logits.to(torch.float32, copy=True)
@@ -87,7 +87,7 @@ def shaped(logits: Tensor, asked: Asked, history: History) -> Tensor:
     rate = asked.repetition[:, None]
     named = torch.where(named < 0, named * rate, named / rate)
     named -= count * asked.frequency[:, None] + (count > 0) * asked.presence[:, None]
-    scores.scatter_(1, history.ids, named)  # of a token named twice the same value twice
+    scores.scatter_(1, history.ids, named)  # a token named twice has the same value twice
     return scores.scatter_add_(1, asked.edited, torch.where(known < asked.until, asked.gains, 0.0))
 
 
@@ -99,8 +99,8 @@ def truncated(scores: Tensor, asked: Asked) -> Tensor:
     likely as the likeliest. The nucleus (Holtzman et al., "The Curious Case of Neural Text
     Degeneration", ICLR '20) is the smallest set of best tokens whose probabilities reach top_p. The
     typical set (Meister et al., "Locally Typical Sampling", TACL '23) is the smallest set of mass
-    typical_p whose surprise is closest to the entropy. Each set has its mass of what is left by
-    those before.
+    typical_p whose surprise is closest to the entropy. The mass of each set is relative to what the
+    sets before it kept.
     """
     least = scores.max(-1, keepdim=True).values + asked.min_p[:, None].log()
     ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
@@ -110,14 +110,15 @@ def truncated(scores: Tensor, asked: Asked) -> Tensor:
     scores = torch.empty_like(scores).scatter_(1, ids, ordered)
     log_p = scores.log_softmax(-1)
     p = log_p.exp()
-    entropy = -(p * log_p).nan_to_num().sum(-1, keepdim=True)  # 0 x -inf of what is out already
+    entropy = -(p * log_p).nan_to_num().sum(-1, keepdim=True)  # 0 x -inf of tokens excluded already
     ids = (-log_p - entropy).abs().sort(dim=-1, stable=True).indices
     ordered = _first(scores.gather(1, ids), p.gather(1, ids), asked.typical_p)
     return torch.empty_like(scores).scatter_(1, ids, ordered)
 
 
 def _first(ordered: Tensor, p: Tensor, mass: Tensor) -> Tensor:
-    """Leaves of each row the first, as many as their probabilities `p` need to reach its mass."""
+    """Keeps the first tokens of each row, as many as their probabilities `p` need to reach its
+    mass."""
     before = F.pad(p.cumsum(-1)[:, :-1], (1, 0))
     out = (before >= mass[:, None]) & (mass[:, None] < 1)
     return ordered.masked_fill(out, -torch.inf)

@@ -1,4 +1,4 @@
-"""Executes iterations of the local model: one network, and the sequences that it was told of.
+"""Executes iterations of the local model: one network and its sequences.
 
 An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
 which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
@@ -49,12 +49,12 @@ def count_parameters(network: GPT) -> int:
 
 
 class KnownSequence:
-    """What the model knows of a sequence; as `gpt.sampling.Known`."""
+    """The model's copy of a sequence; a `gpt.sampling.Known`."""
 
     __slots__ = ("ids", "prompt_tokens", "sampling", "scored", "table")
 
     def __init__(self, opening: Opening) -> None:
-        self.ids = list(opening.ids)  # and all that is drawn
+        self.ids = list(opening.ids)  # extended by drawn tokens
         self.prompt_tokens = opening.prompt_tokens
         self.sampling = opening.sampling
         self.scored = opening.scored
@@ -67,27 +67,25 @@ class Flat:
 
     tokens: Sequence[int]  # [N]
     positions: Counts  # [N]
-    ends: Sequence[int]  # of each step, where its tokens end
+    ends: Sequence[int]  # where each step's tokens end
     spans: Sequence[Span]
-    attend: Attend | None = None  # None: by what is best for spans on the device
+    attend: Attend | None = None  # None: the default of the device
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What is read back of an iteration, and what it means."""
+    """The results of an iteration that are read back, and their meaning."""
 
     rows: Sequence[KnownSequence]
     positions: int  # computed, padding included
     drawing: Sequence[int]  # rows for which a token is drawn
     prompts: Sequence[Wanted]  # prompt tokens that are scored
     scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
-    numbers: (
-        ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, where there are any
-    )
+    numbers: ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, if any
     start_s: float
 
     def read(self) -> Outcome:
-        """Waits for it. What was drawn is known from then on."""
+        """Waits for it. The drawn tokens are known from then on."""
         arrays = self.numbers.arrays()
         tokens: list[list[int]] = [[] for _ in self.rows]
         if self.drawing:
@@ -107,7 +105,7 @@ class Launched:
 
 
 class Started:
-    """An iteration that was launched; on a CPU it was computed then. As `seams.Pending`."""
+    """An iteration that was launched (on a CPU: computed). A `seams.Pending`."""
 
     def __init__(self, launched: Launched, device: torch.device) -> None:
         self.device = device
@@ -125,16 +123,16 @@ class Started:
 
 
 class Executor(ABC):
-    """As `seams.Model`. `allocate` gives it its KV memory, before it is served."""
+    """A `seams.Model`. Call `allocate`, which reserves its KV memory, before serving."""
 
-    lost: str | None = None  # it lives and dies with its process
+    lost: str | None = None  # it cannot be lost without its process
     pool: KVPool
 
     def __init__(
         self, network: GPT, dtype: torch.dtype, name: str, *, kernel: bool | None = None
     ) -> None:
-        """`kernel`: whether attention runs by the Triton kernel, on a GPU, or on a CPU where Triton
-        interprets; None: on a CPU, by what is made for CPUs."""
+        """`kernel`: whether attention uses the Triton kernel, on a GPU or interpreted on a CPU;
+        None: on a CPU, with the attention for CPUs."""
         self.network = network
         self.device = network.wte.weight.device
         self.context = network.config.context
@@ -164,7 +162,7 @@ class Executor(ABC):
 
     @with_our_errors
     def allocate(self, blocks: int) -> None:
-        """KV memory for all sequences together; what is there already is given up first. Raises
+        """Reserves KV memory for all sequences together; earlier memory is freed first. Raises
         DeviceMemoryError."""
         self.gpu = None
         if hasattr(self, "pool"):
@@ -191,7 +189,7 @@ class Executor(ABC):
         )
 
     def warm_up(self) -> None:
-        """A prefill and a decode, which fill a block, so that no request pays for what is built at
+        """A prefill and a decode that fill a block, so that no request waits for what is built at
         first use."""
         prompt = self.block_tokens - 1
         self.open([Opening(0, [0] * prompt, prompt, Sampling())])
@@ -210,7 +208,7 @@ class Executor(ABC):
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Started:
         """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
         if self._started is not None:
-            self._started.result()  # the tokens that it drew are computed now
+            self._started.result()  # this iteration computes the tokens that it drew
         start_s = time.perf_counter()
         for id in released:
             self._sequences.pop(id, None)
@@ -255,7 +253,7 @@ class Executor(ABC):
 
     @abstractmethod
     def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
-        """Gives sequences the blocks that their steps bring, and says where their tokens lie."""
+        """Assigns the steps' new blocks to their sequences; returns where the tokens are stored."""
 
     def forget(self) -> None:
         """Drops all sequences."""
@@ -270,7 +268,7 @@ def _alternatives(row: KnownSequence) -> int:
 def _prompts_to_score(
     steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Sequence[int]
 ) -> list[Wanted]:
-    """Prompt tokens that follow the new positions, and were not scored before."""
+    """Prompt tokens after the new positions that were not scored before."""
     wanted = []
     for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
         if row.sampling.prompt_logprobs is not None:

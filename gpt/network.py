@@ -1,9 +1,9 @@
-"""GPT-2 in the style of nanoGPT: the whole network, and nothing of batching or caching.
+"""GPT-2 in the style of nanoGPT: the whole network, without batching and caching.
 
 Linear layers, norms and embeddings act on the last axis only, so the same forward serves
 a rectangle of rows `[B, T]` and a ragged pack of tokens `[N]` ("selective batching", Orca,
-OSDI '22, section 4.2). Attention is the one operation that needs to know which token belongs
-to whom; it is handed in as `attend`.
+OSDI '22, section 4.2). Attention is the only operation that distinguishes requests; it is passed
+in as `attend`.
 
 Architecture: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
 """
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens and their positions in, final hidden states out; `head` makes logits of them."""
+    """Turns tokens and positions into final hidden states; `head` turns these into logits."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ Named = Iterable[tuple[str, Tensor]]
 
 def init_weights(network: GPT, seed: int, shown: Callable[[Named], Named] = iter) -> None:
     """GPT-2's initialisation: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer).
-    `shown`: may show how far it is."""
+    `shown` may display progress."""
     generator = torch.Generator().manual_seed(seed)
     residual_std = 0.02 / (2 * network.config.n_layer) ** 0.5
     for name, parameter in shown(network.named_parameters()):
@@ -107,6 +107,6 @@ def init_weights(network: GPT, seed: int, shown: Callable[[Named], Named] = iter
 
 
 def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every row from its start, no cache: what training uses. `[B, T, H, D]` in and out."""
+    """Every row from its start, without a cache, for training. `[B, T, H, D]` in and out."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, H, T, D]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)

@@ -1,7 +1,7 @@
 """Which share of a network one of several shards holds: tensor parallelism.
 
 Attention heads and the columns of the MLP are split, and so is the vocabulary, for the embedding
-and for the head; norms, positions and the biases behind a sum are everybody's (Shoeybi et al.,
+and for the head; every shard has the norms, positions and biases after a sum (Shoeybi et al.,
 "Megatron-LM", 2019, section 3).
 """
 
@@ -18,7 +18,7 @@ from gpt.network import GPTConfig
 
 
 class PartError(ValueError):
-    """A network that cannot be split so; the message says what is allowed."""
+    """A network that cannot be split this way; the message says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The next tokens of a batch, and their logprobs.
 
-What the rows ask for is staged as tensors once, when the batch changes, and serves until it changes
-again. `gpt.drawing` defines what is drawn; on CPUs our own kernel draws it (kernels/sampling.cpp).
+The settings of the rows are staged as tensors when the batch changes, and reused until it changes
+again. `gpt.drawing` defines what is drawn; on CPUs a compiled kernel draws (kernels/sampling.cpp).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPARE = 64  # tokens that a staged batch may draw
 
 
 class Known(Protocol):
-    """What sampling reads of a sequence; a `seams.Opening` is one."""
+    """The parts of a sequence that sampling reads; a `seams.Opening` has them."""
 
     @property
     def ids(self) -> Sequence[int]: ...  # the prompt, then what was generated
@@ -38,8 +38,8 @@ class Known(Protocol):
 
 
 class Sampler:
-    """Draws for one batch after the other. A batch that stays, each row longer by what was drawn,
-    is staged once."""
+    """Draws for one batch after the other. A batch with the same rows, each longer by what was
+    drawn, is staged once."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Sequence[int], Sampling]] = []
@@ -47,7 +47,7 @@ class Sampler:
         self._batch: Batch | None = None
 
     def draw(self, logits: Tensor, rows: Sequence[Known]) -> Tensor:
-        """logits `[R, V]` -> next tokens `[R]`. The logits stay as they are."""
+        """logits `[R, V]` -> next tokens `[R]`. Does not change the logits."""
         known = [len(row.ids) for row in rows]
         if self._batch is None or not self._batch.left or not self._continues(rows, known):
             # not the rows themselves, which may hold more than they know
@@ -64,7 +64,7 @@ class Sampler:
 
 
 class Batch:
-    """Rows that draw together, token after token, as often as there is room for their tokens."""
+    """Rows that draw together, token after token, while the staged tensors have space."""
 
     def __init__(self, rows: Sequence[Known], vocab_size: int, device: torch.device) -> None:
         self.asked = asked_of(rows, vocab_size, device)
@@ -88,7 +88,7 @@ class Batch:
                 ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
             )  # fmt: skip
         elif self._greedy:
-            # torch.max also returns the first of equals, and took 2.2 ms where argmax took 10.5
+            # torch.max also returns the first of equals; it took 2.2 ms, argmax 10.5
             # (64 x 50257 bfloat16, one core)
             tokens = logits.max(-1).indices
         else:
@@ -105,7 +105,7 @@ def _kernel(logits: Tensor) -> Callable[..., None] | None:
 
 
 def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Asked:
-    """What `rows` ask for, in one transfer."""
+    """The settings of `rows`, in one transfer."""
     samplings = [row.sampling for row in rows]
     numbers = np.array(
         [
@@ -139,7 +139,7 @@ def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> As
 
 
 def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
-    """(token, known tokens until which it holds, what its logit gains)"""
+    """(token, number of known tokens until which it applies, what is added to its logit)"""
     sampling = row.sampling
     edits = [(token, ALWAYS, gain) for token, gain in sampling.logit_bias]
     if sampling.min_tokens:
@@ -157,7 +157,7 @@ def _is_penalised(sampling: Sampling) -> bool:
 
 
 def history_of(rows: Sequence[Known], device: torch.device) -> History:
-    """The known tokens of `rows`: themselves only where a row asks for a penalty."""
+    """The known tokens of `rows`; their ids only if a row has a penalty."""
     known = [len(row.ids) for row in rows]
     penalised = any(_is_penalised(row.sampling) for row in rows)
     ids = np.zeros((len(rows), max(known) + SPARE if penalised else 1), dtype=np.int64)

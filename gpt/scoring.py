@@ -22,7 +22,7 @@ class Wanted(NamedTuple):
 
     row: int
     first: int  # index of the first in its sequence
-    at: int  # place whose output speaks of the first; the others follow
+    at: int  # place whose output predicts the first; the others follow
     tokens: Sequence[int]
     alternatives: int
 
@@ -52,7 +52,7 @@ def score_all(
 
 
 def in_words(wanted: Sequence[Wanted], found: Sequence[NDArray[Any]]) -> list[list[TokenLogprobs]]:
-    """What `score` gave, read back, row by row."""
+    """The results of `score`, read back, row by row."""
     rows, at = [], 0
     for _, _, _, tokens, alternatives in wanted:
         mine = slice(at, at + len(tokens))

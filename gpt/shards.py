@@ -1,8 +1,8 @@
-"""A network that is one of several shards: the collectives where its parts meet.
+"""A network as one of several shards, and the collectives between them.
 
-Two sums an iteration and layer, behind attention and behind the MLP; one for the embedding; and the
-logits are gathered, so that every rank draws the same token. `torch.distributed` carries them: gloo
-between CPUs, NCCL between GPUs.
+Each iteration has two sums a layer, after attention and after the MLP, and one for the embedding.
+The logits are gathered, so that every rank draws the same token. `torch.distributed` transports
+them: gloo between CPUs, NCCL between GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from gpt.network import GPT, Block, GPTConfig
 from gpt.part import Part
 
-TIMEOUT_S = 600.0  # of a collective, the first one included; heartbeats decide long before
+TIMEOUT_S = 600.0  # of a collective, the first one included; heartbeats detect a loss much earlier
 
 
 def join(rendezvous: str, part: Part, device: torch.device) -> None:
@@ -35,7 +35,7 @@ def join(rendezvous: str, part: Part, device: torch.device) -> None:
 
 
 def connect(network: GPT, part: Part) -> None:
-    """Replaces the layers whose results are parts by such as meet the other ranks'."""
+    """Replaces layers with partial results by layers that combine the parts of all ranks."""
     vocab_size = network.config.vocab_size
     for block in cast("list[Block]", network.blocks):
         block.attn_proj = SummedLinear(block.attn_proj)  # type: ignore[assignment]
@@ -45,18 +45,18 @@ def connect(network: GPT, part: Part) -> None:
 
 
 def whole_parameters(config: GPTConfig) -> int:
-    """Of all shards together, those that each has counted once."""
+    """The parameters of all shards together; those that every shard has count once."""
     with torch.device("meta"):
         return sum(p.numel() for p in GPT(replace(config, shards=1)).parameters())
 
 
 class SummedLinear(nn.Module):
-    """Has some of the inputs of a linear layer; the sum over ranks is the layer's output."""
+    """A linear layer over some of the inputs; the sum over ranks is the layer's output."""
 
     def __init__(self, part: nn.Linear) -> None:
         super().__init__()
         self.bias = part.bias
-        part.register_parameter("bias", None)  # added once, behind the sum
+        part.register_parameter("bias", None)  # added once, after the sum
         self.part = part
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class SummedLinear(nn.Module):
 
 
 class SplitEmbedding(nn.Module):
-    """Has some of the vocabulary, from `first` on; of other tokens the rows are zeros."""
+    """An embedding of part of the vocabulary, from `first` on; zeros for other tokens."""
 
     def __init__(self, part: nn.Embedding, first: int) -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class SplitEmbedding(nn.Module):
 
 
 class GatheredLinear(nn.Module):
-    """Has some of the outputs of a linear layer `[N, in] -> [N, outputs]`; all are gathered."""
+    """A linear layer `[N, in] -> [N, outputs]` with some of the outputs; all are gathered."""
 
     def __init__(self, part: nn.Linear, shards: int, outputs: int) -> None:
         super().__init__()
         self.part = part
         self.shards = shards
         self.outputs = outputs
-        self.width = -(-outputs // shards)  # of the last rank, some may be missing
+        self.width = -(-outputs // shards)  # the last rank may have fewer
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.part(x)

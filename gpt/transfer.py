@@ -1,5 +1,5 @@
-"""Numbers to and from a device: of an iteration all in one copy each way, in pinned memory, so that
-nothing waits for it before it must."""
+"""Numbers to and from a device: one copy each way for an iteration, in pinned memory, so that
+nothing waits for a copy before it needs it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TORCH = {np.dtype(theirs): ours for ours, theirs in _NUMPY.items()}
 def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     """The same on the device, in one copy, which does not wait."""
     staged = stage(arrays, pinned=device.type == "cuda")
-    # torch gives pinned memory to nobody else before the copy is done
+    # torch does not reuse pinned memory before the copy is done
     return views(staged.to(device, non_blocking=True), arrays)
 
 
 def stage(arrays: Sequence[Array], *, pinned: bool) -> Tensor:
-    """All numbers in one piece of bytes."""
+    """All numbers in one array of bytes."""
     staged = torch.empty(sum(map(_padded_bytes, arrays)), dtype=torch.uint8, pin_memory=pinned)
     numbers, at = staged.numpy(), 0
     for array in arrays:
@@ -35,7 +35,7 @@ def stage(arrays: Sequence[Array], *, pinned: bool) -> Tensor:
 
 
 def views(staged: Tensor, like: Sequence[Array]) -> list[Tensor]:
-    """What `stage` has put together, taken apart; nothing is copied."""
+    """The parts of what `stage` has joined; nothing is copied."""
     found, at = [], 0
     for array in like:
         numbers = staged[at : at + array.nbytes].view(_TORCH[array.dtype])
@@ -50,7 +50,7 @@ def _padded_bytes(array: Array) -> int:
 
 class ReadBack:
     """`int64` and `float32` tensors that are being read. On a GPU the copy follows the work that is
-    launched already; nothing waits for it before `arrays`, nor for what is launched after it."""
+    already launched. Only `arrays` waits for it, and not for what is launched later."""
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._like = [(tensor.shape, _NUMPY[tensor.dtype]) for tensor in tensors]

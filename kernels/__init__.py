@@ -1,8 +1,8 @@
-"""Kernels where torch's own operators are not enough, compiled at first use.
+"""Kernels for operations that are slow in torch, compiled at first use.
 
-A kernel is a C++ file without dependencies, built by the machine's own compiler for the machine's
-own processor and kept in the user's cache. Where there is no compiler the caller falls back to the
-plain-torch twin that defines what the kernel computes.
+A kernel is a C++ file without dependencies, compiled for the machine's own processor and kept in
+the user's cache. Without a compiler the caller uses the plain-torch twin, which defines what the
+kernel computes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ RATES = {
     "rate_amx_int8": [ctypes.c_int64],
 }
 HEAD_DIMS = range(16, 257, 16)  # of attention
-KEYS_TOGETHER = 16  # that attention reads: its blocks hold a multiple of it
+KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
 
 
 @functools.cache
 def attention_library(head_dim: int) -> ctypes.CDLL | None:
-    """`attend_f32` and `attend_bf16` of attention.cpp for one of HEAD_DIMS, or None where they
-    cannot be built."""
+    """`attend_f32` and `attend_bf16` of attention.cpp for one of HEAD_DIMS, or None if they cannot
+    be compiled."""
     library = _library("attention", f"-DHEAD_DIM={head_dim}")
     if library is not None:
         for function in (library.attend_f32, library.attend_bf16):
@@ -59,8 +59,8 @@ def attention_library(head_dim: int) -> ctypes.CDLL | None:
 
 @functools.cache
 def linear_kernel(name: str) -> Callable[..., None] | None:
-    """A function of linear.cpp or amx.cpp, such as `linear_f32`, or None where the processor lacks
-    the instructions that it is written for, or where it cannot be built."""
+    """A function of linear.cpp or amx.cpp, such as `linear_f32`, or None if the processor lacks its
+    instructions or it cannot be compiled."""
     for library in map(_linear_library, LINEAR_SOURCES):
         function = getattr(library, name, None)
         if function is not None:
@@ -79,7 +79,7 @@ def _linear_library(name: str) -> ctypes.CDLL | None:
     library = _library(name)
     allowed = getattr(library, "amx_allowed", None)
     if allowed is not None and not allowed():
-        log.warning("the system does not let this process use AMX: other kernels are used")
+        log.warning("the system refuses AMX to this process: other kernels are used")
         return None
     return library
 
@@ -91,7 +91,7 @@ def linear_identity() -> tuple[str, ...]:
 
 @functools.cache
 def sampling_library() -> ctypes.CDLL | None:
-    """`draw_f32` and `draw_bf16` of sampling.cpp, or None where they cannot be built."""
+    """`draw_f32` and `draw_bf16` of sampling.cpp, or None if they cannot be compiled."""
     library = _library("sampling")
     if library is not None:
         for function in (library.draw_f32, library.draw_bf16):
@@ -107,9 +107,9 @@ def sampling_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def rates_library() -> dict[str, Callable[..., int]]:
-    """The loops of rates.cpp by name, each only where the processor has the instruction."""
+    """The loops of rates.cpp by name, as far as the processor has the instructions."""
     library = _library("rates")
-    tiles = linear_kernel("linear_amx_bf16") is not None  # which asked for the use of them
+    tiles = linear_kernel("linear_amx_bf16") is not None  # which requested permission for AMX
     found: dict[str, Callable[..., int]] = {}
     for name, arguments in RATES.items():
         function = getattr(library, name, None)
@@ -120,31 +120,31 @@ def rates_library() -> dict[str, Callable[..., int]]:
 
 
 def cache_folder() -> Path:
-    """Raises RuntimeError where the user has no home."""
+    """Raises RuntimeError if the user has no home folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "effective-batching"
 
 
 def _library(name: str, *flags: str) -> ctypes.CDLL | None:
-    """Call it after torch was imported: OpenMP's runtime must be the one that torch brought along,
-    or two pools of threads would compete for the cores."""
+    """Call it after torch was imported: OpenMP's runtime must be torch's, or two thread pools would
+    compete for the cores."""
     source = _source(name)
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if compiler is None:
-        log.warning("no C++ compiler found: %s runs on torch's own operators, slower", name)
+        log.warning("no C++ compiler found: %s uses torch's slower operators", name)
         return None
     try:
         return ctypes.CDLL(str(_build(source, compiler, [*FLAGS, *flags])))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # no home: RuntimeError
         detail = getattr(error, "stderr", "") or str(error)
         log.warning(
-            "the %s kernel could not be built, torch's operators are used: %s", name, detail
+            "the %s kernel could not be compiled, torch's operators are used: %s", name, detail
         )
         return None
 
 
 def _build(source: Path, compiler: str, flags: Sequence[str]) -> Path:
-    """The compiled library, made anew whenever source, flags, compiler or processor change."""
+    """The compiled library, built again when source, flags, compiler or processor change."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
     identity = (_text(source), flags, version.stdout, platform.machine(), _processor())
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
@@ -153,7 +153,8 @@ def _build(source: Path, compiler: str, flags: Sequence[str]) -> Path:
     if not library.exists():
         log.warning("compiling %s for this machine (once, a few seconds)", source.name)
         cache.mkdir(parents=True, exist_ok=True)
-        # built aside and renamed, so that two servers starting at once never load half a file
+        # built under another name and renamed, so that servers starting together never load half a
+        # file
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             built = Path(folder) / library.name
             subprocess.run(

@@ -1,12 +1,11 @@
 // Linear layers by AMX: y = x w^T + bias, and GELU where asked, in bfloat16 or over int8 weights.
 //
 // A tile register holds 16 rows of 64 bytes, and one instruction multiplies two of them. Four tiles of
-// sums, 32 rows by 32 outputs, meet two tiles of inputs and two of weights at each step. Few rows
-// wait for memory and not for the multiplier, so a tile is always full, with rows of zeros where
-// there are fewer.
+// sums, 32 rows by 32 outputs, use two tiles of inputs and two of weights at each step. With few rows
+// the time goes to memory, not to multiplying, so missing rows of a tile are zeros.
 //
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
-// last bit whatever rows share its batch.
+// last bit in any batch.
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 
@@ -20,8 +19,8 @@ namespace {
 
 constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = 16 * 64;   // bytes
-constexpr int TILE_WORDS = 16;  // words of 32 bits that a step takes of each row
-constexpr int64_t BLOCK_BYTES = 1 << 20;  // inputs at once, or they left the second-level cache
+constexpr int TILE_WORDS = 16;  // words of 32 bits of each row in a step
+constexpr int64_t BLOCK_BYTES = 1 << 20;  // of inputs at once, as the second-level cache holds
 
 struct alignas(64) Tiles {
   uint8_t palette = 1, first_row = 0, reserved[14] = {};
@@ -33,7 +32,7 @@ struct Bfloat {
   typedef float Sum;
   static constexpr int PER_WORD = 2;
 
-  // One row among the ROWS of its tiles; returns what its sums are to be multiplied by.
+  // Packs one of the ROWS rows of its tiles; returns the factor for its sums.
   static float pack(const Layer& layer, int64_t row, int64_t words, char* to) {
     const auto* x = static_cast<const bf16*>(layer.x) + row * layer.depth;
     const int64_t size = layer.depth * 2;
@@ -88,8 +87,8 @@ struct Int8 {
   }
 };
 
-// A tiles of inputs times one group of weights: sums [A * ROWS][OUTPUTS], over the whole depth. What
-// comes next from memory is fetched meanwhile, `stride` bytes of it at each step.
+// A tiles of inputs times one group of weights: sums [A * ROWS][OUTPUTS], over the whole depth. Meanwhile
+// the next weights are fetched, `stride` bytes at each step.
 template <typename Op, int A>
 void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* weights,
               typename Op::Sum* sums, const char* next, int64_t stride) {
@@ -135,7 +134,7 @@ void linear_block(const Layer& layer) {
       row_scales[r] = Op::pack(layer, r, words, packed + r / ROWS * row_tile + r % ROWS * 64);
 
     const Tiles shapes;
-    asm volatile("ldtilecfg %0" : : "m"(shapes));  // GCC's intrinsic does not say that it reads it
+    asm volatile("ldtilecfg %0" : : "m"(shapes));  // GCC's intrinsic does not declare this read
     alignas(64) typename Op::Sum sums[2 * ROWS * OUTPUTS];
 #pragma omp for schedule(static)
     for (int64_t g = 0; g < groups; ++g) {
@@ -172,7 +171,7 @@ void linear(const Layer& layer) {
 
 }  // namespace
 
-// Linux wants to be asked before a process uses tiles, whose state is large.
+// Linux requires permission before a process uses tiles, whose state is large.
 extern "C" int32_t amx_allowed() {
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
   return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;

@@ -1,9 +1,9 @@
 // Ragged attention on a CPU: each row of an iteration brings n new tokens and attends to its own
-// past, whatever its length; one call serves a whole iteration of one layer.
+// past of any length; one call serves a whole iteration of one layer.
 //
 // What it computes is defined by its plain-torch twin, gpt/attention.py:attend_rows. Keys and values
-// lie in the blocks of a pool, in float or bfloat16; all arithmetic is float. Loops are written so
-// that a compiler vectorises them for the machine at hand; nothing here names an instruction set.
+// are in the blocks of a pool, in float or bfloat16; all arithmetic is float. Loops are written so
+// that a compiler vectorises them for the machine; no instruction set is named here.
 
 #include <omp.h>
 
@@ -51,7 +51,7 @@ inline void store(bf16* to, Floats x) {
   std::memcpy(to, &half, sizeof half);
 }
 
-// Neighbours added: sums of a's pairs, then sums of b's.
+// Adds neighbours: sums of a's pairs, then sums of b's.
 inline Floats add_pairs(Floats a, Floats b) {
   return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
@@ -77,8 +77,8 @@ inline float exp_negative(float x) {
 }
 
 
-// One head's keys or values at 16 positions, fetched ahead. Positions lie a whole token apart, so
-// the processor foresees neither the next one nor the next block; without this, decoding over long
+// Prefetches one head's keys or values at 16 positions. Positions are a whole token apart, so the
+// processor predicts neither the next position nor the next block; without this, decoding over long
 // contexts took twice as long.
 template <typename T>
 inline void prefetch(const T* at, int64_t stride) {
@@ -87,7 +87,7 @@ inline void prefetch(const T* at, int64_t stride) {
       __builtin_prefetch(reinterpret_cast<const char*>(at + i * stride) + byte);
 }
 
-// Scores of one query for 16 keys that lie `stride` apart; their sums are taken together.
+// Scores of one query for 16 keys at distances of `stride`, summed together.
 template <typename T>
 inline void score(const Floats* query, const T* keys, int64_t stride, float* scores) {
   Floats dots[W];
@@ -133,7 +133,7 @@ struct Call {
   float scale;
 };
 
-// What a thread works in.
+// The scratch memory of a thread.
 struct Scratch {
   std::vector<float> scores, keys, values;
   std::vector<Floats> query, sum;
@@ -145,7 +145,7 @@ struct Task {
   static constexpr int64_t dim = HEAD_DIM;
   const Call<T>& call;
   Scratch& scratch;
-  const int64_t row, head, heads;  // of keys and values: the first, and how many
+  const int64_t row, head, heads;  // of keys and values: the first, and their number
   const int64_t group = call.heads / call.kv_heads;  // queries to each of them
   const int64_t token = call.kv_heads * dim;
   const int32_t* table = reinterpret_cast<const int32_t*>(call.tables[row]);
@@ -167,7 +167,7 @@ struct Task {
              call.keys, call.values, token);
       return;
     }
-    // many queries read the same keys: brought together, and as floats, they stay in the cache
+    // many queries read the same keys: gathered and converted to floats, they stay in the cache
     const int64_t low = lowest(start + 1) / W * W, end = start + count;
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t t = low; t < end; ++t) {
@@ -186,8 +186,8 @@ struct Task {
 
   int64_t lowest(int64_t end) const { return std::max<int64_t>(0, end - call.window); }
 
-  // One token's queries of `n` heads from `h0` on, over the positions before `end`. `at` says where
-  // the first of these heads lies at a position, `stride` how far the next position is within 16.
+  // One token's queries of `n` heads from `h0` on, over the positions before `end`. `at` gives the
+  // address of the first of these heads at a position, `stride` the distance within 16 positions.
   template <typename S, typename At>
   void attend(int64_t query_token, int64_t end, int64_t h0, int64_t n, At at, const S* keys,
               const S* values, int64_t stride) {
@@ -197,7 +197,7 @@ struct Task {
       scratch.query[i] = load(queries + i * W) * call.scale;
       scratch.sum[i] = Floats{};
     }
-    const auto each = [&](auto work) {  // (head, its query, where the query's things lie)
+    const auto each = [&](auto work) {  // (head, its query, place of the query's scratch)
       for (int64_t h = 0; h < n; ++h)
         for (int64_t j = h * group; j < (h + 1) * group; ++j) work(h, j);
     };
@@ -224,7 +224,7 @@ struct Task {
   }
 };
 
-// Heads to a task: neighbours share pages and streams of memory, but every thread wants work.
+// Heads per task: neighbours share pages and streams of memory, but every thread needs work.
 inline int64_t heads_together(int64_t rows, int64_t kv_heads) {
   int64_t together = 1;
   while (together < 8 && kv_heads % (2 * together) == 0 &&
@@ -252,7 +252,7 @@ void attend_rows(const Call<T>& call) {
       scratch.keys.resize(longest * HEAD_DIM);
       scratch.values.resize(longest * HEAD_DIM);
     }
-    // rows differ in length, so tasks are handed out as threads come free
+    // rows differ in length, so a free thread takes the next task
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < call.rows * tasks; ++task)
       if (call.count[task / tasks])

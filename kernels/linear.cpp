@@ -1,20 +1,20 @@
-// Linear layers over few rows: y = x w^T + bias, and GELU where asked. While a batch decodes, each
-// row of the input is one token, and a layer is a matrix read once from memory for 1 to some 64
-// rows. Torch's kernels are made for more.
+// Linear layers over few rows: y = x w^T + bias, and optionally GELU. While a batch decodes, each row
+// of the input is one token, and a layer is a matrix, read once from memory, for 1 to about 64 rows.
+// Torch's kernels are made for more.
 //
-// Weights lie in groups of two panels of 16 outputs, so that the vectors of a word of weights meet
-// the broadcast inputs of up to ROWS rows, whose sums stay in registers. A stretch of weights and of
+// Weights are stored in groups of two panels of 16 outputs, so that the vectors of a word of weights
+// are multiplied with the broadcast inputs of up to ROWS rows, whose sums stay in registers. A stretch of weights and of
 // inputs that the first-level cache holds serves all rows before the next: the tile, the packing and
 // the blocking of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM
 // TOMS 34(3), 2008).
 //
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
-// last bit whatever rows share its batch.
+// last bit in any batch.
 //
-// What is multiplied is a variant, and the processor has functions for those that it can run:
-// float32; bfloat16 widened to float32 in registers, or by pairs (VDPBF16PS); int8 by fours
-// (VPDPBUSD). Which is the fastest is measured (gpt/choice.py): some processors' VDPBF16PS does no
-// more per second than their float32. AVX-512 or AVX2; other processors find no function here.
+// There is a function for each variant that the processor can run: float32; bfloat16 widened to
+// float32 in registers, or two at a time (VDPBF16PS); int8 four at a time (VPDPBUSD).
+// gpt/linear/choice.py measures which is the fastest: on some processors VDPBF16PS does no more per
+// second than float32. Needs AVX-512 or AVX2; for other processors there is no function.
 
 #if defined(__AVX2__) && defined(__FMA__)
 
@@ -33,16 +33,16 @@ constexpr int ROWS = 14;  // 28 sums in 32 registers
 constexpr int LANES = 8;
 constexpr int ROWS = 3;   // 12 sums in 16 registers
 #endif
-constexpr int VECTORS = OUTPUTS / LANES;  // that hold one row's sums
-constexpr int64_t STRETCH = 128;          // words of a row whose weights stay in the first cache
+constexpr int VECTORS = OUTPUTS / LANES;  // for one row's sums
+constexpr int64_t STRETCH = 128;          // words of a row whose weights fit into the first-level cache
 constexpr int64_t AHEAD = STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
-constexpr int64_t BLOCK_BYTES = 5 << 18;  // inputs at once, or they left the second-level cache
+constexpr int64_t BLOCK_BYTES = 5 << 18;  // of inputs at once, as the second-level cache holds
 
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t IntLanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t WordLanes __attribute__((vector_size(4 * LANES)));
 
-inline Lanes broadcast(float x) {  // x + zeros is no copy to GCC, which adds
+inline Lanes broadcast(float x) {  // GCC does not treat x + zeros as a copy, and adds
 #if defined(__AVX512F__) && defined(__AVX512BW__)
   return (Lanes)_mm512_set1_ps(x);
 #else
@@ -50,15 +50,15 @@ inline Lanes broadcast(float x) {  // x + zeros is no copy to GCC, which adds
 #endif
 }
 
-// Fixes a row's sums before the next row's: GCC gathers the inputs of all rows first otherwise, and
-// spills the sums that then have no register.
+// Completes a row's sums before the next row's: otherwise GCC gathers the inputs of all rows first and
+// spills the sums for which no register is left.
 template <typename Sum>
 inline void settle(Sum (&row)[VECTORS]) {
 #pragma GCC unroll 4
   for (int v = 0; v < VECTORS; ++v) asm volatile("" : "+v"(row[v]));
 }
 
-// A variant: Word of weights, Input that is broadcast for it, Sum vector, and how they meet.
+// A variant: Word of weights, Input broadcast for it, Sum vector, and their product.
 
 struct Float {
   typedef float X;
@@ -93,7 +93,7 @@ struct Float {
   }
 };
 
-// Reads two bfloat16 of a row as one word, zeros behind the row's end.
+// Reads two bfloat16 of a row as one word; zeros past the row's end.
 struct PairRow {
   const bf16* x;
   int64_t depth;
@@ -189,7 +189,7 @@ inline IntLanes add_fours(IntLanes sums, IntLanes inputs, IntLanes weights) {
 struct Int8 {
   typedef bf16 X;
   typedef uint32_t Word;
-  typedef uint32_t Input;  // four bytes, 128 added to each: the instruction wants them unsigned
+  typedef uint32_t Input;  // four bytes plus 128, since the instruction expects unsigned ones
   typedef IntLanes Sum;
   static constexpr int PER_WORD = 4, MAX_ROWS = ROWS;
 
@@ -221,8 +221,8 @@ struct Int8 {
 };
 #endif
 
-// R rows times a stretch of one group, added to sums [R][OUTPUTS]. What comes next from memory is
-// fetched meanwhile, `stride` bytes of it in each panel at each word.
+// R rows times a stretch of one group, added to sums [R][OUTPUTS]. Meanwhile the next weights are
+// fetched, `stride` bytes in each panel at each word.
 template <typename V, int R>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
           void* sums_at, const char* next, int64_t stride) {
@@ -257,7 +257,7 @@ Tile<V> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
 
 inline Floats value(const Layer&, int64_t, float, const float* sums) { return load<Floats>(sums); }
 
-// Of int8 sums; `scales` are followed by what the inputs' 128 added to each output's sum.
+// For int8 sums; after `scales` come the products of the inputs' 128 with each output's weights.
 inline Floats value(const Layer& layer, int64_t at, float scale, const int32_t* sums) {
   const int64_t all = (layer.outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS;
   const Ints exact = load<Ints>(sums) - load<Ints>(layer.scales + all + at);
@@ -290,7 +290,7 @@ void linear_block(const Layer& layer) {
   float* const row_scales = kept<float, SCALES>(rows);
   const auto* const weights = static_cast<const typename V::Word*>(layer.weights);
   const int64_t stride = OUTPUTS * 4 / tiles;
-  const int64_t stretch = tiles == 1 ? words : STRETCH;  // one tile needs no weights twice
+  const int64_t stretch = tiles == 1 ? words : STRETCH;  // a single tile uses weights only once
 
 #pragma omp parallel if (rows * layer.depth * layer.outputs > SMALL)
   {

@@ -1,4 +1,4 @@
-// What the linear kernels share: how rows of inputs become words, and how sums become outputs.
+// Shared by the linear kernels: turning rows of inputs into words, and sums into outputs.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int W = 16;          // outputs in a panel
-constexpr int PANELS = 2;      // panels whose weights lie together, word by word
+constexpr int PANELS = 2;      // panels whose weights are stored together, word by word
 constexpr int OUTPUTS = W * PANELS;
 constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
 
@@ -20,7 +20,7 @@ typedef uint32_t Words __attribute__((vector_size(4 * W)));
 typedef uint16_t Halves __attribute__((vector_size(2 * W)));
 
 // A linear layer and its inputs. Weights: [group][word][PANELS][W] words of 32 bits; bias and scales
-// [group][OUTPUTS]. All are filled up with zeros, behind the last output and behind the last input.
+// [group][OUTPUTS]. All are padded with zeros past the last output and the last input.
 struct Layer {
   const void* x;         // [rows][depth]
   int64_t rows, depth;
@@ -83,7 +83,7 @@ inline void write_some(T* to, Vector x, int64_t left) {
   std::memcpy(to, &x, left >= W ? sizeof x : sizeof(T) * left);
 }
 
-// One row's results of one panel, of whose outputs `left` exist.
+// One row's results for one panel, which has `left` outputs.
 inline void write(float* to, Floats x, int64_t left) { write_some(to, x, left); }
 
 inline void write(bf16* to, Floats x, int64_t left) {
@@ -103,12 +103,12 @@ inline void finish(const Layer& layer, int64_t row, int64_t at, const Floats* su
   }
 }
 
-constexpr float LEAST = 1e-30f;  // a row of smaller ones counts as zeros: 127 / x must be finite
+constexpr float LEAST = 1e-30f;  // a row of smaller inputs counts as zeros: 127 / x must be finite
 
-// A row of inputs as signed bytes and the scale that makes floats of them: the largest is 127.
+// Converts a row of inputs to signed bytes, the largest being 127; returns their scale.
 // `to` has room for `padded` bytes.
 inline float quantise(const bf16* x, int64_t depth, int8_t* to, int64_t padded) {
-  uint16_t most = 0;  // without its sign a bfloat16 orders as its bits do
+  uint16_t most = 0;  // without its sign a bfloat16 is ordered like its bits
   for (int64_t k = 0; k < depth; ++k) most = std::max<uint16_t>(most, x[k].bits & 0x7fff);
   const float largest = widen(bf16{most});
   const float factor = largest > LEAST ? 127.0f / largest : 0.0f;

@@ -2,7 +2,7 @@
 
 The pool of a layer: keys and values `[blocks, block_tokens, kv_heads, head_dim]`. A row's table
 names its blocks in order, so that its key `n` lies at block `table[n // block_tokens]`, offset
-`n % block_tokens`. `attend_rectangle` defines the kernel (`paged_triton.py`), and stands in for it.
+`n % block_tokens`. `attend_rectangle` defines the kernel (`paged_triton.py`) and replaces it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def attend_rectangle(
     positions: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """Each query sees the keys of its row up to its own position, the last `window` of them.
+    """Each query attends to the keys of its row up to its own position, the last `window` of them.
 
     q `[R, W, H, D]`, of which `kv_heads` divides `H`; tables `[R, blocks]`; positions `[R, W]`,
     -1 where there is no query. Returns `[R, W, H, D]`, zeros where there is no query.

@@ -1,10 +1,10 @@
 """Triton kernels of paged attention; `attend_rectangle` in `paged.py` defines what they compute.
 
-One launch serves a mixed batch. Its grid is tiles of queries, KV heads, splits of the keys. A tile
-is one row's single new token, or a piece of a row's prompt; the query heads that share a KV head
-lie in it together. Rows with one new token are split over their keys, in pieces of fixed size, so
-that neither a long context nor a small batch leaves the device idle; a second launch merges the
-pieces. The arithmetic of a row depends on nothing but the row: not on what it is batched with.
+One launch serves a mixed batch. The grid is tiles of queries x KV heads x splits of the keys. A
+tile is one row's single new token or a piece of a row's prompt, and contains the query heads that
+share a KV head. Rows with one new token are split over their keys, in pieces of fixed size, so that
+neither a long context nor a small batch leaves the device idle; a second launch merges the pieces.
+The arithmetic of a row does not depend on other rows.
 
 Softmax in one pass: Dao et al., "FlashAttention", 2022, section 3; splits over the keys: "Flash-
 Decoding", Dao et al., 2023.
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
-SPLIT_KEYS = 256  # that one program reads of a row with a single new token
+SPLIT_KEYS = 256  # of a row with a single new token, read by one program
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # the interpreter keeps bfloat16 as integers, and multiplies those in tl.dot
 WIDEN = tl.constexpr(INTERPRETED)
@@ -42,7 +42,7 @@ def _store(k, v, keys, values, slots, k_stride, v_stride, SIZE: tl.constexpr, BL
 
 @triton.jit
 def _some(total):
-    return tl.where(total > 0, total, 1.0)  # of a tile's unused queries nothing was summed
+    return tl.where(total > 0, total, 1.0)  # a tile's unused queries have a sum of 0
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def _scan(
             seen = seen & (n[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)  # where nothing was seen yet
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # before the first visible key
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(top - finite)
         total = total * shrink + tl.sum(weights, 1)
@@ -150,7 +150,7 @@ def _merge(
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """The pieces of one row and query head, made one."""
+    """Merges the pieces of one row and query head."""
     tile, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles + 2 * tile)
     first, length = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 2)
@@ -224,7 +224,7 @@ def _launch_attend(
     return out
 
 
-# operators of torch's, so that whoever counts or records operators sees them
+# registered with torch, so that profilers and CUDA graphs see them
 _operators = torch.library.Library("effective_batching", "DEF")
 _operators.define(
     "store(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots) -> ()"
@@ -238,7 +238,8 @@ _operators.impl("attend", _launch_attend, "CompositeExplicitAutograd")
 
 
 def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """k, v `[N, kv_heads, D]` go to their slots `[N]` of the pool; those below 0 go nowhere."""
+    """Writes k, v `[N, kv_heads, D]` to their slots `[N]` of the pool; slots below 0 are
+    skipped."""
     torch.ops.effective_batching.store(k, v, keys, values, slots)
 
 
@@ -253,7 +254,7 @@ def attend(
     longest: int,
     window: int | None = None,
 ) -> Tensor:
-    """q `[N, H, D]` -> `[N, H, D]`; what comes of tokens of no row means nothing.
+    """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless.
 
     int32: rows `[R, 3]`, each the flat index of its first token, its tokens, and its keys, the new
     ones included; tables `[R, blocks]`; tiles `[T, 2]`, each a row and the first of its tokens that

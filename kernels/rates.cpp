@@ -1,5 +1,5 @@
-// What a processor can do at most, by loops that do nothing else: instructions of a kind over
-// registers alone, and reading memory. A reference for benchmarks/limits.py; no kernel of ours.
+// The limits of a processor, measured by loops that do nothing else: instructions of one kind over
+// registers, and reading memory. A reference for benchmarks/limits.py; the server does not use it.
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -18,7 +18,7 @@ typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(sizeof(Floats))));
 constexpr int64_t SUMS = 12;  // more than an instruction's latency times its rate
 
-// A value that the compiler must have in a register at this point.
+// Makes the compiler keep a value in a register at this point.
 template <typename V>
 inline void used(V& value) {
 #if defined(__x86_64__)
@@ -28,7 +28,7 @@ inline void used(V& value) {
 #endif
 }
 
-// Repeats `step(sum)` on all threads; returns how often it was done.
+// Repeats `step(sum)` on all threads; returns the number of steps.
 template <typename V, typename Step>
 int64_t repeat(int64_t times, Step step) {
   int64_t done = 0;
@@ -71,7 +71,7 @@ int64_t repeat_tiles(int64_t times, Step step) {
 
 }  // namespace
 
-// Each returns the operations that were done: a multiplication and an addition are two.
+// Each returns the number of operations: a multiplication and an addition are two.
 
 extern "C" int64_t rate_f32(int64_t times) {
   Floats a = Floats{} + 0.5f, b = Floats{} + 0.25f;
@@ -127,7 +127,7 @@ extern "C" int64_t rate_dot_int8(int64_t times) {
 }
 #endif
 
-// Reads `size` bytes once, in `STREAMS` places at a time for each thread; returns their sum.
+// Reads `size` bytes once, each thread at `STREAMS` places at a time; returns their sum.
 extern "C" int64_t read_memory(const char* from, int64_t size) {
   constexpr int64_t STREAMS = 8, LINE = 64, CHUNK = 1 << 18;
   int64_t total = 0;

@@ -1,12 +1,12 @@
 // Draws the next token of each row. What it computes is defined by its plain-torch twin,
-// gpt/drawing.py:draw; this is the same without sorting a vocabulary, row by row, each row in the
-// cache of one core. Nothing here names an instruction set.
+// gpt/drawing.py:draw; this does the same without sorting a vocabulary, row by row, each row in the
+// cache of one core. No instruction set is named here.
 //
-// Two ideas save the work. The nucleus is not computed at all: the winner among all tokens is drawn
-// first, and is the winner of the nucleus if the tokens that are better than it have a mass below
-// top_p; else nothing from it on belongs to the nucleus, and the rest is drawn from again (with
-// top_p 0.9 in one case of ten). And noise is bounded above by a function that needs no logarithm:
-// the noise itself is computed for the few tokens that can still win.
+// Two ideas save work. First, the nucleus is not computed: the winner among all tokens is drawn, and
+// it is the winner of the nucleus if the tokens better than it have a mass below top_p. Otherwise
+// neither it nor any token after it is in the nucleus, and the remaining tokens are drawn from again
+// (with top_p 0.9 in one case of ten). Second, noise has an upper bound that needs no logarithm; the
+// noise itself is computed only for the few tokens that can still win.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 namespace {
 
 constexpr int W = 16;               // lanes; compilers split these vectors where registers are narrower
-constexpr int64_t BLOCK = 8 * W;    // tokens looked at together
+constexpr int64_t BLOCK = 8 * W;    // tokens examined together
 constexpr int64_t SMALL = 1 << 16;  // logits not worth a second thread
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -96,7 +96,7 @@ inline uint32_t key_of(uint64_t seed, uint64_t position) {  // the finaliser of 
   return static_cast<uint32_t>(z ^ (z >> 31)) ^ 0x80000000u;
 }
 
-// What the rows ask for, in the order of gpt.drawing.Asked. [R], then [R][edits].
+// The rows' settings, in the order of gpt.drawing.Asked. [R], then [R][edits].
 struct Asked {
   const int64_t *seeds, *prompt, *top_k;
   const float *temperature, *top_p, *min_p, *typical_p, *repetition, *presence, *frequency;
@@ -108,15 +108,15 @@ inline bool is_penalised(const Asked& asked, int64_t row) {
   return asked.repetition[row] != 1 || asked.presence[row] != 0 || asked.frequency[row] != 0;
 }
 
-// Of each row the known tokens. [R][length], [R]
+// The known tokens of each row. [R][length], [R]
 struct History {
   const int64_t* ids;
   int64_t length;
   const int64_t* known;
 };
 
-// The order in which sets take tokens: by a key, the lower id first of equals. Which of W tokens from
-// `first` on come before the place (key, id).
+// The order in which sets take tokens: by key, and by id among equal keys. Returns which of W tokens
+// from `first` on come before the place (key, id).
 inline Ints are_before(const float* keys, int64_t first, float key, int64_t id) {
   static constexpr Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const Floats x = load(keys + first);
@@ -141,10 +141,10 @@ int64_t first_of_best(const T* scores, int64_t size) {
   return found;
 }
 
-// One row on its way. Tokens that are out have the score NEVER.
+// A row in progress. Excluded tokens have the score NEVER.
 struct Row {
   int64_t size = 0;    // of the vocabulary
-  int64_t padded = 0;  // to whole blocks, by tokens that are out
+  int64_t padded = 0;  // to whole blocks, with excluded tokens
   std::vector<float> scores, masses, keys;
   std::vector<uint32_t> mixed;  // of token ids
   std::vector<int32_t> counts;  // zeros between rows
@@ -163,7 +163,7 @@ struct Row {
     for (int64_t i = whole; i < padded; ++i) scores[i] = i < size ? widen(logits[i]) : NEVER;
   }
 
-  // Penalties and bias, on the tokens that they name.
+  // Applies penalties and bias to the tokens that they name.
   void edit(const Asked& asked, const History& history, int64_t edits, int64_t row) {
     const int64_t known = history.known[row];
     if (is_penalised(asked, row)) {
@@ -197,7 +197,7 @@ struct Row {
     return largest(best);
   }
 
-  // Leaves the tokens that come before a place.
+  // Keeps the tokens that come before a place.
   void cut(const float* by, float key, int64_t id) {
     float* const s = scores.data();
     for (int64_t i = 0; i < padded; i += W)
@@ -208,8 +208,8 @@ struct Row {
     return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
   }
 
-  // Leaves the best `count` tokens. The tops of groups of tokens say how good these are at least, so
-  // that few others need be looked at.
+  // Keeps the best `count` tokens. The best of each group of tokens gives a lower bound for them, so
+  // that few others are examined.
   void keep_best(int64_t count) {
     const float* const s = scores.data();
     tops.clear();
@@ -231,7 +231,7 @@ struct Row {
     cut(s, s[*last], *last + 1);
   }
 
-  // Leaves the nucleus itself, for the typical set of it: rare enough to sort.
+  // Keeps the nucleus, from which the typical set is taken: rare enough to sort.
   void keep_nucleus(float share, double total) {
     choose(std::numeric_limits<float>::lowest());
     std::sort(chosen.begin(), chosen.end(),
@@ -255,7 +255,7 @@ struct Row {
     }
   }
 
-  // Probabilities but for their common factor, the best's being 1, and their sum.
+  // Probabilities without their common factor, the best being 1, and their sum.
   double weigh(float best) {
     const float* const s = scores.data();
     float* const m = masses.data();
@@ -273,7 +273,7 @@ struct Row {
     return total;
   }
 
-  // The mass of what comes before a token.
+  // The mass of the tokens before a token.
   double before(const float* by, int64_t token) const {
     const float* const m = masses.data();
     const float key = by[token];
@@ -299,7 +299,7 @@ struct Row {
       keys[i] = -std::fabs(best + log_total - scores[i] - entropy);
   }
 
-  // The token whose score and noise are the most together, the first of equals, or -1.
+  // The token with the largest sum of score and noise, the first of equals, or -1.
   //
   // Noise is -log(-log u). Since -log u >= 1 - u, it is at most -log(1 - u), which is at most what
   // the line through exponent and mantissa gives: log2(2^e m) >= e + m - 1 for 1 <= m <= 2.

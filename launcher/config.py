@@ -17,12 +17,12 @@ SHARDS = Group("shards")
 
 @dataclass(frozen=True, slots=True)
 class LauncherConfig(Options):
-    """What is started. Raises OptionError."""
+    """What to start. Raises OptionError."""
 
     usage: ClassVar = "./server.sh launcher [options] [any option of ./server.sh MODE]"
     description: ClassVar = (
         "Starts a model server, with a process for each shard, and the HTTP server in front of it, "
-        "waits until the model is ready, restarts what dies, and ends all in order. Options and "
+        "waits until the model is ready, restarts processes, and ends all in order. Options and "
         "environment variables of Text Generation Inference's launcher work, see docs/tgi.md."
     )
     prefix: ClassVar = "EB_"
@@ -31,7 +31,7 @@ class LauncherConfig(Options):
     """how requests share the model, as in ./server.sh MODE; dynamic runs --policy tgi unless
     another policy is given"""
     hub_cache: str | None = LAUNCHER.option(None)
-    """folder of downloaded weights; none: HF_HUB_CACHE, else the default of huggingface_hub"""
+    """folder of downloaded weights; none: HF_HUB_CACHE, or the default of huggingface_hub"""
 
     shards: int = SHARDS.option(1, least=1, most=64)
     """processes among which the model is split (tensor parallelism)"""
@@ -39,7 +39,7 @@ class LauncherConfig(Options):
     """path of the Unix socket of the model server, to which -1, -2 ... is added for further shards;
     none: in a temporary folder"""
     master_addr: str = SHARDS.option("127.0.0.1")
-    """address at which the shards meet, with --master-port"""
+    """address at which the shards meet, used with --master-port"""
     master_port: int = SHARDS.option(0, least=0, most=65535)
     """its port; 0: a free port of this machine"""
 
@@ -47,8 +47,8 @@ class LauncherConfig(Options):
 def read(
     args: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[LauncherConfig, Config]:
-    """The launcher's configuration and the server's. Ends the process with a message where an
-    option is wrong or not offered."""
+    """The launcher's configuration and the server's. Ends the process with a message if an option
+    is wrong or not offered."""
     if any(word in {"-h", "--help"} for word in args):
         LauncherConfig.from_args(["--help"])
     try:

@@ -1,7 +1,7 @@
-"""Starts the model server and the HTTP server, restarts what dies, and ends both in order.
+"""Starts the model server and the HTTP server, restarts them if they die, and ends both in order.
 
-The model server watches its own shards (`model_server/group.py`): one that dies or hangs is started
-again with its group, while the HTTP server keeps its requests.
+The model server supervises its own shards (`model_server/group.py`): if one dies or hangs, all are
+restarted, while the HTTP server keeps its requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DRAIN_GRACE_S = 20.0  # beyond the server's own drain timeout
 MODEL_SERVER_END_S = 15.0
 POLL_S = 0.25
 MOST_DELAY_S = 30.0
-STABLE_S = 60.0  # a process that lived so long does not count as failing again and again
+STABLE_S = 60.0  # a process that ran so long does not count as failing repeatedly
 
 
 class StartError(Exception):
@@ -34,7 +34,7 @@ class StartError(Exception):
 
 
 class Launcher:
-    """`run` returns the exit status: 0 after SIGTERM or SIGINT, 1 where nothing could be served."""
+    """`run` returns the exit status: 0 after SIGTERM or SIGINT, 1 if nothing could be served."""
 
     def __init__(self, config: LauncherConfig, server: Config) -> None:
         self.config = config
@@ -65,7 +65,7 @@ class Launcher:
         return 0
 
     async def _supervise(self, commands: dict[str, list[str]]) -> None:
-        """Until the launcher is to end. Raises StartError."""
+        """Runs until the launcher is to end. Raises StartError."""
         for name, command in commands.items():
             await self._start(name, command)
         stopping = asyncio.create_task(self._stopping.wait())
@@ -80,12 +80,12 @@ class Launcher:
                     await self._start(name, commands[name])
 
     async def _died(self, child: Child) -> None:
-        """Says so, and waits longer from failure to failure. Raises StartError."""
+        """Logs the failure and waits, longer after each one. Raises StartError."""
         status = child.ended.result()
         if not self._ready_once:
             raise StartError(
                 f"{child.name} ended with status {status} before the model was ready; "
-                "its last lines above say why"
+                "the reason is in its last lines above"
             )
         if time.monotonic() - child.started_s > STABLE_S:
             self._failures = 0
@@ -117,7 +117,7 @@ class Launcher:
         self._note(f"{name} started, pid {child.pid}")
 
     async def _announce(self) -> None:
-        """Says when the model is ready, at first and after each restart."""
+        """Logs when the model is ready, at first and after each restart."""
         was_ready = False
         while True:
             ready = await is_ready(self.server_config.host, self.server_config.port)
@@ -128,7 +128,7 @@ class Launcher:
             await asyncio.sleep(POLL_S)
 
     async def _end(self) -> None:
-        """The server first, so that it drains while the model still answers."""
+        """Ends the server first, so that it drains while the model still works."""
         limits = {
             SERVER: self.server_config.drain_timeout + DRAIN_GRACE_S,
             MODEL_SERVER: MODEL_SERVER_END_S,
@@ -136,7 +136,7 @@ class Launcher:
         for name, limit_s in limits.items():
             if child := self._children.get(name):
                 if not child.ended.done():
-                    self._note(f"{name} is told to end within {limit_s:g} s")
+                    self._note(f"{name} is asked to end within {limit_s:g} s")
                 await child.end(signal.SIGTERM, limit_s)
 
     def _note(self, text: str) -> None:
@@ -144,7 +144,7 @@ class Launcher:
 
 
 async def is_ready(host: str, port: int) -> bool:
-    """Whether `GET /health` is answered with 200."""
+    """Whether `GET /health` returns 200."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         async with asyncio.timeout(1.0):

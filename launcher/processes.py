@@ -1,4 +1,4 @@
-"""A child process of the launcher: its log, its end, and that it never outlives the launcher."""
+"""A child process of the launcher: its log and its end. It never outlives the launcher."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 MOST_LINE_BYTES = 2**20
-# On Linux a child gets SIGTERM when the launcher dies, however that happens, so that servers drain
-# and no process is left. 1 is PR_SET_PDEATHSIG (linux/prctl.h); a launcher that died before that
-# call is no longer the parent. This is a program of its own, since nothing may run between fork and
-# exec in a process that has threads.
+# On Linux a child receives SIGTERM when the launcher dies for any reason, so that servers drain and
+# no process is left. 1 is PR_SET_PDEATHSIG (linux/prctl.h); a launcher that died before that call
+# is no longer the parent. This is a separate program, since nothing may run between fork and exec
+# in a process that has threads.
 _TIED = (
     "import ctypes, os, signal, sys;"
     "ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
@@ -31,7 +31,7 @@ def _tied(command: Sequence[str]) -> list[str]:
 
 
 class Child:
-    """Runs in a process group of its own: Ctrl-C in a terminal reaches only the launcher, which
+    """Runs in a separate process group: Ctrl-C in a terminal reaches only the launcher, which
     ends its children in order."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: LogLine) -> None:
@@ -70,9 +70,9 @@ class Child:
         await self.ended
 
     async def _wait(self) -> int:
-        """The exit status, as in the shell: 128 and more for a signal."""
+        """The exit status as a shell shows it: 128 plus the number of a signal."""
         status = await self._process.wait()
-        # what the child started may hold its output open, and must not hold the launcher
+        # processes of the child may keep its output open and must not delay the launcher
         await asyncio.wait([self._relay], timeout=1.0)
         self._relay.cancel()
         return status if status >= 0 else 128 - status
@@ -82,7 +82,7 @@ class Child:
         while True:
             try:
                 line = await self._process.stdout.readline()
-            except ValueError:  # beyond the limit; the rest of it comes as the next line
+            except ValueError:  # beyond the limit; its remainder is read as the next line
                 continue
             if not line:
                 return
@@ -97,7 +97,7 @@ def plain_line(name: str, line: str) -> None:
 
 
 def json_line(name: str, line: str) -> None:
-    """One JSON object: the child's own with its name, or one around a line that is none."""
+    """One JSON object: the child's own with its name, or one that contains the plain line."""
     try:
         fields = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Text Generation Inference's options and environment variables, in this project's.
+"""Text Generation Inference's options and environment variables, translated to this project's.
 
 Source: the options of its launcher, router (webserver) and model server, version 3. Pure functions
 over text; `docs/tgi.md` shows the same table.
@@ -24,8 +24,8 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """The option exists under another name. `value` gives the value that is meant, or None where
-    the option says what is the case anyway; it raises ValueError with the reason for a refusal."""
+    """The option exists under another name. `value` returns its value, or None if the option asks
+    for the default; it raises ValueError with the reason for a refusal."""
 
     to: str
     value: Callable[[str], str | None] = str
@@ -52,7 +52,7 @@ class Named:
     flag: str
     here: Same | Renamed | Accepted | Refused
     kind: Literal["value", "switch"] = "value"
-    variable: str | None = ""  # of the environment; empty: made from the flag; None: there is none
+    variable: str | None = ""  # environment variable; empty: derived from the flag; None: none
 
     @property
     def environment(self) -> str | None:
@@ -76,7 +76,8 @@ def _json(text: str) -> str | None:
 
 
 def _graphs(text: str) -> str:
-    """TGI gives sizes, and 0 for none; here the sizes follow from --max-batch-size."""
+    """TGI's value is a list of sizes, or 0 for none; here the sizes follow from
+    --max-batch-size."""
     return "false" if text in {"0", "false"} else "true"
 
 
@@ -103,7 +104,7 @@ _CACHE = Renamed("--hub-cache")
 _SOCKET = Renamed("--socket")
 
 OPTIONS: tuple[Named, ...] = (
-    # the launcher's; the router and the model server have most of them, too
+    # of the launcher; the router and the model server also have most of them
     Named("--model-id", Renamed("--model")),
     Named("--revision", _HERE),
     Named("--validation-workers", Accepted("each request's own thread tokenizes it")),
@@ -164,14 +165,14 @@ OPTIONS: tuple[Named, ...] = (
     Named("-e", Refused("GET /info and /stats describe a running server"), "switch", None),
     Named("--max-client-batch-size", _HERE),
     Named("--lora-adapters", Refused("adapters are not applied; merge them into the weights")),
-    Named("--usage-stats", Accepted("no usage is ever reported to anybody")),
+    Named("--usage-stats", Accepted("no usage is reported")),
     Named("--payload-limit", Renamed("--max-body-bytes")),
-    Named("--enable-prefill-logprobs", Accepted("they are always to be had"), "switch"),
+    Named("--enable-prefill-logprobs", Accepted("they are always available"), "switch"),
     Named("--graceful-termination-timeout", Renamed("--drain-timeout")),
-    # the router's own
+    # of the router
     Named("--tokenizer-name", Refused("the tokenizer is read from the model's folder")),
     Named("--messages-api-enabled", Accepted("the messages API is always on"), "switch"),
-    # the model server's own
+    # of the model server
     Named("--logger-level", Renamed("--log-level", str.lower)),
 )
 BY_FLAG: Mapping[str, Named] = {named.flag: named for named in OPTIONS}
@@ -184,8 +185,8 @@ def from_args(args: Sequence[str]) -> list[str]:
 
 
 def from_environment(environ: Mapping[str, str], taken: Sequence[str]) -> list[str]:
-    """What the variables ask for, as a command line in this project's names, without the options
-    that the translated command line `taken` has. Raises TranslationError."""
+    """The environment variables as a command line in this project's names, without the options that
+    the translated command line `taken` has. Raises TranslationError."""
     has = {word.partition("=")[0] for word in taken}
     found: list[str] = []
     for named in OPTIONS:

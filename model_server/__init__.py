@@ -1,1 +1,1 @@
-"""A model in a process of its own, behind gRPC: the server, its shards, and the client's side."""
+"""A model in a separate process behind gRPC: the server, its shards, and the engine's side."""

@@ -1,8 +1,7 @@
 """`python -m model_server`: a model server as a command (`./server.sh model-server`).
 
-The process that is started watches those that execute, one for each shard (`group.py`). With --rank
-it is a shard itself, for somebody else to watch.
-"""
+The process supervises the processes that execute, one for each shard (`group.py`). With --rank it
+is a shard itself, which another program must supervise."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from text import folder_of
 from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
-IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: the group's process holds our standard input
+IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: standard input comes from the group's process
 
 
 def main(args: Sequence[str]) -> None:
@@ -65,7 +64,7 @@ def named(model: str) -> str:
 
 
 def watch(config: ServeConfig) -> int:
-    """All shards, on this machine. Raises AccessError."""
+    """Runs all shards on this machine. Raises AccessError."""
     access = Access(config.model_token, config.model_tls)
     access.check(config.listen)
     group = Group(lambda kv_tokens: shards_of(config, kv_tokens), access, config.model_patience)
@@ -75,8 +74,8 @@ def watch(config: ServeConfig) -> int:
 
 
 def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
-    """How they are started; they meet at another port each time, unless one is given.
-    `kv_tokens`: what they must have memory for, as their predecessors had."""
+    """How to start the shards. They meet at a different port each time, unless one is given.
+    `kv_tokens`: the KV memory that they must have, as their predecessors had."""
     addresses = [address_of(config.listen, rank) for rank in range(config.shards)]
     rendezvous = config.rendezvous or f"127.0.0.1:{free_port()}"
     made = []
@@ -99,7 +98,7 @@ def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
 
 
 def run(config: ServeConfig, rank: int) -> int:
-    """One shard, until it is told to end. Raises AccessError, OSError, LoadError."""
+    """Runs one shard until it is stopped. Raises AccessError, OSError, LoadError."""
     access = Access(config.model_token, config.model_tls)
     service = ModelService(
         Worker(),

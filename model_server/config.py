@@ -17,7 +17,7 @@ PROCESS = Group("process")
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig(Options):
-    """What a model server is told. Raises OptionError."""
+    """The options of a model server. Raises OptionError."""
 
     usage: ClassVar = "./server.sh model-server [serve MODEL_ID] --listen ADDRESS [options]"
     description: ClassVar = (
@@ -30,61 +30,61 @@ class ServeConfig(Options):
     model: str = MODEL.option("embedded")
     """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
     random:gpt2-medium and the like (random weights of that shape), or a folder in the Hugging Face
-    layout; the server is told the same"""
+    layout; start the server with the same"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
     mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
-    """how the server that uses it shares the model, which decides how its memory is laid out"""
+    """the mode of the server that uses it, which determines the layout of its memory"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
-    """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
-    others, on a CPU float32, or int8 where the checkpoint is; int8: weights of linear layers in 8
-    bits, all else in bfloat16 (CPU only)"""
+    others, on a CPU float32, or int8 if the checkpoint is int8; int8: weights of linear layers in 8
+    bits, everything else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
     amount such as 2GiB, 500MB, 30000tokens"""
     max_batch_size: int = MODEL.option(32, least=1, most=4096)
-    """most requests in one iteration, for which its memory is measured; a server may have less"""
+    """most requests in one iteration, for which the memory is measured; the server may have a lower
+    limit"""
     cuda_graphs: bool = MODEL.option(False)
     """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
-    more GPUs; of no effect on a CPU"""
+    more GPUs; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
     listen: str = NETWORK.option("unix:/tmp/model-server", pattern=r"unix:/.+|.+:\d+")
     """unix:/PATH, or HOST:PORT, which needs --model-token or --model-tls"""
     model_token: str | None = NETWORK.option(None, pattern=r"[!-~]+", secret=True)
-    """what whoever connects has to know; other users of this machine can read a command line, not
-    your environment"""
+    """secret that clients must present; other users of this machine can read a command line, but
+    not your environment"""
     model_tls: str | None = NETWORK.option(None)
-    """folder with ca.pem, cert.pem and key.pem: TLS, with certificates of this authority on both
-    sides"""
+    """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
+    authority"""
 
     shards: int = SHARDS.option(1, least=1, most=64, flags=["--num-shard"])
     """processes that share the model: heads, columns and vocabulary are split over them, and each
-    reads its own part of the weights; further ones listen beside --listen (PATH-1, PORT+1)"""
+    reads only its part of the weights; further ones listen next to --listen (PATH-1, PORT+1)"""
     rank: int | None = SHARDS.option(None, least=0, most=63)
-    """which of --shards this process is, where others run elsewhere; it ends when it cannot go on,
-    and whoever started it starts it again; none: all shards run here, and are started again by
-    this process"""
+    """the rank of this process among --shards, if others run elsewhere; it ends when it cannot
+    continue, and its supervisor must restart it; none: all shards run here, and this process
+    restarts them"""
     addresses: tuple[str, ...] = SHARDS.option(())
-    """where all shards listen, by rank, as the server reaches them; none: at --listen, and
-    beside it"""
+    """addresses of all shards by rank, as the server reaches them; none: --listen and the addresses
+    next to it"""
     rendezvous: str | None = SHARDS.option(None, pattern=r".+:\d+")
-    """HOST:PORT of rank 0 where the shards meet, on a network that nobody else can use; none: a
-    free port of this machine"""
+    """HOST:PORT of rank 0 at which the shards meet, on a private network; none: a free port of this
+    machine"""
 
     model_patience: float = PROCESS.option(5.0, least=0.1, most=3600)
-    """seconds without a heartbeat after which a shard is taken to hang, and all are started
-    again"""
+    """seconds without a heartbeat after which a shard counts as hanging and all are restarted"""
     otlp_endpoint: str | None = PROCESS.option(None, pattern=r"https?://.+")
     """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
     no traces"""
     otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
     """the server's name in traces; the model server adds .model-server to it"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
-    """least level logged"""
+    """lowest level that is logged"""
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -104,10 +104,12 @@ class ServeConfig(Options):
 
 @dataclass(frozen=True, slots=True)
 class DownloadConfig(Options):
-    """Which weights are fetched. Raises OptionError."""
+    """The weights to download. Raises OptionError."""
 
     usage: ClassVar = "./server.sh model-server download-weights MODEL_ID"
-    description: ClassVar = "Downloads a model's weights from the hub, so that no server waits."
+    description: ClassVar = (
+        "Downloads a model's weights from the hub, so that a server need not wait for them."
+    )
     prefix: ClassVar = "EB_"
 
     model: str = MODEL.option(MISSING)
@@ -118,12 +120,12 @@ class DownloadConfig(Options):
 
 @dataclass(frozen=True, slots=True)
 class QuantizeConfig(Options):
-    """Which checkpoint is quantised. Raises OptionError."""
+    """The checkpoint to quantise. Raises OptionError."""
 
     usage: ClassVar = "./server.sh model-server quantize MODEL_ID OUTPUT_DIR"
     description: ClassVar = (
-        "Writes a checkpoint with int8 weights, which --model OUTPUT_DIR serves as --dtype int8 "
-        "serves the original, to the last bit."
+        "Writes a checkpoint with int8 weights; --model OUTPUT_DIR then gives the results of "
+        "--dtype int8 with the original, to the last bit."
     )
     prefix: ClassVar = "EB_"
 
@@ -138,8 +140,8 @@ class QuantizeConfig(Options):
 def read(
     args: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> ServeConfig | DownloadConfig | QuantizeConfig:
-    """What a command line asks for; `serve` may be left out. Ends the process with a message where
-    an option is wrong."""
+    """Reads a command line; `serve` may be left out. Ends the process with a message if an option
+    is wrong."""
     match args:
         case ["download-weights", *rest]:
             return DownloadConfig.from_args(rest, environ)

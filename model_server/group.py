@@ -1,8 +1,8 @@
-"""The processes of a model's shards on this machine: started together, and all of them anew when
-one dies or hangs, since what the others hold is worth nothing without it.
+"""The processes of a model's shards on this machine. They are started together, and all are
+restarted when one dies or hangs, since the state of the others is useless without it.
 
-Who uses the model notices by itself, and opens its sequences again (`remote/`). When this process
-is gone, its shards end.
+The engine detects the loss by itself and opens its sequences again (`remote/`). When this process
+ends, its shards end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from model_server.wire.access import Access
 
 log = logging.getLogger(__name__)
 
-REFUSED = 1  # status of a shard that can never be started: another attempt gives the same
+REFUSED = 1  # status of a shard that can never start: another attempt would fail the same way
 BEAT_S, STARTING_BEAT_S = 1.0, 0.1
-GRACE_S = 10.0  # that shards have to end after SIGTERM
-PAUSE_S = 0.1, 10.0  # before a group that dies at once is started again: doubled up to the second
+GRACE_S = 10.0  # for shards to end after SIGTERM
+PAUSE_S = 0.1, 10.0  # before a restart: the first, doubled up to the second while starts fail
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """How one is started, and where it answers."""
+    """How to start a shard, and its address."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -42,7 +42,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """`life`: of which start of the group; what an earlier one did is past."""
+    """`life`: the start of the group that this belongs to; events of earlier ones are ignored."""
 
     life: int
     what: str
@@ -50,9 +50,9 @@ class _Event:
 
 
 class Group:
-    """`shards`: makes those of the next life, given the KV memory of those before, in tokens: who
-    uses the model counts on it. `patience_s`: without a heartbeat, a shard that was ready once is
-    taken to hang."""
+    """`shards` makes the shards of the next life from the KV memory of the previous ones, in
+    tokens, on which the engine relies. `patience_s`: time without a heartbeat after which a shard
+    that was ready once counts as hanging."""
 
     def __init__(
         self, shards: Callable[[int | None], Sequence[Shard]], access: Access, patience_s: float
@@ -66,11 +66,11 @@ class Group:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
-        """`run` ends its shards and returns. May be called in a signal handler."""
+        """Makes `run` end its shards and return. May be called in a signal handler."""
         self._events.put(None)
 
     def run(self) -> int:
-        """Until it is stopped, or a shard refuses to start; returns the exit status."""
+        """Runs until it is stopped or a shard refuses to start; returns the exit status."""
         pause_s, most_s = PAUSE_S
         while True:
             started_s = time.monotonic()
@@ -79,14 +79,14 @@ class Group:
             if event is None or event.final:
                 self._end(signal.SIGTERM)
                 return REFUSED if event else 0
-            log.warning("%s; all shards are started again", event.what)
+            log.warning("%s; all shards are restarted", event.what)
             self._end(signal.SIGKILL)
             short = time.monotonic() - started_s < most_s
             pause_s = min(pause_s * 2, most_s) if short else PAUSE_S[0]
             threading.Event().wait(pause_s)
 
     def _next(self) -> _Event | None:
-        """What ends the present life; None: it is to end for good."""
+        """The event that ends the present life; None: the group was stopped."""
         while (event := self._events.get()) is not None and event.life != self._life:
             pass
         return event
@@ -98,7 +98,7 @@ class Group:
             subprocess.Popen(
                 shard.command,
                 env=shard.environment,
-                stdin=subprocess.PIPE,  # closed when this process ends, however it does
+                stdin=subprocess.PIPE,  # closed when this process ends, in whatever way
                 start_new_session=True,  # Ctrl-C is for this process, which ends them in order
             )
             for shard in shards
@@ -147,7 +147,8 @@ class Group:
 
 
 def address_of(listen: str, rank: int) -> str:
-    """Of a rank whose group listens at `listen`: the first there, the others beside it."""
+    """The address of a rank if its group listens at `listen`: rank 0 there, the others next to
+    it."""
     if rank == 0:
         return listen
     if listen.startswith("unix:"):
@@ -157,5 +158,5 @@ def address_of(listen: str, rank: int) -> str:
 
 
 def cores_each(shards: int) -> str:
-    """Threads of a shard where all share this machine's cores."""
+    """Threads of a shard if all shards share this machine's cores."""
     return str(max(1, len(os.sched_getaffinity(0)) // shards))

@@ -1,8 +1,7 @@
-"""`./server.sh model-server quantize`: a checkpoint with int8 weights, made of another one.
+"""`./server.sh model-server quantize`: a checkpoint with int8 weights, made from another one.
 
-What a server computes with it is, to the last bit, what it computes with `--dtype int8` from the
-original: a weight is rounded in the same way, whether the checkpoint or the network is quantised.
-"""
+Its results equal, to the last bit, those of `--dtype int8` with the original: weights are rounded
+in the same way, whether the checkpoint or the network is quantised."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from gpt.linear.layers import quantised
 from gpt.linear.quantised import SCHEME
 from seams import RANDOM_PREFIX
 
-# what a server reads beside the weights: vocabulary, end tokens, chat template
+# what a server reads besides the weights: vocabulary, end tokens, chat template
 BESIDE = (
     "vocab.tiktoken",
     "tokenizer.json",
@@ -42,7 +41,7 @@ BESIDE = (
 
 
 def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, int]:
-    """Writes the checkpoint that `model` names, at a revision, into `out`, a new or empty folder.
+    """Writes the checkpoint `model`, at a revision, to `out`, a new or empty folder.
     Returns the bytes of the weights before and after. Raises CheckpointError."""
     if model.startswith(RANDOM_PREFIX):
         raise CheckpointError(
@@ -54,16 +53,16 @@ def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, i
     try:
         if out.exists() and any(out.iterdir()):
             raise CheckpointError(f"{out} is not empty; allowed: a new or an empty folder")
-        load_checkpoint(folder)  # what cannot be served is not quantised either
+        load_checkpoint(folder)  # a checkpoint that cannot be served is refused
         tensors, weights = _quantised(folder), out / "model.safetensors"
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, weights, metadata={"format": "pt"})
-        weights.chmod(0o644)  # its library writes files that nobody else may read
+        weights.chmod(0o644)  # its library writes files that only their owner may read
         for name in BESIDE:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, out / name)
         fields = read_fields(folder) | {"quantization_config": SCHEME}
-        (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # last: it is whole
+        (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # written last
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out} cannot be written: {error}") from error
     before = sum(path.stat().st_size for path in folder.glob("*.safetensors"))

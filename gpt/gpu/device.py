@@ -1,4 +1,4 @@
-"""The network on a GPU: what an iteration needs goes there in one copy, decodes may be graphs."""
+"""The network on a GPU: one copy sends an iteration's numbers, and decodes may be CUDA graphs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Device:
         return self._graphs is not None
 
     def record_graphs(self, max_rows: int) -> None:
-        """Of decodes of up to so many rows. There are none without the kernel, nor without the
-        memory for them; the log says so."""
+        """Records decodes of up to `max_rows` rows. Without the kernel or the memory for them there
+        are none, and the log says so."""
         if not self._kernel:
             log.warning("no CUDA graphs are recorded: the attention kernel is not used")
             return
@@ -51,7 +51,7 @@ class Device:
             with torch.inference_mode():
                 self._graphs = DecodeGraphs(self._run, max_rows, blocks, size, device)
         except torch.OutOfMemoryError as error:
-            log.warning("no CUDA graphs are recorded, for want of memory: %s", error)
+            log.warning("no CUDA graphs are recorded, since there is too little memory: %s", error)
 
     def __call__(
         self,

@@ -1,8 +1,8 @@
-"""Decode iterations recorded once as CUDA graphs and replayed: one launch in place of hundreds.
+"""Decode iterations recorded once as CUDA graphs and replayed: one launch instead of hundreds.
 
-A graph has fixed shapes and fixed addresses. So there is one for each of some batch sizes; a batch
-is padded to the next larger size, with rows that have no keys, and its numbers are copied to where
-the graph reads them. Tables are as wide as the longest sequence that the model takes.
+A graph has fixed shapes and fixed addresses. So there is one for each of some batch sizes. A batch
+is padded to the next larger size with rows that have no keys, and its numbers are copied to the
+addresses that the graph reads. Tables are as wide as the model's longest sequence.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from gpt.gpu.paged import Packed, arrays_of
 from gpt.transfer import Array, stage, views
 
-MOST_ROWS = 512  # an iteration of more is long enough to hide its launches
+MOST_ROWS = 512  # a larger iteration is long enough to hide its launches
 
 # hidden states [N, C] of an iteration, and logits [draws, V]
 Forward = Callable[[Packed[Tensor]], tuple[Tensor, Tensor]]
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """1, 2, 4, 8, then by 16, up to what holds `max_rows`."""
+    """1, 2, 4, 8, then multiples of 16, up to the first that holds `max_rows`."""
     most = min(max_rows, MOST_ROWS)
     sizes = [1, 2, 4, 8, *range(16, MOST_ROWS + 1, 16)]
     return [size for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] < most]
@@ -60,7 +60,7 @@ def padded(packed: Packed[Array], size: int, blocks: int, block_tokens: int) -> 
 
 
 class DecodeGraphs:
-    """One graph a size, recorded when it is made. Raises torch.OutOfMemoryError."""
+    """One graph for each size, recorded when this is made. Raises torch.OutOfMemoryError."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class DecodeGraphs:
         self._blocks, self._block_tokens = blocks, block_tokens
         self._device = device
         self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        sizes = reversed(graph_sizes(max_rows))  # the smaller ones then fit into its memory
+        sizes = reversed(graph_sizes(max_rows))  # smaller ones reuse its memory
         self._replays = {size: self._record(forward, size) for size in sizes}
 
     def __call__(self, packed: Packed[Array]) -> tuple[Tensor, Tensor] | None:
-        """What `forward` returns for it, until the next call; None where no graph fits."""
+        """The result of `forward`, valid until the next call; None if no graph fits."""
         rows = len(packed.tokens)
         fitting = [size for size in self._replays if size >= rows]
         if not fitting or not is_decode(packed):
@@ -120,8 +120,8 @@ class DecodeGraphs:
 def _recorded(
     run: Callable[[], tuple[Tensor, Tensor]], memory: Any
 ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
-    # what is built or allocated at first use must be there before; on a stream of its own, as
-    # torch's documentation asks
+    # everything built or allocated at first use must exist before; on a separate stream, as
+    # torch's documentation requires
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

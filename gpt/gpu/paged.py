@@ -1,9 +1,8 @@
-"""An iteration over a pool of KV blocks on a GPU: no launch and no transfer for a single row.
+"""An iteration over a pool of KV blocks on a GPU, without a launch or a transfer for a single row.
 
-All that the device must know of an iteration crosses in one copy (`send`). Attention is then one
-launch for all rows (`PagedAttention`), or, where the kernel cannot be used, two batched calls of
-torch's operators, decodes and prompts apart (`TwoCallAttention`), so that one long prompt does not
-make every decode as wide as itself.
+One copy (`send`) transfers an iteration's numbers to the device. Attention is then one launch for
+all rows (`PagedAttention`) or, if the kernel cannot be used, two batched calls of torch's operators
+for decodes and for prompts (`TwoCallAttention`), so that a long prompt does not widen every decode.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ Numbers = TypeVar("Numbers", Array, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Packed(Generic[Numbers]):
-    """An iteration of `N` tokens and `R` rows; tokens of no row are padding. int32, but for the
-    slots. `tiles`, `singles` and `longest`: as `kernels.paged_triton.attend` reads them."""
+    """An iteration of `N` tokens and `R` rows; tokens of no row are padding. All but the slots are
+    int32. `tiles`, `singles` and `longest` are those of `kernels.paged_triton.attend`."""
 
     tokens: Numbers  # [N]
     positions: Numbers  # [N]
     drawn: Numbers  # [draws] places on the flat axis after which a token is drawn
-    slots: Numbers  # [N] int64: where in the pool; -1: nowhere
+    slots: Numbers  # [N] int64: slot in the pool; -1: none
     rows: Numbers  # [R, 3] first on the flat axis, new tokens, keys
     tables: Numbers  # [R, blocks]
     tiles: Numbers  # [T, 2] row, first of its tokens
     singles: int  # rows with one new token
-    longest: int  # most keys of one of those
+    longest: int  # most keys of one of them
 
 
 def pack(
@@ -49,7 +48,7 @@ def pack(
     block_tokens: int,
     tile_tokens: int,
 ) -> Packed[Array]:
-    """`tile_tokens`: of a prompt, that the kernel computes together."""
+    """`tile_tokens`: tokens of a prompt that the kernel computes together."""
     spans = [span for span in spans if span.length]
     rows = np.array([(s.first, s.length, s.start + s.length) for s in spans], dtype=np.int32)
     first, count, length = rows.reshape(-1, 3).T
@@ -100,8 +99,8 @@ def arrays_of(packed: Packed[Array]) -> list[Array]:
 
 
 class PagedAttention:
-    """`attend` by the kernel: two launches a layer, however many rows there are, and a third where
-    a decode reads so many keys that it is split."""
+    """`attend` by the kernel: two launches a layer for any number of rows, and a third if a decode
+    reads so many keys that it is split."""
 
     def __init__(self, packed: Packed[Tensor], pool: KVPool) -> None:
         self._packed, self._pool = packed, pool
@@ -142,7 +141,7 @@ class TwoCallAttention:
 
 
 def _rectangle(rows: Array, tables: Array, pool: KVPool) -> list[Array]:
-    """Places on the flat axis and positions `[R, W]`, tables, and where results come from."""
+    """Places on the flat axis and positions `[R, W]`, tables, and the places of the results."""
     first, count, length = rows.astype(np.int64).T
     column = np.arange(count.max())
     there = column < count[:, None]  # [R, W]

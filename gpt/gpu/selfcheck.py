@@ -1,9 +1,8 @@
-"""Whether this machine's GPU computes what the Triton kernel is meant to, against plain torch.
+"""Compares the Triton kernel with plain torch on this machine's GPU.
 
-The kernel has run on few GPUs, so the first start on each compares, and its result is kept for as
-long as nothing changes that it depends on. The comparison runs in a process of its own
-(`python -m gpt.gpu.selfcheck`): a kernel that reads where it must not ends every later use of the
-device in its process.
+The kernel has run on few GPUs, so the first start on each runs the comparison, and the result is
+kept until something changes on which it depends. The comparison runs in a separate process
+(`python -m gpt.gpu.selfcheck`), since after an invalid read the device is unusable in its process.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Te
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What the kernel is built for."""
+    """The shape for which the kernel is compiled."""
 
     heads: int
     kv_heads: int
@@ -57,7 +56,7 @@ class Heads:
 
 
 def why_not(device: torch.device, heads: Heads) -> str | None:
-    """Why the kernel cannot be used on a device; None: it can."""
+    """Why the kernel cannot be used on a device; None if it can."""
     identity = _identity(device, heads)
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
     try:
@@ -77,7 +76,7 @@ def why_not(device: torch.device, heads: Heads) -> str | None:
             log.warning("the result of the comparison cannot be kept: %s", error)
     if found is not None:
         log.warning(
-            "the attention kernel is not used, torch's own operators are, slower: %s (kept in %s)",
+            "the attention kernel is not used, but torch's slower operators: %s (kept in %s)",
             found,
             kept,
         )
@@ -85,7 +84,7 @@ def why_not(device: torch.device, heads: Heads) -> str | None:
 
 
 def _identity(device: torch.device, heads: Heads) -> list[str]:
-    """Whatever the result depends on."""
+    """Everything that the result depends on."""
     name = str(device)
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
@@ -127,8 +126,8 @@ CASES = (
 
 
 def differs(attend: Attend, tile: int, heads: Heads, device: torch.device) -> str | None:
-    """Where `attend` computes something else than plain torch in float64, in words. `tile`: the
-    kernel's queries per tile."""
+    """Describes where `attend` differs from plain torch in float64. `tile`: the kernel's queries
+    per tile."""
     deadline_s = time.monotonic() + COMPARE_S
     dtype: torch.dtype = getattr(torch, heads.dtype)
     for number, rows in enumerate(CASES):

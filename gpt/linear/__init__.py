@@ -1,1 +1,1 @@
-"""Linear layers of a network on a CPU: what can compute them, and which of that is the fastest."""
+"""Linear layers of a network on a CPU: the variants, and the choice of the fastest."""

@@ -1,13 +1,13 @@
-"""Which variant computes a network's linear layers: measured on this machine, and kept.
+"""Which variant computes a network's linear layers: measured on this machine and kept.
 
-A processor's speed is no question of its instructions alone: one processor's VDPBF16PS does twice
-the work of its float32, another's half. So the layers' shapes are tried with weights of their own
-size, for a lone row, for a batch that decodes and for a prefill, and the least geometric mean wins.
+Instructions alone do not determine a processor's speed: VDPBF16PS does twice the work of float32 on
+one processor and half of it on another. So each shape is timed with weights of its own size, for a
+single row, a decoding batch and a prefill; the variant with the smallest geometric mean is used.
 One variant serves a shape at all row counts: results of different variants differ in their last
-bits, and a request's logits should not depend on its company. A variant that cannot promise that
-must be clearly faster.
+bits, and a request's logits should not depend on the other rows. A variant that does not guarantee
+that must be clearly faster.
 
-What was found is kept beside the compiled kernels, under a name that changes with the processor,
+The choice is kept beside the compiled kernels, under a name that changes with the processor,
 the number of threads, torch and the kernels' sources. Processes that start together measure once.
 """
 
@@ -33,18 +33,18 @@ from kernels import cache_folder, linear_identity
 log = logging.getLogger(__name__)
 
 ROWS = (1, 8, 64, 256)
-TRIED_WEIGHTS = 2**20  # of a layer: more outputs cost time and tell nothing new
-ROUNDS = 3  # at least, of a shape and number of rows; more while they have taken less than
+TRIED_WEIGHTS = 2**20  # of a layer: more outputs take longer and change nothing
+ROUNDS = 3  # at least, for a shape and number of rows; more while they have taken less than
 ROUNDS_S = 0.02
-# a variant whose results depend on a row's company must take at most this share of the others' time
+# a variant whose results depend on the other rows must take at most this share of the others' time
 CLEARLY_FASTER = 0.75
 
 Shape = tuple[int, int]  # inputs, outputs
 
 
 def pack_linears(network: nn.Module) -> dict[str, str]:
-    """Replaces the linear layers of a CPU network by the fastest variants that this machine has;
-    returns which, by shape."""
+    """Replaces the linear layers of a CPU network by the fastest variants on this machine; returns
+    their names by shape."""
     if next(network.parameters()).device.type != "cpu":
         return {}
     places = [
@@ -72,7 +72,7 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a layer stands in a network."""
+    """A layer and its place in a network."""
 
     module: nn.Module
     name: str
@@ -109,7 +109,8 @@ def common(offers: Sequence[Offer]) -> str:
 
 
 def is_batch_invariant(kernels: dict[str, str]) -> bool:
-    """Whether all of `pack_linears`' choices give a row the same result in any company."""
+    """Whether all of `pack_linears`' choices give a row the same result whatever the other rows
+    are."""
     exact = {
         f"{precision} {variant.name}"
         for precision in dict.fromkeys(name.split()[0] for name in kernels.values())
@@ -158,7 +159,7 @@ def _kept_or_measured(
 
 
 def _read(path: Path, available: dict[str, Variant]) -> dict[str, str]:
-    """What a file says that can be believed; what is not there is measured."""
+    """The valid entries of a file; missing ones are measured."""
     try:
         said = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -171,7 +172,7 @@ def _read(path: Path, available: dict[str, Variant]) -> dict[str, str]:
 def _measure_all(
     precision: Precision, shapes: Iterable[Shape], tried: Sequence[Variant]
 ) -> dict[Shape, Variant]:
-    """In one thread and by its own clock: whatever else runs on the machine changes it little."""
+    """In one thread and in CPU time, so that other work on the machine changes little."""
     alike = {(k, n): (k, max(1, min(n, TRIED_WEIGHTS // k))) for k, n in shapes}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

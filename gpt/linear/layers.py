@@ -1,9 +1,9 @@
 """Linear layers with weights laid out once for a CPU's kernels, instead of in every call.
 
-`KernelLinear` runs one of our own kernels (kernels/linear.cpp, kernels/amx.cpp). `PackedLinear`
-runs oneDNN's, whose operators are torch's, but private: where they are missing, or do not compute
-what a linear layer does, they are no variant. The plain layer always is one: torch's own, or for
-int8 weights `Int8Linear`, which also defines what their kernels compute.
+`KernelLinear` runs one of this project's kernels (kernels/linear.cpp, kernels/amx.cpp).
+`PackedLinear` runs oneDNN's through private operators of torch; if they are missing, or do not
+compute a linear layer, they are not offered. The plain layer is always a variant: torch's own, or
+for int8 weights `Int8Linear`, which also defines what the int8 kernels compute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels import linear_kernel
 
 Precision = Literal["float32", "bfloat16", "int8"]  # of a layer's weights
 LEAST = 1e-30  # a row of smaller inputs counts as zeros, as in kernels/linear.h
-GROUP = 32  # outputs whose weights lie together: two panels of 16, as in kernels/linear.h
+GROUP = 32  # outputs whose weights are stored together: two panels of 16, as in kernels/linear.h
 
 
 def quantised(weight: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -37,8 +37,8 @@ class Int8Linear(nn.Module):
     """A linear layer over int8 weights with a scale for each output.
 
     Inputs are quantised row by row, each to its own largest value; products are summed in integers,
-    which is exact, so the result for a row does not depend on the rows beside it. Scales and bias
-    are float32, whatever the network's inputs are.
+    which is exact, so the result for a row does not depend on other rows. Scales and bias are
+    float32, whatever the type of the network's inputs.
     """
 
     weight: Tensor
@@ -74,7 +74,7 @@ AnyLinear = nn.Linear | Int8Linear
 
 
 def precision_of(linear: AnyLinear) -> Precision | None:
-    """None for what we have no kernels for."""
+    """None if there are no kernels for it."""
     if isinstance(linear, Int8Linear):
         return "int8"
     names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -83,12 +83,12 @@ def precision_of(linear: AnyLinear) -> Precision | None:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One of our kernels, and how it wants its weights."""
+    """A compiled kernel, and the layout of weights that it expects."""
 
     name: str
     function: str
     per_word: int  # inputs in a word of 32 bits
-    words: int  # that it takes of a row at once
+    words: int  # of a row that it processes at once
 
 
 KERNELS: dict[Precision, list[Kernel]] = {
@@ -106,9 +106,9 @@ KERNELS: dict[Precision, list[Kernel]] = {
 
 
 class KernelLinear(nn.Module):
-    """`x @ weight.T + bias`, GELU behind it where the layer has one, by one of our kernels.
+    """`x @ weight.T + bias`, followed by the layer's GELU if it has one, by a compiled kernel.
 
-    The result for a row does not depend on the rows beside it, not even in its last bit.
+    The result for a row does not depend on other rows, to the last bit.
     """
 
     weight: Tensor
@@ -131,7 +131,7 @@ class KernelLinear(nn.Module):
         self.register_buffer("bias", F.pad(bias, (0, absent)))
         scale = torch.zeros(0)
         if isinstance(linear, Int8Linear):
-            # what the kernel for unsigned inputs subtracts stands behind the scales, as integers
+            # the integers that the kernel for unsigned inputs subtracts follow the scales
             excess = 128 * weight.sum(1, dtype=torch.int32)
             scale = torch.cat([F.pad(linear.scale, (0, absent)), excess.view(torch.float32)])
         self.register_buffer("scale", scale)
@@ -179,11 +179,11 @@ class Variant:
 
     name: str
     make: Callable[[AnyLinear], nn.Module]
-    batch_invariant: bool  # a row's result does not depend on its company, to the last bit
+    batch_invariant: bool  # a row's result does not depend on other rows, to the last bit
 
 
 def variants(precision: Precision) -> list[Variant]:
-    """All that this machine can run, torch's own last."""
+    """Every variant that this machine can run, torch's own last."""
 
     def made_by(kernel: Kernel) -> Callable[[AnyLinear], nn.Module]:
         return lambda linear: KernelLinear(linear, kernel)

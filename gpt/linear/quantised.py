@@ -2,7 +2,7 @@
 
 The checkpoint's format is `int-quantized` of compressed-tensors (W8A8): of each linear layer,
 `weight` is int8, in the layout of the original, and `weight_scale` has a factor for each output;
-inputs are quantised by whoever computes, token by token. All else is as in the original, also the
+the kernels quantise inputs, token by token. Everything else is as in the original, also the
 embedding, and with it the head.
 """
 

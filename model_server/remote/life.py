@@ -1,4 +1,4 @@
-"""How a session with a model server begins: who its ranks are, what they serve, what they hold."""
+"""How a session with a model server begins: its ranks, the model, and the KV memory."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ ANY_HOST = ("0.0.0.0", "[::]")
 
 
 class RemoteModelError(Exception):
-    """A model server that cannot be used, however long one waits; the message says why."""
+    """A model server that waiting will not make usable; the message says why."""
 
 
 class NotYetError(Exception):
-    """It cannot be used now; later it may."""
+    """It cannot be used yet, but may be later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
     address: str
     access: Access
-    model: str  # that is expected there
+    model: str  # expected there
     mode: str
     max_batch_size: int
-    patience_s: float  # without a heartbeat, after which a rank is lost
+    patience_s: float  # time without a heartbeat after which a rank is lost
     deadline_s: float  # of an iteration
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """As `gpt.executor.ModelInfo`, and where the model runs."""
+    """`gpt.executor.ModelInfo`, and where the model runs."""
 
     name: str
     parameters: int
@@ -51,7 +51,7 @@ class RemoteInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the engine's ledger and its clients rely on."""
+    """The properties on which the engine's ledger and its clients rely."""
 
     context: int
     vocab_size: int
@@ -69,14 +69,14 @@ class Life:
 def begin(
     options: RemoteOptions, on_loss: Callable[[Session], None], before: Session | None = None
 ) -> Life:
-    """Start-up as TGI has it: discovery, info, an empty cache, warm-up; no sooner, since it writes
-    over whatever is there. `before`: the session that was lost. Raises NotYetError,
+    """Starts a session in TGI's order: discovery, info, clearing the cache, then warm-up, which
+    overwrites the cache. `before`: the session that was lost. Raises NotYetError,
     RemoteModelError."""
     ranks = None
     try:
         ranks = Ranks([options.address], options.access)
         (found,) = ranks.ask("ServiceDiscovery", wire.Nothing(), options.patience_s)
-        # of a single shard, the address by which it was found is the one that works from here
+        # a single shard is reached at the address at which it was found
         if len(found.addresses) > 1:
             ranks.close()
             addresses = [reachable(address, options.address) for address in found.addresses]
@@ -94,7 +94,7 @@ def begin(
 
 
 def reachable(address: str, found_at: str) -> str:
-    """A shard that listens on all addresses of its machine is reached as the first one was."""
+    """A shard that listens on all addresses of its machine is reached at the first one's host."""
     host, _, port = address.rpartition(":")
     return f"{found_at.rpartition(':')[0]}:{port}" if host in ANY_HOST else address
 

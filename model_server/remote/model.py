@@ -1,7 +1,7 @@
-"""A model server as a `seams.Model`: the engine sees a model that may be lost and comes back.
+"""A model server as a `seams.Model` that may be lost and return.
 
-A thread of its own listens to the ranks' heartbeats and connects again after a loss, so that the
-engine never waits for a connection.
+A separate thread receives the ranks' heartbeats and reconnects after a loss, so the engine never
+waits for a connection.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RETRY_S = 0.1  # between attempts to connect
 
 
 class RemoteModel:
-    """As `seams.Model`. `on_return`: called by another thread whenever the model is back."""
+    """A `seams.Model`. Another thread calls `on_return` whenever the model is back."""
 
     def __init__(self, options: RemoteOptions) -> None:
-        """Waits until the model server is there. Raises RemoteModelError."""
+        """Waits for the model server. Raises RemoteModelError."""
         self.options = options
         self.on_return: Callable[[], None] = lambda: None
         self.lost: str | None = None
-        self._owed: str | None = None  # a loss that the engine has not been told of
+        self._owed: str | None = None  # a loss not yet reported to the engine
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
@@ -55,7 +55,7 @@ class RemoteModel:
         return RemoteIteration(self, self._session().start(steps, released))
 
     def warm_up(self) -> None:
-        """Done whenever a session begins."""
+        """Nothing to do: each session begins with a warm-up."""
 
     def close(self) -> None:
         self._closed = True
@@ -71,7 +71,7 @@ class RemoteModel:
             return self._life.session
 
     def settle(self) -> None:
-        """The engine was told of the loss."""
+        """Called once the engine knows of the loss."""
         with self._lock:
             self._owed = None
 
@@ -96,7 +96,7 @@ class RemoteModel:
             try:
                 life = begin(self.options, self._on_loss, self._life.session)
                 self._require_same(life)
-            except Exception as error:  # whatever it is: without this thread nobody would come back
+            except Exception as error:  # any: without this thread the model would never return
                 if str(error) != refused:
                     refused = str(error)
                     log.info("the model is not back yet: %s", refused)
@@ -111,7 +111,7 @@ class RemoteModel:
                 self.on_return()
 
     def _require_same(self, life: Life) -> None:
-        """The ledger and what clients were told stay as they are."""
+        """Checks that the returned model has what the ledger and the clients rely on."""
         was, came = self._life.shape, life.shape
         if (was.context, was.vocab_size, was.block_tokens) != (
             came.context,
@@ -119,7 +119,7 @@ class RemoteModel:
             came.block_tokens,
         ) or came.blocks < was.blocks:
             life.session.ranks.close()
-            raise RemoteModelError(f"it is another one: {came}, and was {was}")
+            raise RemoteModelError(f"it has changed: it is {came} and was {was}")
 
     def _wait_for_life(self) -> Life:
         pause, waits_for = threading.Event(), ""

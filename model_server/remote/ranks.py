@@ -1,4 +1,5 @@
-"""Connections to all ranks of a model server: one verb for all of them, and what refusals mean."""
+"""Connections to all ranks of a model server: one call to all of them, and the meaning of
+refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Ranks:
         self._stubs = [make_stub(channel) for channel in self._channels]
 
     def send(self, verb: str, message: Any, timeout_s: float) -> list[Any]:
-        """To all ranks, side by side; the calls, by rank."""
+        """Calls all ranks concurrently; returns the calls by rank."""
         return [
             getattr(stub, verb).future(message, timeout=timeout_s, metadata=self._metadata)
             for stub in self._stubs
@@ -50,7 +51,7 @@ def describe(call: Any) -> str:
 
 
 def is_final(error: Any) -> bool:
-    """Whether asking again gives the same."""
+    """Whether another attempt would fail the same way."""
     return error.code() in (
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-"""One life of a model server as an engine sees it: from the start of a session to its loss."""
+"""A session of an engine with a model server, from its start to its loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from seams import DeviceMemoryError, ModelLostError, Opening, Outcome, Step
 
-# what these mean to an engine; any other status is a lost model
+# errors for the engine; any other status means that the model is lost
 ERRORS: dict[grpc.StatusCode, Callable[[str], Exception]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: DeviceMemoryError,
     grpc.StatusCode.INTERNAL: RuntimeError,
@@ -24,18 +24,18 @@ ERRORS: dict[grpc.StatusCode, Callable[[str], Exception]] = {
 
 
 class ShardsDivergedError(ModelLostError):
-    """The ranks drew different tokens in one iteration: what they hold is not to be trusted."""
+    """The ranks drew different tokens in one iteration, so their state is no longer valid."""
 
 
 class Session:
-    """The ranks of one model, told the same things in the same order.
+    """The ranks of one model, which receive the same calls in the same order.
 
     `lose` may be called by any thread, `open` and `start` by the engine's.
     """
 
     def __init__(self, ranks: Ranks, deadline_s: float, on_loss: Callable[[Session], None]) -> None:
-        """`deadline_s`: of an iteration; a heartbeat decides long before. `on_loss`: called once,
-        by whichever thread notices."""
+        """`deadline_s` limits an iteration; heartbeats detect a loss much earlier. `on_loss` is
+        called once, by the thread that detects the loss."""
         self.id = secrets.randbits(64) or 1
         self.ranks = ranks
         self.deadline_s = deadline_s
@@ -46,12 +46,12 @@ class Session:
         self._lock = threading.Lock()
         self._calls: set[Any] = set()
 
-    # --- what seams.Model asks --------------------------------------------------------------
+    # --- seams.Model ------------------------------------------------------------------------
 
     def open(self, new: Sequence[Opening]) -> None:
         openings = [messages.opening(opening) for opening in new]
         message = wire.Openings(session=self.id, number=self._take_number(), openings=openings)
-        self._send("Open", message)  # not waited for: an error shows in the iteration that follows
+        self._send("Open", message)  # nothing waits for it: an error appears in the next iteration
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
         message = messages.iteration(self.id, self._take_number(), steps, released)
@@ -70,12 +70,12 @@ class Session:
             self._calls.update(calls)
         for rank, call in enumerate(calls):
             call.add_done_callback(lambda call, rank=rank: self._ended(rank, call))
-        if self.lost is not None:  # in the meantime: these were not among the cancelled
+        if self.lost is not None:  # in the meantime: these calls were not cancelled then
             self._cancel()
         return calls
 
     def _ended(self, rank: int, call: Any) -> None:
-        """Whichever rank fails first ends the wait for the others."""
+        """The first rank that fails ends the wait for the others."""
         with self._lock:
             self._calls.discard(call)
         if call.code() not in (grpc.StatusCode.OK, *ERRORS):
@@ -84,7 +84,7 @@ class Session:
     # --- its end ----------------------------------------------------------------------------
 
     def beat(self, timeout_s: float) -> None:
-        """Asks every rank whether it lives; one that does not say so in time is lost."""
+        """Sends a heartbeat to every rank; a rank that does not respond in time is lost."""
         for rank, call in enumerate(self.ranks.send("Health", self._beat, timeout_s)):
             try:
                 report = call.result()
@@ -103,7 +103,7 @@ class Session:
         self._cancel()
 
     def dismiss(self, timeout_s: float) -> None:
-        """After the loss: shards that are left of several cannot go on without the lost one."""
+        """After a loss, the remaining shards cannot continue without the lost one."""
         if len(self.ranks.addresses) > 1:
             for call in self.ranks.send("ClearCache", wire.Session(lost=self.id), timeout_s):
                 with contextlib.suppress(grpc.RpcError):
@@ -118,7 +118,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """On its way to all ranks. As `seams.Pending`."""
+    """An iteration sent to all ranks. A `seams.Pending`."""
 
     session: Session
     calls: Sequence[Any]

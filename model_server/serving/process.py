@@ -1,4 +1,4 @@
-"""A shard from its start to its end: listen, load, execute, leave."""
+"""A shard from its start to its end: listen, load, execute, end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from model_server.wire.access import OPTIONS, Access
 
 log = logging.getLogger(__name__)
 
-HANDLERS = 16  # threads: an engine has few calls on their way, and heartbeats must find one
-FAILED = 3  # the status of a process that only a new one can replace
-LAST_WORDS_S = 1.0  # for answers to leave
-ORPHAN_S = 5.0  # for the iteration in hand, where nobody is left who would end this process
+HANDLERS = 16  # threads: more than an engine's concurrent calls, so that heartbeats find a free one
+FAILED = 3  # status of a process that must be replaced by a new one
+LAST_WORDS_S = 1.0  # until responses are sent
+ORPHAN_S = 5.0  # for the current iteration, if no process is left that would end this one
 
 register: Callable[..., None] = model_pb2_grpc.add_ModelServerServicer_to_server
 
@@ -42,9 +42,9 @@ def listen(service: ModelService, address: str, access: Access) -> grpc.Server:
 def serve(
     service: ModelService, load: Callable[[], ServedModel], address: str, access: Access
 ) -> int:
-    """Until SIGTERM, or until the model fails for good; returns the exit status. Called by the main
-    thread, to which the model belongs from here on. Raises AccessError, OSError, and what `load`
-    raises."""
+    """Serves until SIGTERM or until the model fails for good; returns the exit status. Call it in
+    the main thread, which then owns the model. Raises AccessError, OSError, and the errors of
+    `load`."""
     worker = service.worker
     server = listen(service, address, access)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,20 +62,20 @@ def serve(
 
 
 def fail(reason: str) -> None:
-    """Ends the process soon, whatever its model's thread is doing: it may hang in a collective."""
+    """Ends the process soon, even if its model's thread hangs in a collective."""
     log.critical("the shard ends: %s", reason)
     threading.Timer(LAST_WORDS_S, os._exit, [FAILED]).start()
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that started it is gone: it holds the other end of our
-    standard input."""
+    """Ends this process when the one that started it is gone, which holds the other end of standard
+    input."""
 
     def watch() -> None:
         sys.stdin.buffer.read()
         log.warning("the process that started this one is gone")
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_S)
-        os._exit(FAILED)  # the iteration in hand may wait for a shard for ever
+        os._exit(FAILED)  # the current iteration may wait for a shard for ever
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The verbs of `wire/model.proto`: what each asks of the model's thread, and errors as statuses."""
+"""The calls of `wire/model.proto`: their work on the model's thread, and errors as statuses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from seams import DeviceLostError, DeviceMemoryError, Model, Outcome
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LEASE_S = 3.0  # without a sign of its client, after which a session may be replaced by another's
+LEASE_S = 3.0  # without a call from its client, after which another may replace its session
 
 
 class ServedModel(Model, Protocol):
-    """A model as its server needs it, beyond executing iterations."""
+    """What the server needs of a model besides executing iterations."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -37,7 +37,7 @@ class ServedModel(Model, Protocol):
     def forget(self) -> None: ...
 
 
-# what an engine does upon each is decided in remote/session.py
+# remote/session.py decides how an engine reacts to each
 STATUS: dict[type[Exception], grpc.StatusCode] = {
     DeviceMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StaleSessionError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -47,8 +47,8 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
 
 
 class ModelService(model_pb2_grpc.ModelServerServicer):
-    """One shard. Its model is handed in when it is loaded; until then only the verbs that need
-    none are answered."""
+    """One shard. It receives its model once that is loaded; until then it serves only calls that
+    need none."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         rank: int,
         fail: Callable[[str], None],
     ) -> None:
-        """`fail` (reason): ends the process, whatever the worker is doing."""
+        """`fail` (reason): ends the process, even while the worker is busy."""
         self.worker = worker
         self.layout = layout
         self.max_batch_size = max_batch_size
@@ -67,9 +67,9 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self.rank = rank
         self.fail = fail
         self.model: ServedModel | None = None
-        self._used_s = 0.0  # when whoever has the session was last heard of
+        self._used_s = 0.0  # when the session's client last called
 
-    # --- verbs that disturb nobody ----------------------------------------------------------
+    # --- calls that do not use the model's thread -------------------------------------------
 
     def ServiceDiscovery(  # noqa: N802 - gRPC names methods as the service does
         self, request: wire.Nothing, context: grpc.ServicerContext
@@ -104,7 +104,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         kv_tokens = self.model.blocks * self.model.block_tokens
         return wire.HealthReport(ready=True, session=self.worker.session, kv_tokens=kv_tokens)
 
-    # --- verbs for the model's thread -------------------------------------------------------
+    # --- calls for the model's thread -------------------------------------------------------
 
     def Warmup(  # noqa: N802
         self, request: wire.Limits, context: grpc.ServicerContext
@@ -130,7 +130,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         model = self._loaded(context)
         if not request.session:
             if request.lost == self.worker.session and len(self.addresses) > 1:
-                self.fail("another shard was lost, and this one is of no use without it")
+                self.fail("another shard was lost, and this one is useless without it")
             return wire.Nothing()
         held = self.worker.session not in (0, request.lost)
         if held and time.monotonic() - self._used_s < LEASE_S:
@@ -190,7 +190,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
             except Exception as error:
                 if len(self.addresses) == 1:
                     raise
-                # the other ranks wait in a collective that will never come
+                # the other ranks wait in a collective that never completes
                 raise ShardFailedError(f"rank {self.rank} failed: {error}") from error
 
         self._note_use(request.session)

@@ -1,4 +1,4 @@
-"""A model that traces what it executes: a span for each sequence, in the trace of its request."""
+"""Traces a model's work: a span for each sequence, in the trace of its request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Execution:
 
 
 class TracedModel:
-    """Executes as `model` does. A sequence's span `execute` ends with its last iteration, and is
+    """Executes like `model`. A sequence's span `execute` ends with its last iteration, and is
     sent when the sequence is released."""
 
     def __init__(self, model: ServedModel, tracing: Tracing, rank: int) -> None:
@@ -35,7 +35,7 @@ class TracedModel:
 
     def open(self, new: Sequence[Opening]) -> None:
         self.model.open(new)
-        self._end(opening.id for opening in new)  # what was preempted is opened again
+        self._end(opening.id for opening in new)  # preempted sequences are opened again
         for opening in new:
             if opening.trace is not None:
                 headers = {"traceparent": opening.trace}

@@ -1,4 +1,4 @@
-"""The thread that owns the model, and the order in which it works. No gRPC, no torch."""
+"""The thread that owns the model, and the order of its work. No gRPC, no torch."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ T = TypeVar("T")
 
 
 class StaleSessionError(Exception):
-    """Of a session that another one has replaced: its sequences are forgotten."""
+    """The session was replaced by another one; its sequences are gone."""
 
 
 class ShardFailedError(Exception):
-    """This process cannot go on: only a new one helps."""
+    """This process cannot continue and must be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     work: Callable[[], Any]
-    session: int | None = None  # None: of no session, and of no order
+    session: int | None = None  # None: belongs to no session and has no order
     number: int = 0
     future: Future[Any] = field(default_factory=Future)
 
 
 class Worker:
-    """Any thread hands work in; `run` does it. Work of a session is done in the order of its
-    numbers, whichever thread was first."""
+    """Any thread submits work; `run` does it. Work of a session is done in the order of its
+    numbers, not of its submission."""
 
     def __init__(self) -> None:
         self.session = 0  # the present one; 0: none yet
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # put is reentrant
-        self._early: dict[int, _Job] = {}  # by number: those before are still to come
+        self._early: dict[int, _Job] = {}  # by number: earlier ones are still missing
         self._next = 0
 
     def ask(self, work: Callable[[], T]) -> Future[T]:
@@ -43,24 +43,24 @@ class Worker:
         return job.future
 
     def ask_in_order(self, session: int, number: int, work: Callable[[], T]) -> Future[T]:
-        """The future raises StaleSessionError where the session is not the present one."""
+        """The future raises StaleSessionError if the session is not the present one."""
         job = _Job(work, session, number)
         self._inbox.put(job)
         return job.future
 
     def begin(self, session: int) -> None:
-        """Within `run`: a new session. What is left of the one before is refused."""
+        """Begins a new session, within `run`. Pending work of the previous one is refused."""
         self.session = session
         early, self._early, self._next = self._early, {}, 0
         for job in early.values():
             self._refuse(job)
 
     def stop(self) -> None:
-        """`run` returns after the work in hand. May be called in a signal handler."""
+        """Makes `run` return after the current work. May be called in a signal handler."""
         self._inbox.put(None)
 
     def run(self) -> None:
-        """Raises ShardFailedError, after it was told to whoever asked."""
+        """Raises ShardFailedError, after the caller of the work has received it."""
         while (job := self._inbox.get()) is not None:
             if job.session is None:
                 self._do(job)
@@ -78,11 +78,13 @@ class Worker:
         except ShardFailedError as error:
             job.future.set_exception(error)
             raise
-        except Exception as error:  # told to the one who asked, who knows what to do
+        except Exception as error:  # passed to the caller, which decides
             job.future.set_exception(error)
         else:
             job.future.set_result(result)
 
     def _refuse(self, job: _Job) -> None:
-        error = StaleSessionError(f"session {job.session} is over, {self.session} goes on")
+        error = StaleSessionError(
+            f"session {job.session} is over; the present one is {self.session}"
+        )
         job.future.set_exception(error)

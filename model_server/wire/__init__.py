@@ -1,1 +1,1 @@
-"""What crosses between an engine and a model server."""
+"""The messages between an engine and a model server."""

@@ -1,4 +1,4 @@
-"""`python -m model_server.wire`: generates the code of `model.proto` anew, beside it. Needs
+"""`python -m model_server.wire`: generates the code of `model.proto` beside it. Needs
 `requirements-dev.txt`."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PROTO = "model_server/wire/model.proto"
 
 
 def generate(folder: Path) -> int:
-    """Writes the generated modules below `folder`, by their place in the repository."""
+    """Writes the generated modules to `folder`, at their paths in the repository."""
     outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
     status: int = protoc.main(["protoc", f"-I{ROOT}", *outputs, PROTO])
     return status

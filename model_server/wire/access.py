@@ -1,8 +1,8 @@
-"""Where a model server listens, and who may use it.
+"""Where a model server listens, and which clients may use it.
 
-A Unix socket is protected by the permissions of its folder. Anything else needs a token that both
-sides know, or TLS with certificates on both sides: whoever reaches a model server can read what
-it computes.
+A Unix socket is protected by the permissions of its folder. Any other address needs a token that
+both sides have, or TLS with certificates on both sides, since a client of a model server can read
+what it computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.so_reuseport", 0),  # a second server on an address is an error
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, whatever failed before
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, also after failures
     ("grpc.enable_http_proxy", 0),
 ]
 
@@ -35,7 +35,7 @@ class AccessError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`token`: both sides know it. `tls`: folder with ca.pem, key.pem and cert.pem."""
+    """`token`: both sides have it. `tls`: folder with ca.pem, key.pem and cert.pem."""
 
     token: str | None = None
     tls: str | None = None
@@ -46,7 +46,7 @@ class Access:
             return
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
-            raise AccessError(f"'{address}' is no address; allowed: unix:/PATH, or HOST:PORT")
+            raise AccessError(f"'{address}' is not an address; allowed: unix:/PATH, or HOST:PORT")
         if self.token is None and self.tls is None:
             raise AccessError(
                 f"{address} is open to others: it needs a token (--model-token) or TLS "
@@ -77,7 +77,7 @@ class Access:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Of every call."""
+        """The metadata of every call."""
         return () if self.token is None else ((HEADER, f"Bearer {self.token}"),)
 
     def guards(self) -> list[grpc.ServerInterceptor]:
@@ -100,7 +100,7 @@ class _TokenGuard(grpc.ServerInterceptor):
         def refuse(_request: Any, context: grpc.ServicerContext) -> Any:
             context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
-                "the token is missing or another one (--model-token)",
+                "the token is missing or wrong (--model-token)",
             )
 
         self._refusal: Handler = grpc.unary_unary_rpc_method_handler(refuse)

@@ -1,5 +1,5 @@
-"""The data of `seams.py` as messages, and back. An iteration crosses column by column: a message
-per row would cost an object per row on both sides."""
+"""The data of `seams.py` as messages, and back. An iteration is sent column by column, since a
+message per row would cost an object per row on both sides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = (
     "frequency_penalty",
     "min_tokens",
 )
-SEEDS = 2**64  # noise depends on no more of a seed
+SEEDS = 2**64  # noise depends only on a seed modulo this
 
 
 def opening(new: seams.Opening) -> wire.Opening:
@@ -113,7 +113,7 @@ def read_outcome(message: wire.Outcome) -> seams.Outcome:
 
 
 def digest_of(tokens: Iterable[Sequence[int]]) -> bytes:
-    """Of an iteration's tokens, row by row: ranks that drew others differ in it."""
+    """Digest of an iteration's tokens, row by row; it differs if ranks drew different tokens."""
     flat = array("q")
     for row in tokens:
         flat.append(len(row))

@@ -82,35 +82,35 @@ class ModelServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Info(self, request, context):
-        """What is served.
+        """The model and the options of the shard.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Health(self, request, context):
-        """Whether the process lives. Answered while an iteration runs, and before the model is loaded.
+        """Heartbeat. Works while an iteration runs, and before the model is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Warmup(self, request, context):
-        """Limits in, memory out: what is built at first use is built, the worst iteration is measured.
+        """Takes limits, returns memory: builds what is built at first use, measures the worst iteration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """A new session: all sequences are forgotten. Refused while another one is in use.
+        """Begins a session and drops all sequences. Refused while another session is in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """Sequences that take part from the next iteration on.
+        """Adds sequences for the next iterations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

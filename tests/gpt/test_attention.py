@@ -127,7 +127,7 @@ def test_kernel_and_twin_compute_attention_for_rows_of_any_length(  # type: igno
 
 
 @pytest.mark.skipif(attention_library(64) is None, reason="no C++ compiler on this machine")
-def test_a_token_gets_the_same_to_the_last_bit_whatever_it_is_computed_with() -> None:
+def test_a_tokens_result_is_the_same_to_the_last_bit_in_any_batch() -> None:
     """Alone, beside others, or as the last of a chunk."""
     shape = KVShape(1, 4, 64, torch.float32, CPU)
     whole = iteration([(0, 40), (30, 1), (7, 90)], shape, 4, seed=1)

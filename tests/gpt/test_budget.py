@@ -51,7 +51,7 @@ def test_less_than_a_block_is_refused() -> None:
         asked_blocks("1MB", SHAPE)
 
 
-def test_a_cpu_gives_what_the_batch_limit_needs_or_a_quarter_of_what_is_available() -> None:
+def test_a_cpus_budget_is_what_the_batch_limit_needs_or_a_quarter_of_the_memory() -> None:
     assert cpu_blocks(SHAPE, 10, 100) == 10 * 7
     total = psutil.virtual_memory().total // BLOCK
     assert cpu_blocks(SHAPE, 10 * total, 16) <= total / 4

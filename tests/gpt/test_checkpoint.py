@@ -134,7 +134,7 @@ def test_an_unknown_model_is_refused_with_what_is_allowed(name: str) -> None:
         load_network(name, torch.device("cpu"), torch.float32, 0)
 
 
-def test_a_hub_that_cannot_be_reached_is_told_with_the_alternatives(
+def test_an_unreachable_hub_is_reported_with_the_alternatives(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -242,7 +242,7 @@ def test_a_shaped_request_leaves_its_neighbours_logits_alone() -> None:
 
 @given(st.lists(samplings, min_size=2, max_size=4), st.data())
 def test_a_batch_that_stays_or_changes_draws_what_its_rows_draw_alone(asked, data) -> None:  # type: ignore[no-untyped-def]
-    """Rows pause, come back and are prompted anew, as iterations have it."""
+    """Rows pause, come back and are prompted again, as in iterations."""
     sequences = [Opening(i, [i, 1, 2], 2, sampling) for i, sampling in enumerate(asked)]
     sampler = Sampler()
     for step in range(5):

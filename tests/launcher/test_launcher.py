@@ -81,7 +81,7 @@ def test_sigterm_ends_all_in_order(launched: Launched) -> None:
     launched.process.send_signal(signal.SIGTERM)
     assert launched.process.wait(PATIENCE_S) == 0
     assert not any(child.is_running() for child in children)
-    told = [line for line in launched.log.splitlines() if "is told to end within" in line]
+    told = [line for line in launched.log.splitlines() if "is asked to end within" in line]
     assert [line.split()[2] for line in told] == ["server", "model-server"]
 
 
@@ -91,7 +91,7 @@ def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
     before = launched.generate()
     shards = [p for p in launched.children() if "model_server" in p.cmdline()]
     max(shards, key=lambda process: process.create_time()).kill()  # the other one watches it
-    assert launched.generate() == before  # waits for the new shard, and nobody gets an error
+    assert launched.generate() == before  # waits for the new shard, without an error
     children = launched.children()
     assert len(children) >= 2
     os.kill(launched.process.pid, signal.SIGKILL)

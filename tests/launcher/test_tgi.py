@@ -79,7 +79,7 @@ def test_sharded_false_means_one_model_server() -> None:
         ("--no-such-option 1", "--no-such-option"),
     ],
 )
-def test_what_is_not_offered_is_refused_by_name_with_the_reason(
+def test_options_that_are_not_offered_are_refused_by_name_with_the_reason(
     typed: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

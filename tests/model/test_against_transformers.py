@@ -63,7 +63,7 @@ def test_logits_equal_transformers_for_prefill_and_decode(
 
 
 @pytest.mark.parametrize("attention", ["kernel", "torch"])
-def test_prefill_chunks_beside_decodes_give_the_logits_of_the_whole(
+def test_prefill_chunks_with_decodes_give_the_logits_of_the_whole_prompt(
     attention: str, checkpoint: tuple[Path, GPT2LMHeadModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, peer = checkpoint
@@ -84,7 +84,7 @@ def test_prefill_chunks_beside_decodes_give_the_logits_of_the_whole(
 
 
 @pytest.mark.parametrize("attention", ["kernel", "torch"])
-def test_rows_that_are_done_are_padding_and_harm_nobody(
+def test_rows_that_are_done_are_padding_and_affect_no_other_row(
     attention: str, checkpoint: tuple[Path, GPT2LMHeadModel]
 ) -> None:
     folder, peer = checkpoint
@@ -100,7 +100,7 @@ def test_rows_that_are_done_are_padding_and_harm_nobody(
             assert outcome.tokens == [[int(peer_logits(peer, text).argmax())], []]
 
 
-def test_a_sequence_that_is_opened_again_begins_anew(
+def test_a_sequence_that_is_opened_again_starts_from_the_beginning(
     checkpoint: tuple[Path, GPT2LMHeadModel],
 ) -> None:
     folder, peer = checkpoint

@@ -134,7 +134,7 @@ def decode_operators(rows: int, sampling: Sampling, layers: int = 1) -> list[str
     return called.names
 
 
-def test_a_decode_takes_as_many_operators_for_64_rows_as_for_4_whatever_they_ask_for() -> None:
+def test_a_decode_takes_as_many_operators_for_64_rows_as_for_4_with_any_sampling() -> None:
     """At most 12 a layer, and a fixed number around the layers."""
     few = decode_operators(4, ALL)
     assert decode_operators(64, ALL) == few

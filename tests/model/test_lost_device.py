@@ -38,7 +38,7 @@ def test_an_error_that_sticks_is_a_lost_device(monkeypatch: pytest.MonkeyPatch) 
     assert synchronized == [torch.device("cuda:1")]
 
 
-def test_an_error_after_which_the_device_works_stays_what_it_is(
+def test_an_error_after_which_the_device_works_is_raised_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

@@ -1,4 +1,4 @@
-"""What a model does without memory for an iteration: it says so, and goes on with the others."""
+"""What a model does without memory for an iteration: it says so, and continues with the others."""
 
 from __future__ import annotations
 

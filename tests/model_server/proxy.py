@@ -1,5 +1,5 @@
 """A link between two hosts that can be cut and healed. What is sent over a cut link is lost, and
-nobody is told; connections that lived through a cut are reset when it heals."""
+no peer is notified; connections that survived a cut are reset when it heals."""
 
 from __future__ import annotations
 

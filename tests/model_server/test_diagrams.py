@@ -60,7 +60,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(manager, server)
 
 
-def test_start_up_discovers_the_shards_asks_what_they_are_and_warms_them_up(
+def test_start_up_discovers_the_shards_checks_their_options_and_warms_them_up(
     world: World,
 ) -> None:
     verbs = [verb for verb, _ in world.server.calls.take()]

@@ -1,4 +1,4 @@
-"""A model server that dies, hangs or cannot be reached costs nobody an answer or a token. Real
+"""A model server that dies, hangs or cannot be reached costs no request its answer or a token. Real
 processes, real signals; the hash model shows any wrong token."""
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_a_shard_that_cannot_be_started_ends_its_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_what_is_left_of_several_shards_ends_to_meet_the_lost_one_anew(
+def test_the_remaining_shards_end_to_be_restarted_with_the_lost_one(
     shards: int, tmp_path: Path
 ) -> None:
     addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(shards)]
@@ -194,6 +194,6 @@ def test_what_is_left_of_several_shards_ends_to_meet_the_lost_one_anew(
         model = stack.enter_context(connected(addresses[0]))
         model._life.session.lose("told so by the test")
         if shards == 1:
-            eventually(lambda: model.lost is None, "a single shard goes on")
+            eventually(lambda: model.lost is None, "a single shard continues")
         else:
             eventually(lambda: all(server.failures for server in servers), "all of them end")

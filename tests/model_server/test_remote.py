@@ -108,7 +108,7 @@ def test_an_iteration_that_failed_harms_no_later_one(tmp_path: Path) -> None:
         assert one_step(model) == reference([1, 2, 3], 1, seed=0)
 
 
-def test_every_shard_is_told_everything_and_one_of_them_answers(tmp_path: Path) -> None:
+def test_every_shard_receives_everything_and_one_of_them_answers(tmp_path: Path) -> None:
     addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
     with (
         served(HashModel(budget=100), addresses[0], addresses=addresses) as first,
@@ -274,13 +274,13 @@ def test_with_tls_only_certificates_of_the_same_authority_are_answered(tmp_path:
                 begin(options, lambda _: None)
 
 
-def test_only_who_knows_the_token_is_answered() -> None:
+def test_only_a_client_with_the_token_is_served() -> None:
     address = f"127.0.0.1:{free_port()}"
     with served(HashModel(), address, access=Access("secret")):
         with connected(address, access=Access("secret")) as model:
             assert one_step(model) == reference([1, 2, 3], 1, seed=0)
         with (
-            pytest.raises(RemoteModelError, match="token is missing or another one"),
+            pytest.raises(RemoteModelError, match="token is missing or wrong"),
             connected(address, access=Access("guess")),
         ):
             pass

@@ -1,5 +1,5 @@
 """The command, with two real shards of the embedded model: they compute what one process does, and
-end when they are told to, and when whoever watches them is gone."""
+end when they are stopped, and when their supervisor is gone."""
 
 from __future__ import annotations
 

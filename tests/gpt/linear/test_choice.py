@@ -62,7 +62,7 @@ def test_a_shape_is_measured_once_and_then_read(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"32 x 48": 7}', '{"32 x 48": "of another age"}'])
-def test_a_file_that_cannot_be_believed_is_measured_anew(
+def test_an_invalid_file_is_replaced_by_a_new_measurement(
     tmp_path: Path, measured: list[tuple[int, int]], text: str
 ) -> None:
     wanted = set(names("float32", SHAPES[:1]))
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_believed_is_measured_anew(
 
 
 @pytest.mark.parametrize("what", ["processor or sources", "threads"])
-def test_another_machine_measures_anew(
+def test_another_machine_measures_again(
     monkeypatch: pytest.MonkeyPatch, measured: list[tuple[int, int]], what: str
 ) -> None:
     names("float32", SHAPES[:1])

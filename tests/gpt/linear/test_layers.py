@@ -82,7 +82,7 @@ def test_every_variant_computes_the_layer(
 
 
 @pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
-def test_a_rows_result_does_not_depend_on_its_company(
+def test_a_rows_result_does_not_depend_on_other_rows(
     precision: Precision, variant: Variant
 ) -> None:
     """To the last bit, at every number of rows, wherever the row stands."""
