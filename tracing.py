@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry, for the server, the router and the model server alike.
+"""Traces by OpenTelemetry, for the server, the router and the model server.
 
-Off unless an OTLP endpoint is set; then nothing of OpenTelemetry is even imported. Spans are sent
-in the background and dropped when the collector is slow: no request ever waits for a trace.
+Without an OTLP endpoint tracing is off and OpenTelemetry is not imported. Spans are sent in the
+background and dropped if the collector is slow, so no request waits for a trace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Attributes = Mapping[str, str | int | float]
 
-FLUSH_MS = 2000  # how long the last spans may take at the end of the process
+FLUSH_MS = 2000  # for the last spans at the end of the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Sends what is left. For the end of the process."""
+        """Sends the remaining spans, at the end of the process."""
         self.provider.force_flush(FLUSH_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A span that has begun."""
+    """An open span."""
 
     tracing: Tracing
     span: Span
 
     def begin(self, name: str, start_ns: int) -> Traced:
-        """A part of it that has begun."""
+        """Begins a child span."""
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(self.span)
@@ -64,12 +64,12 @@ class Traced:
         )
 
     def part(self, name: str, start_ns: int, end_ns: int) -> None:
-        """A part of it that is over."""
+        """Adds a child span that has ended."""
         self.begin(name, start_ns).end(end_ns, {})
 
     @contextmanager
     def call(self, name: str, attributes: Attributes) -> Iterator[dict[str, str]]:
-        """A call of another process: gives the headers by which it goes on with the trace."""
+        """A call to another process; returns the headers with which it continues the trace."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         span = self.tracing.tracer.start_span(
@@ -103,8 +103,8 @@ class Traced:
 
 
 def start_tracing(endpoint: str | None, service: str) -> Tracing | None:
-    """For `--otlp-endpoint` and `--otlp-service-name`; None where there is no endpoint. To be
-    called in the process that makes the spans: threads do not survive a fork."""
+    """For `--otlp-endpoint` and `--otlp-service-name`; None without an endpoint. Call it in the
+    process that makes the spans, since threads do not survive a fork."""
     if endpoint is None:
         return None
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

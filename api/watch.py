@@ -1,7 +1,7 @@
 """The live page: `/watch`, its files, its events, its trace, and what its buttons send.
 
-The page and its files are open to everyone, since a browser sends no key with an address that is
-typed; they hold nothing of this server. All that does asks for the key.
+The page and its files need no key, since a browser sends none with a typed address; they contain no
+data of this server. Everything that does requires the key.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PlayRequest(BaseModel):
 
 
 class PlayAnswer(TypedDict):
-    requests: list[int]  # that were taken in
+    requests: list[int]  # that were accepted
     refused: int  # since the queue was full
 
 
@@ -114,7 +114,7 @@ def make_blueprint(service: Service) -> Blueprint:
         except FullError:
             raise ApiError(
                 503,
-                f"{hub.most_viewers} watch already (--watch-viewers)",
+                f"there are {hub.most_viewers} viewers already (--watch-viewers)",
                 {"Retry-After": "5"},
             ) from None
 
@@ -187,7 +187,7 @@ def make_blueprint(service: Service) -> Blueprint:
                 refused += 1
             else:
                 taken.append(inference.id)
-        g.pop("inferences", None)  # they go on: the log must not take them for cancelled
+        g.pop("inferences", None)  # they continue: the log must not count them as cancelled
         told: PlayAnswer = {"requests": taken, "refused": refused}
         return jsonify(told)
 

@@ -1,9 +1,9 @@
-"""The runs of a folder side by side at one clock, as an animated SVG.
+"""The runs of a folder side by side on one clock, as an animated SVG.
 
     python -m watch.film FOLDER [--out film.svg]
 
-FOLDER holds a file for each server, written by `--record FOLDER/NAME.jsonl`; without one, the runs
-that ship with the live page. A renderer that does not animate shows the end.
+FOLDER holds a file for each server, written by `--record FOLDER/NAME.jsonl`; without FOLDER, the
+film shows the runs that ship with the live page. A renderer that does not animate shows the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from watch.runs import RECORDED, Recorded, RunError, read_folder
 
 WIDTH, MARGIN, ROW, HEAD, GAP, FOOT = 900, 14, 8, 26, 10, 62
 PLAY_S, HOLD_S = 8.0, 4.0
-MOST_ROWS = 60  # requests of a run: those that came first
+MOST_ROWS = 60  # requests of a run: the first to arrive
 SAYS = {
     "nobatch": "one at a time",
     "static": "a batch starts and ends together",
@@ -29,8 +29,8 @@ SAYS = {
 LEGEND = (
     ("waiting", "waits"),
     ("prefill", "prefill: the prompt is read"),
-    ("decode", "decode: a token an iteration"),
-    ("held", "done, its row still computed"),
+    ("decode", "decode: one token per iteration"),
+    ("held", "done, row still computed"),
 )
 STYLE = """
 text{font:13px system-ui,-apple-system,'Segoe UI',sans-serif;fill:#20242a}
@@ -136,16 +136,16 @@ def _panel(run: Recorded, top: int, span_us: int) -> Iterator[str]:
 
 
 def _score(run: Recorded, top: int, span_us: int) -> Iterator[str]:
-    """How many are answered, each count while it holds."""
+    """The number of completed requests, over time."""
     zero, shown = _zero_us(run), {row.request for row in _shown(run)}
     ends = sorted(row.end_us - zero for row in run.frame["ended"] if row.request in shown)
     whole = PLAY_S + HOLD_S
     changes = [0.0, *(PLAY_S * end / span_us / whole for end in ends)]
     for n, since in enumerate(changes):
         last = n == len(ends)
-        words = f"{n} of {len(shown)} answered"
+        words = f"{n} of {len(shown)} completed"
         if last:
-            words = f"all {n} answered after {ends[-1] / US:.2f} s" if ends else words
+            words = f"all {n} completed after {ends[-1] / US:.2f} s" if ends else words
         until = 1.0 if last else changes[n + 1]
         if until <= since and not last:
             continue

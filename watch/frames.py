@@ -1,12 +1,12 @@
-"""What a watcher is told, as JSON: a `hello`, then frames. The page, the recorded runs, the traces
-and the film all read this one form.
+"""The data that viewers receive, as JSON: a `hello`, then frames. The page, the recorded runs, the
+traces and the film all read this format.
 
-    hello    what runs: mode, policy, model, places in the batch, blocks of KV memory
-    frame    everything that was recorded since the frame before
+    hello    the server: mode, policy, model, slots of the batch, blocks of KV memory
+    frame    everything recorded since the previous frame
 
 Times are whole microseconds of the server's clock. Lists have fixed columns, named below. A request
-that does the same in several iterations one after the other is one *run*, so that the size of a
-frame follows what changes, not how many rows were computed.
+that does the same in several consecutive iterations is one *run*, so the size of a frame depends on
+what changes, not on the number of computed rows.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Hello(TypedDict):
     mode: str
     policy: str
     model: str
-    lanes: int  # places in the batch
+    lanes: int  # slots of the batch
     blocks: int
     block_tokens: int
-    text: bool  # whether texts may be asked for
+    text: bool  # whether texts are available
 
 
 class IterationColumns(NamedTuple):
-    """Of `frame["iterations"]`; the first row is number `frame["first"]`."""
+    """A row of `frame["iterations"]`; the first has the number `frame["first"]`."""
 
     start_us: int
     duration_us: int
-    generated: int  # tokens handed to requests
-    tokens: int  # computed and wanted
-    padding: int  # positions computed for nothing
+    generated: int  # generated tokens
+    tokens: int  # computed, without padding
+    padding: int  # computed positions of padding
     waiting: int
     used: int  # blocks
     cached: int
@@ -47,7 +47,7 @@ class IterationColumns(NamedTuple):
 
 
 class RunColumns(NamedTuple):
-    """Of `frame["runs"]`."""
+    """A row of `frame["runs"]`."""
 
     request: int
     lane: int
@@ -149,7 +149,7 @@ def _us(s: float) -> int:
 
 
 def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
-    """Most iterations have the rows of the one before: those cost one comparison each."""
+    """Most iterations have the rows of the previous one; these take one comparison each."""
     runs: list[RunColumns] = []
     newest: dict[int, int] = {}  # lane -> index of its newest run
     at = 0
@@ -181,7 +181,7 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
 
 
 def event_of(line: Mapping[str, Any]) -> Event | None:
-    """A line that `--record` wrote; None for those that tell of no event."""
+    """The event in a line that `--record` wrote; None if it has none."""
     match line["type"]:
         case "arrived":
             return Arrived(

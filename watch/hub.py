@@ -1,8 +1,8 @@
-"""Tells all watchers what was recorded, twenty times a second, while anybody watches.
+"""Sends new records to all viewers, twenty times a second.
 
-One thread reads the history and encodes each frame once for all. A viewer's thread takes frames
-from a short queue and sends them; one that falls behind is dropped, never waited for. The engine
-does not know of any of it: all it does is add to the history, as it always does.
+While there are viewers, one thread reads the history and encodes each frame once for all of them. A
+viewer's thread takes frames from a short queue and sends them; a viewer that falls behind is
+disconnected. The engine only adds to the history, with or without viewers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05
 STATS_EVERY = 20  # frames
-QUIET_FRAMES = 20  # nothing new for so long: a frame all the same, so that clocks stay together
+QUIET_FRAMES = 20  # without news, after which a frame is sent all the same, to keep clocks in step
 MOST_BEHIND = 60  # frames that a viewer may be late: three seconds
-BACKLOG_EVENTS = 2000  # that a new viewer is told at once
+BACKLOG_EVENTS = 2000  # sent to a new viewer at once
 
 _encode = msgspec.json.encode
 
 
 class FullError(Exception):
-    """As many watch as may."""
+    """There are as many viewers as allowed."""
 
 
 class Viewer:
@@ -40,7 +40,7 @@ class Viewer:
         self._frames: queue.Queue[bytes | None] = queue.Queue(MOST_BEHIND)
 
     def tell(self, event: bytes) -> bool:
-        """False where the viewer is too slow."""
+        """False if the viewer is too slow."""
         try:
             self._frames.put_nowait(event)
         except queue.Full:
@@ -48,7 +48,7 @@ class Viewer:
         return True
 
     def drop(self) -> None:
-        """Its thread may wait in a socket that nobody reads: a shut one returns at once."""
+        """Shuts the socket, in which the thread may wait for a client that does not read."""
         with contextlib.suppress(queue.Full):
             self._frames.put_nowait(None)
         if self._client is not None and self._frames.full():
@@ -61,8 +61,8 @@ class Viewer:
 
 
 class Hub:
-    """`history`, `hello` and `stats` are asked for while somebody watches. `closing`: whether the
-    server has done all it had to do and ends."""
+    """`history`, `hello` and `stats` are called while there are viewers. `closing`: whether the
+    server has finished all requests and ends."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Hub:
         with self._lock:
             if len(self._viewers) >= self.most_viewers:
                 raise FullError
-            self._tick()  # the viewer goes on where the others are
+            self._tick()  # the viewer continues where the others are
             viewer.tell(as_event("hello", self._hello()))
             viewer.tell(as_event("frame", {**self._backlog(), "stats": self._stats()}))
             self._viewers.append(viewer)

@@ -1,4 +1,4 @@
-"""Reads recorded runs: what `--record FILE` of a server wrote, or what ships with the page."""
+"""Reads recorded runs: files that `--record FILE` wrote, or those that ship with the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDER = ("nobatch", "static", "dynamic")
 
 
 class RunError(Exception):
-    """A folder or a file that holds no run; the message names it and says what is expected."""
+    """A folder or a file without a run; the message names it and says what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Recorded:
 
 
 def read_folder(folder: Path) -> list[Recorded]:
-    """All runs of a folder, in the order in which modes are told. Raises RunError."""
+    """All runs of a folder, in the order of the modes. Raises RunError."""
     if not folder.is_dir():
-        raise RunError(f"{folder} is no folder")
+        raise RunError(f"{folder} is not a folder")
     paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")])
     if not paths:
         raise RunError(

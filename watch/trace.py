@@ -3,7 +3,7 @@
     python -m watch.trace FOLDER [--out trace.pftrace]
 
 FOLDER holds a file for each server, written by `--record FOLDER/NAME.jsonl`. Each is a process of
-the trace; servers of one machine share its clock. The ending of --out decides the format:
+the trace; servers on one machine share its clock. The extension of --out selects the format:
 .pftrace is Perfetto's protobuf, .json Chrome's.
 """
 

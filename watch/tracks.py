@@ -1,9 +1,9 @@
 """Traces of a server's work, for Perfetto's viewer (ui.perfetto.dev) and for Chrome's.
 
-A process a server: a track for each place in the batch with what ran there, one for the iterations,
-as many for the queue as waited at once, and counters of the queue, the KV memory and the tokens. A
-request that lost its place is one flow of arrows. Times are those of the server's clock, which the
-processes of one machine share.
+A server is a process of the trace. It has a track for each slot of the batch, one for the
+iterations, as many for the queue as requests waited at once, and counters of the queue, the KV
+memory and the tokens. A preempted request is one flow of arrows. Times are those of the server's
+clock, which the processes of a machine share.
 <https://perfetto.dev/docs/instrumentation/track-events>
 """
 
@@ -34,7 +34,7 @@ class Slice:
     end_us: int
     name: str
     notes: Mapping[str, int | str] = field(default_factory=dict)
-    flow: int | None = None  # slices with the same one belong together
+    flow: int | None = None  # slices of the same flow belong together
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def tracks(hello: Hello, frame: Frame) -> Process:
 
 
 def _side_by_side(name: str, slices: Sequence[Slice]) -> dict[str, list[Slice]]:
-    """In as few tracks as hold slices that overlap."""
+    """Distributes overlapping slices over as few tracks as possible."""
     found: list[list[Slice]] = []
     for one in sorted(slices, key=lambda one: one.start_us):
         place = next((of for of in found if of[-1].end_us <= one.start_us), None)

@@ -34,7 +34,7 @@ def events(server: Server) -> requests.Response:
     )
 
 
-def test_the_page_is_open_and_what_it_shows_is_not(locked: Server) -> None:
+def test_the_page_needs_no_key_but_its_data_does(locked: Server) -> None:
     for path in ("/watch", "/watch/page/main.js", "/watch/page/recorded/dynamic.json"):
         assert requests.get(locked.url + path, timeout=PATIENCE_S).status_code == 200
     for path in ("/watch/events", "/watch/trace", "/watch/text/0"):
@@ -42,13 +42,13 @@ def test_the_page_is_open_and_what_it_shows_is_not(locked: Server) -> None:
     assert requests.post(f"{locked.url}/watch/play", timeout=PATIENCE_S).status_code == 401
 
 
-def test_texts_are_private_unless_the_server_was_told(locked: Server) -> None:
+def test_texts_are_private_unless_watch_text_is_set(locked: Server) -> None:
     answer = requests.get(f"{locked.url}/watch/text/0", headers=HEADERS, timeout=PATIENCE_S)
     assert answer.status_code == 403
     assert "--watch-text" in answer.json()["error"]
 
 
-def test_one_viewer_too_many_is_told_so_and_a_place_is_free_when_one_leaves(locked: Server) -> None:
+def test_one_viewer_too_many_is_refused_until_another_leaves(locked: Server) -> None:
     with events(locked), events(locked):
         refused = events(locked)
         assert refused.status_code == 503
@@ -61,7 +61,7 @@ def _greeted(server: Server) -> bool:
         return answer.status_code == 200
 
 
-def test_the_stream_tells_each_request_and_adds_up_to_stats(locked: Server) -> None:
+def test_the_stream_contains_each_request_and_adds_up_to_stats(locked: Server) -> None:
     wanted = [{"prompt": "x", "num_tokens": 7, "after_s": 0.01 * i} for i in range(5)]
     eventually(lambda: _greeted(locked), "a free place")
     with events(locked) as answer:

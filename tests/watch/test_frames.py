@@ -103,7 +103,7 @@ def test_the_trace_adds_up_to_the_records_and_nests() -> None:
     assert {"iterations", "place 0", "place 1", "queue 0", "waiting"} <= set(names.values())
 
 
-def test_chrome_is_told_the_same_slices() -> None:
+def test_chromes_trace_has_the_same_slices() -> None:
     told = json.loads(chrome([tracks(HELLO, make_frame(events(), 0, 1.0))]))["traceEvents"]
     slices = [event for event in told if event["ph"] == "X"]
     assert sum(s["args"].get("generated", 0) for s in slices) == 4
@@ -123,7 +123,7 @@ def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> 
     film.main([str(RECORDED), "--out", str(tmp_path / "film.svg")])
     drawn = (tmp_path / "film.svg").read_text()
     ET.fromstring(drawn)
-    assert drawn.count("all 20 answered") == 3
+    assert drawn.count("all 20 completed") == 3
     assert len(drawn) < 50_000
 
 

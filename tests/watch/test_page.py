@@ -79,7 +79,7 @@ def test_the_three_modes_play_to_their_end_and_say_what_they_show(
     page.evaluate("watch.modes.t = watch.modes.end - 0.01")
     page.wait_for_function("document.querySelector('#verdict').textContent !== ''")
     scores = page.locator(".panel .score").all_inner_texts()
-    assert [score.split(" after")[0] for score in scores] == ["20 of 20 answered"] * 3
+    assert [score.split(" after")[0] for score in scores] == ["20 of 20 completed"] * 3
     assert page.inner_text(".winner h2") == "dynamic"
     assert "with dynamic batching" in page.inner_text("#verdict")
     page.close()

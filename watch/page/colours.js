@@ -1,5 +1,5 @@
 // @ts-check
-/** The colours of the documentation, and hatches for who cannot tell them apart. */
+/** The colours of the documentation, and hatches for viewers who cannot distinguish them. */
 
 const LIGHT = {
   back: "#ffffff", panel: "#f6f7f9", line: "#e3e6ea", text: "#20242a", dim: "#646b75",

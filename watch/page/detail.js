@@ -17,7 +17,7 @@ export function requestWords(r, now) {
   ];
   if (r.first !== null) lines.push(`first token after ${seconds(r.first - r.arrival)}`);
   if (r.end !== null) {
-    const how = /** @type {Record<string, string>} */ ({ length: "done", stop: "done", cancelled: "its client left", failed: "failed" });
+    const how = /** @type {Record<string, string>} */ ({ length: "done", stop: "done", cancelled: "client disconnected", failed: "failed" });
     lines.push(`${how[r.how ?? ""] ?? r.how} after ${seconds(r.end - r.arrival)}, ${r.generated} tokens`);
   } else if (r.admitted !== null) lines.push(`${r.generated} tokens so far`);
   if (r.preempted.length) lines.push(`preempted ${r.preempted.length} ×`);

@@ -12,7 +12,7 @@ import { View, keys, listen } from "./view.js";
 import { byId, count, element, seconds } from "./words.js";
 
 const LEGEND = /** @type {Record<string, string>} */ ({
-  waiting: "waits", prefill: "prefill: the prompt is read", chunk: "a part of a prefill", decode: "decode: a token an iteration",
+  waiting: "waiting", prefill: "prefill: the prompt is read", chunk: "a part of a prefill", decode: "decode: one token per iteration",
   held: "done, but its row is still computed", paused: "paused", preempted: "lost its place (preempted)" });
 
 const key = () => byId("key").value;
@@ -72,7 +72,7 @@ function connect() {
       store.greet(hello);
       view.offset = null;
       byId("what").textContent = `${hello.mode}${hello.mode === "dynamic" ? ` (${hello.policy})` : ""}, model ${hello.model}, `
-        + `${hello.lanes} ${hello.lanes === 1 ? "place" : "places"} in the batch`;
+        + `${hello.lanes} ${hello.lanes === 1 ? "slot" : "slots"} in the batch`;
       byId("live").setAttribute("aria-busy", "false");
     },
     frame(frame) {
@@ -189,7 +189,7 @@ function paint(ms) {
   byId("f-running").textContent = count(running);
   byId("f-waiting").textContent = count(waiting);
   byId("canvas").setAttribute("aria-label",
-    `${running} requests run, ${waiting} wait, ${count(store.rate(view.now()))} tokens per second`);
+    `${running} requests running, ${waiting} waiting, ${count(store.rate(view.now()))} tokens per second`);
 }
 showTab(location.hash.startsWith("#live") ? "live" : "modes");
 requestAnimationFrame(paint);

@@ -10,7 +10,7 @@ import { MODE_NAMES, byId, element, seconds } from "./words.js";
 
 /** @typedef {import("./store.js").Request} Request */
 /** @typedef {{name: string, requests: Request[], zero: number, end: number}} Run one mode's requests; `zero`: the
- *   server's time at which the first arrived; `end`: seconds until the last was answered */
+ *   server's time at which the first arrived; `end`: seconds until the last was completed */
 /** @typedef {{run: Run, canvas: HTMLCanvasElement, score: HTMLElement, box: HTMLElement}} Panel */
 
 const RECORDED = ["nobatch", "static", "dynamic"];
@@ -75,7 +75,7 @@ export class Modes {
     this.servers = servers;
     this.key = key;
     /** @type {Panel[]} */ this.panels = [];
-    this.t = 0; // of the runs
+    this.t = 0; // time of the runs
     this.end = 1;
     this.playing = false;
     this.before = 0;
@@ -143,7 +143,7 @@ export class Modes {
 
   draw() {
     const over = this.t >= this.end;
-    byId("modes-play").textContent = this.playing ? "Pause" : over || this.t === 0 ? "Play" : "Go on";
+    byId("modes-play").textContent = this.playing ? "Pause" : over || this.t === 0 ? "Play" : "Continue";
     byId("modes-clock").textContent = `${this.t.toFixed(2)} s`;
     byId("modes-at").value = String((1000 * this.t) / this.end);
     const best = Math.min(...this.panels.map((panel) => panel.run.end));
@@ -153,10 +153,10 @@ export class Modes {
       const done = requests.filter((r) => r.end !== null && r.end - zero <= this.t).length;
       const finished = done === requests.length;
       panel.box.classList.toggle("winner", finished && end === best);
-      panel.score.replaceChildren(`${done} of ${requests.length} answered`,
+      panel.score.replaceChildren(`${done} of ${requests.length} completed`,
         ...(finished ? [" after ", element("b", {}, seconds(end))] : []));
       panel.canvas.setAttribute("aria-label",
-        `${panel.run.name}: ${done} of ${requests.length} requests answered at ${this.t.toFixed(2)} s`);
+        `${panel.run.name}: ${done} of ${requests.length} requests completed at ${this.t.toFixed(2)} s`);
     }
     if (over && this.panels.length) byId("verdict").textContent = verdict(this.panels.map((panel) => panel.run));
     byId("modes-next").hidden = !over;

@@ -1,5 +1,5 @@
 // @ts-check
-/** The play room: requests that the page sends to its own server. */
+/** Requests that the page sends to its own server. */
 
 import { headers, reason } from "./feed.js";
 import { byId, element } from "./words.js";

@@ -33,7 +33,7 @@ export class Store {
     /** @type {number[]} */ this.ended = [];
     /** @type {any} */ this.stats = null;
     this.now = 0;
-    this.generated = this.computed = this.runTokens = 0; // tokens ever told: of iterations, and of runs
+    this.generated = this.computed = this.runTokens = 0; // tokens received so far: of iterations, and of runs
     this.clear();
   }
 
@@ -57,7 +57,7 @@ export class Store {
     this.now = frame.now * S;
     if (frame.stats) this.stats = frame.stats;
     if (frame.iterations.length && frame.first !== this.next) {
-      this.next = this.oldest = frame.first; // a gap: what was before does not connect
+      this.next = this.oldest = frame.first; // a gap: earlier iterations do not connect
       this.lanes = [];
     }
     for (const row of frame.iterations) {

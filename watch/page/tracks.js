@@ -26,10 +26,10 @@ export class Tracks {
     this.height = 0;
     /** @type {Track[]} */ this.tracks = [];
     /** @type {number|null} */ this.chosen = null; // a request
-    /** @type {number|null} */ this.iteration = null; // one that is looked at
+    /** @type {number|null} */ this.iteration = null; // the one on display
     this.peak = 1;
     this.padded = false;
-    this.frames = 0; // drawn, for whoever measures
+    this.frames = 0; // drawn, for measurements
   }
 
   get lanes() {
@@ -108,10 +108,10 @@ export class Tracks {
     const lanes = this.store.lanes.filter((_, lane) => this.laneAt(lane, Math.min(t, newest))).length;
     /** @type {Record<string, [string, string]>} */
     const words = {
-      queue: ["queue", waiting.length ? `${waiting.length}, oldest ${seconds(oldest)}` : "nobody waits"],
+      queue: ["queue", waiting.length ? `${waiting.length}, oldest ${seconds(oldest)}` : "empty"],
       batch: ["batch", `${lanes} of ${this.lanes} places`],
       tokens: ["tokens/s", count(store.rate(t))],
-      waste: ["padding", "computed in vain"],
+      waste: ["padding", "computed without use"],
       kv: ["KV memory", blocks ? `${count((100 * at(USED)) / blocks)} % in use` : ""],
     };
     pen.textBaseline = "top";
@@ -191,7 +191,7 @@ export class Tracks {
     this.bounds(track, x, from, to, p);
   }
 
-  /** Where a request takes its place: an edge, and its number where there is room.
+  /** Where a request takes its place: an edge, and its number if it fits.
    * @param {Run} run @param {Request|undefined} request @param {number} x @param {number} y @param {number} bar @param {number} wide
    * @param {import("./colours.js").Palette} p */
   begin(run, request, x, y, bar, wide, p) {
@@ -222,7 +222,7 @@ export class Tracks {
     pen.stroke();
   }
 
-  /** Iterations apart, where they are wide enough to be told apart.
+  /** Draws iterations separately where they are wide enough.
    * @param {Track} track @param {(t: number) => number} x @param {number} from @param {number} to
    * @param {import("./colours.js").Palette} p */
   bounds(track, x, from, to, p) {

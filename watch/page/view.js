@@ -7,7 +7,7 @@ import { START } from "./store.js";
 /** @typedef {import("./store.js").Store} Store */
 
 const LEAST_S = 0.0005, MOST_S = 600;
-const KEEP_UP = 0.1; // share of its error by which the clock is put right at each frame
+const KEEP_UP = 0.1; // share of its error by which the clock is corrected at each frame
 
 export class View {
   /** @param {Store} store @param {() => void} changed */
@@ -15,7 +15,7 @@ export class View {
     this.store = store;
     this.changed = changed;
     this.span = 6;
-    this.to = 0; // right edge while it stands
+    this.to = 0; // right edge while paused
     this.follows = true;
     /** @type {number|null} */ this.offset = null; // server's clock - the page's
   }

@@ -23,7 +23,7 @@ export const MODE_NAMES = /** @type {Record<string, string>} */ ({
   dynamic: "requests join and leave at every iteration",
 });
 
-export const KIND_NAMES = ["prefill", "part of a prefill", "decode", "done, its row still computed", "paused"];
+export const KIND_NAMES = ["prefill", "part of a prefill", "decode", "done, row still computed", "paused"];
 
 /** @param {string} tag @param {Record<string, string>} attributes @param {...(Node|string)} children */
 export function element(tag, attributes = {}, ...children) {
