@@ -51,14 +51,14 @@ from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
 from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent
-STORED_IN_HAND = 2  # times the batch: requests of stored jobs among which the policy chooses
+STORED_IN_HAND = 2  # x the batch limit: requests of stored jobs from which the policy chooses
 LEAST_STORED_IN_HAND = 16  # more than the worker's turns can end
 DAY_S = 86_400
-POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: where a policy of one's own lies
+POLICY_FOLDER = "EB_POLICY_FOLDER"  # variable: the folder of a custom policy
 
 
 class StartError(Exception):
-    """The server cannot be started with these options; the message says what stands in the way."""
+    """The server cannot be started with these options; the message says why."""
 
 
 def policy_of_mode(config: Config) -> Policy:
@@ -72,7 +72,7 @@ def policy_of_mode(config: Config) -> Policy:
         case "dynamic":
             folder = os.environ.get(POLICY_FOLDER)
             if folder is not None and ":" in config.policy and folder not in sys.path:
-                sys.path.append(folder)  # last: what else lies there must not shadow any module
+                sys.path.append(folder)  # last, so that other files there shadow no module
             return make_policy(config.policy, config)
 
 
@@ -81,7 +81,7 @@ def create_app(
     load: Load = load_configured_model,
     tokenizer: Tokenizer | None = None,
 ) -> Flask:
-    """The WSGI application; `extensions["engine"]` is yet to be started. Without a config it is
+    """The WSGI application; `extensions["engine"]` is not started yet. Without a config it is
     read from the environment."""
     config = config or Config.from_environment()
     tokenizer = tokenizer or load_tokenizer(config.model)
@@ -163,13 +163,13 @@ def main() -> None:
     """Checks what can be checked in a moment, then becomes gunicorn."""
     config = Config.from_args(sys.argv[1:])
     folder = folder_of(config.model)
-    served = replace(  # gunicorn runs in our folder
+    served = replace(  # gunicorn runs in the project's folder
         config,
         data_dir=str(Path(config.data_dir).resolve()),
         model=config.model if folder is None else str(folder.resolve()),
         record=None if config.record is None else str(Path(config.record).resolve()),
     )
-    # a policy of one's own lies where the command was typed
+    # a custom policy is found in the folder where the command was typed
     os.environ.setdefault(POLICY_FOLDER, os.getcwd())
     try:
         policy_of_mode(config)
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def _check_port(config: Config) -> None:
-    """gunicorn would try for five seconds before it says so."""
+    """gunicorn would retry for five seconds before it reports the error."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,11 +1,11 @@
-"""The heart: requests wait in one queue, and one background thread decides, iteration by
-iteration, which of them the model advances.
+"""The core: requests wait in one queue, and one background thread decides, iteration by iteration,
+which of them the model advances.
 
 Read it with the Orca paper (Yu et al., OSDI '22) beside it. A request is an `Inference`. An
 iteration begins with a plan that is started on the model (`BatchingManager.begin`), and finishes
 when its tokens are delivered (`finish`). The three loops at the end are the three modes: the same
-iteration, each with its policy (`scheduling/`) and its layout (`generate/`). This module knows
-nothing of HTTP, text or torch. `drive` alone waits, on a clock that it is given.
+iteration, each with its policy (`scheduling/`) and its layout (`generate/`). This module is
+independent of HTTP, text and torch. Only `drive` waits, on a clock that is passed in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seams import Advance, End, Model, Outcome, Pending, Plan, Policy, Recorder,
 
 
 class EngineFailedError(Exception):
-    """The loop has ended since nothing can be advanced any more; all requests were failed."""
+    """The loop has ended, since no request can be advanced any more; all requests failed."""
 
 
 class BatchingManager:
@@ -65,7 +65,7 @@ class BatchingManager:
         self._last_end_s = -math.inf
 
     def serve(self, model: Model, ledger: BaseLedger) -> None:
-        """Requests are taken in from now on."""
+        """Requests are accepted from now on."""
         self._life.ledger = ledger
         self.model = model
         self.queue.open(model.context, ledger.budget * ledger.block_tokens)
@@ -74,7 +74,7 @@ class BatchingManager:
 
     @property
     def unavailable(self) -> str | None:
-        """Why nothing is taken in; None while requests are."""
+        """Why no requests are accepted; None while they are."""
         if self._failures.verdict is not None:
             return f"the server has failed: {self._failures.verdict}"
         if self.model is None:
@@ -94,7 +94,7 @@ class BatchingManager:
 
     @property
     def failed_iterations(self) -> Counter[str]:
-        """By what they computed: decodes only, or prefill, also in part."""
+        """Counts by kind: decodes only, or with prefill or a part of one."""
         return self._failures.iterations
 
     @property
@@ -103,7 +103,7 @@ class BatchingManager:
 
     @property
     def serves_immediate(self) -> bool:
-        """Whether somebody waits on a connection for what is queued or runs; as good as now."""
+        """Whether a connection waits for a queued or running request; nearly up to date."""
         return self.queue.size + len(self._life.resident) > self._life.deferred
 
     @property
@@ -116,32 +116,32 @@ class BatchingManager:
         self.queue.put(inference)
 
     def enqueue_stored(self, inference: Inference) -> None:
-        """As `enqueue`, for a request that is kept elsewhere until its answer is: the limits of the
-        queue and of time are its keeper's business, and it takes nobody's place in the queue."""
+        """Like `enqueue`, for a request that the job store keeps until it is complete: the store
+        limits number and time, and the request takes no place in the queue."""
         inference.stored = True
         self.enqueue(inference)
 
     def cancel(self, inference: Inference, end: End = "cancelled") -> None:
-        """Ends a request before its time: its client left, or found what it was looking for.
-        Its place is free within one iteration."""
+        """Ends a request early: its client disconnected, or a stop string was found. Its place is
+        free within one iteration."""
         self.queue.leave(inference, end)
 
     def wake(self) -> None:
-        """A model that was lost is back."""
+        """The lost model is back."""
         self.queue.wake()
 
     def drain(self) -> None:
-        """Takes in nothing more; `drive` returns when all that was accepted has ended."""
+        """Accepts no more requests; `drive` returns when the accepted ones have ended."""
         self.queue.drain()
 
     def abort(self, reason: str) -> None:
-        """Fails whatever has not ended, with a message to its client."""
+        """Fails all unfinished requests, with a message to their clients."""
         self.queue.abort(reason)
 
     # --- the thread of the loop -------------------------------------------------------------
 
     def drive(self, lay_out: LayOut, clock: Callable[[], float]) -> None:
-        """Iteration after iteration while there is work; sleeps on the mailbox while there is none.
+        """Runs iterations while there is work, and sleeps on the queue otherwise.
         Raises EngineFailedError."""
         while True:
             wait = None
@@ -151,7 +151,7 @@ class BatchingManager:
                 self._failures.of_the_loop(error, clock())
             if (verdict := self._failures.verdict) is not None:
                 self.queue.abort(f"the server has failed: {verdict}")
-                self._life.take_in(clock())  # fails those that wait, and those that just came
+                self._life.take_in(clock())  # fails waiting requests and new arrivals
                 raise EngineFailedError(verdict)
             if wait is not None:
                 if not self._life.resident and self.queue.is_over():
@@ -159,8 +159,8 @@ class BatchingManager:
                 self.queue.sleep(wait.until_s - clock())
 
     def step(self, lay_out: LayOut, clock: Callable[[], float]) -> Wait | None:
-        """Begins an iteration, and finishes the oldest if no more may be in flight. None: something
-        was done, and more may be at once."""
+        """Begins an iteration, and finishes the oldest if no more may be in flight. None: an
+        iteration was done, and another may begin at once."""
         begun = self.begin(clock(), lay_out)
         if isinstance(begun, Wait) and not self.flights:
             return begun
@@ -170,8 +170,8 @@ class BatchingManager:
         return None
 
     def begin(self, now_s: float, lay_out: LayOut) -> Flight | Wait:
-        """Plans an iteration and starts it. One that waits may wait for what is in flight, or for
-        a model that is lost."""
+        """Plans an iteration and starts it. A wait may be for an iteration in flight, or for a lost
+        model."""
         assert self.model is not None
         life, failures = self._life, self._failures
         now_s = life.take_in(now_s)
@@ -184,7 +184,7 @@ class BatchingManager:
             or any(flight.hopeless for flight in self.flights)
             or all(inference.done for inference in resident)
         ):
-            return Wait(math.inf)  # nothing can be planned before what is in flight has landed
+            return Wait(math.inf)  # plan only after the iteration in flight has landed
         if self.model.lost is not None:
             return Wait(life.next_due_s)
         if alone is not None:
@@ -199,13 +199,13 @@ class BatchingManager:
             plan = with_growth(plan, view)
         if any(life.resident[request.id].flights for request in plan.preempt):
             return Wait(math.inf)  # their blocks are being written
-        if self.flights:  # the last tokens of some are on their way
+        if self.flights:  # the last tokens of some requests are in flight
             plan = replace(plan, advance=[step for step in plan.advance if not step.request.done])
         for request in plan.preempt:
             life.preempt(life.resident[request.id], now_s)
         if plan.advance:
             return self._start(self.model, plan, now_s, lay_out)
-        # without a time to wake at, all that were to advance are done, or gave up their places
+        # without a time to wake at, all requests to advance are done or were preempted
         return Wait(now_s if plan.wake_s is None else min(plan.wake_s, life.next_due_s))
 
     def _start(self, model: Model, plan: Plan, now_s: float, lay_out: LayOut) -> Flight:
@@ -246,7 +246,7 @@ class BatchingManager:
         return flight
 
     def finish(self, now_s: float, landed: Outcome | Exception) -> None:
-        """Delivers what came of the oldest iteration in flight, at the time at which it came."""
+        """Delivers the results of the oldest iteration in flight, stamped with the present time."""
         flight = self.flights.popleft()
         flight.leave()
         if flight.discarded:
@@ -260,13 +260,13 @@ class BatchingManager:
     def _deliver(self, flight: Flight, outcome: Outcome, now_s: float) -> None:
         life, memory, batch = self._life, self.memory, flight.batch
         start_s = max(flight.start_s, self._last_end_s)
-        # before the answers, so that statistics hold their tokens
+        # before the responses, so that statistics include their tokens
         record = iteration_record(flight.work, batch, outcome, start_s, now_s)
         life.record(self.recorder.iteration, record)
         self.history.add(iterated(flight.work, record, life.preempted))
         life.preempted.clear()
         for i, (first, scores) in outcome.prompt_logprobs.items():
-            # after a preemption some are computed again, and known already
+            # after a preemption some tokens are computed again and already known
             known = batch[i].prompt_logprobs
             known += scores[len(known) + 1 - first :]
         for i, scores in outcome.logprobs.items():
@@ -308,7 +308,7 @@ def no_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> No
 
 
 def static_batching_loop(manager: BatchingManager, clock: Callable[[], float]) -> None:
-    """A batch that forms, runs to its longest request's end, and leaves as one: a rectangle."""
+    """A batch forms, runs until its longest request ends, and leaves together: a rectangle."""
     manager.drive(LAYOUTS["static"], clock)
 
 

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 from options import Group, OptionError, Options, flag
 
 MODES = ("nobatch", "static", "dynamic")
-SPARE_THREADS = 32  # for /stats, /health and refusals while every place is taken
+SPARE_THREADS = 32  # for /stats, /health and refusals while all others are busy
 
 SHARING = Group("how requests share the model")
 MODEL = Group("model")
-REMOTE = Group("model in a process of its own")
+REMOTE = Group("model in a separate process")
 NETWORK = Group("network")
 QUEUE = Group("batch and queue")
 STATIC = Group("mode static", only="static")
@@ -50,7 +50,7 @@ class Config(Options):
     """names that clients may use for the model, comma separated; responses carry the first; none:
     the name given to --model"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
-    """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
     others, on a CPU float32, or int8 where the checkpoint is; int8: weights of linear layers in 8
@@ -60,7 +60,7 @@ class Config(Options):
     or an amount such as 2GiB, 500MB, 30000tokens"""
     cuda_graphs: bool = MODEL.option(False)
     """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
-    more GPUs; of no effect on a CPU"""
+    more GPUs; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
@@ -69,16 +69,16 @@ class Config(Options):
     HOST:PORT, which needs a token or TLS; --revision, --device, --dtype, --kv-memory, --cuda-graphs
     and --seed are its own then; none: the model runs in this process"""
     model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
-    """the token that the model server was told; other users of this machine can read a command
+    """the model server's token; other users of this machine can read a command
     line, not your environment"""
     model_tls: str | None = REMOTE.option(None)
-    """folder with ca.pem, cert.pem and key.pem: TLS, with certificates of this authority on both
-    sides"""
+    """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
+    authority"""
     model_patience: float = REMOTE.option(5.0, least=0.1, most=3600)
     """seconds without a heartbeat after which the model server is lost: its requests wait for the
     next one"""
     model_deadline: float = REMOTE.option(600.0, least=1, most=86_400)
-    """seconds that one iteration may take while heartbeats go on"""
+    """seconds that one iteration may take while heartbeats continue"""
 
     host: str = NETWORK.option("127.0.0.1")
     """address to listen on; 0.0.0.0 opens it to the network"""
@@ -116,7 +116,7 @@ class Config(Options):
 
     lookahead: int = QUEUE.option(0, least=0, most=1)
     """iterations that may be in flight while the next one is planned; 1 hides the planning time
-    behind a GPU, and only delays tokens where the CPU computes"""
+    behind a GPU, and on a CPU only delays tokens"""
 
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
@@ -127,8 +127,9 @@ class Config(Options):
     """which requests run next: orca, tgi, stall-free, shortest-first, or your own policy as
     MODULE:CLASS"""
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
-    """reserve: a request is admitted when the KV memory can hold all that it may generate, and is
-    never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs out"""
+    """reserve: a request is admitted when the KV memory can hold all tokens that it may generate,
+    and is never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs
+    out"""
     prefix_caching: bool = DYNAMIC.option(True)
     """keys and values of prompts are kept while there is memory for them, and requests of the same
     API key that begin alike share them, so that a common beginning is computed once"""
@@ -174,7 +175,7 @@ class Config(Options):
     max_input_tokens: int | None = TGI_API.option(None, least=1, most=2**20)
     """most tokens of a prompt; none: one less than --max-total-tokens"""
     max_total_tokens: int | None = TGI_API.option(None, least=2, most=2**20)
-    """most tokens of a prompt and its answer; none: the model's context"""
+    """most tokens of a prompt and its response; none: the model's context"""
 
     data_dir: str = BATCH_API.option("data", variables=["DATA_DIR"])
     """folder for files and jobs; created on first use; one server at a time may use it"""
@@ -201,7 +202,7 @@ class Config(Options):
     """file that every iteration is written to, row by row, as JSON lines; overwritten; none: they
     are kept in memory only, the newest"""
     watch_text: bool = WATCH.option(False)
-    """whether the live page (/watch) shows prompts and answers to whoever may watch"""
+    """whether the live page (/watch) shows prompts and responses to its viewers"""
     watch_viewers: int = WATCH.option(8, least=0, most=256)
     """most viewers of the live page at once, beyond whom 503 is answered"""
 

@@ -1,7 +1,7 @@
 """The engine: the thread that loads the model and runs the mode's loop, and how it ends.
 
-Nothing in a handler's thread touches torch: this thread alone imports, loads and runs the model,
-since a second thread that uses torch slows decoding by an eighth.
+Only this thread imports torch, loads the model and runs it, since a second thread that uses torch
+slows decoding by an eighth.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GROWTH_TOKENS = 64  # of optimistic admission: what is free beside a newcomer, so that it goes on
-FAILED = 3  # gunicorn's status for a worker that must not be started again: the server ends with it
-LAST_WORDS_S = 1.0  # for answers to leave, and for whoever asks why the server is not ready
-JOBS_STOP_S = 5.0  # to give back the lines of stored jobs; those of a dead process come back later
+GROWTH_TOKENS = 64  # of optimistic admission: kept free for a newcomer, so that it can continue
+FAILED = 3  # gunicorn's status for a worker that must not be restarted: the server ends with it
+LAST_WORDS_S = 1.0  # to send responses, and to tell probes why the server is not ready
+JOBS_STOP_S = 5.0  # to return the lines of stored jobs; those of a dead process return later
 RECORD_S = 5.0  # to write the last lines of --record
-ABORT_S = 5.0  # what an iteration may still take after its requests were given up
+ABORT_S = 5.0  # for an iteration whose requests were given up
 
 
 class LoadedModel(Model, Protocol):
-    """A model as the server needs it, beyond executing iterations."""
+    """What the server needs of a model besides executing iterations."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
-    def info(self) -> Any: ...  # as gpt.executor.ModelInfo
+    def info(self) -> Any: ...  # gpt.executor.ModelInfo
 
     def warm_up(self) -> None: ...
 
@@ -104,21 +104,21 @@ class Engine:
         self._thread.start()
 
     def drain(self) -> None:
-        """Takes in nothing more, and returns when all that was accepted has ended: by itself
-        within the drain timeout, else with an error. What stored jobs have running is given back
-        to them."""
+        """Accepts no more requests, and returns when the accepted ones have ended: by themselves
+        within the drain timeout, otherwise with an error. Running lines of stored jobs are
+        returned to the store."""
         self.manager.drain()
         self.jobs.stop(JOBS_STOP_S)
         if self.manager.model is None:  # still loading, nothing was accepted
             return
         self._thread.join(self.config.drain_timeout)
         if self._thread.is_alive():
-            log.warning("requests run after %s s; they are ended", self.config.drain_timeout)
+            log.warning("requests still run after %s s and are ended", self.config.drain_timeout)
             self.abort(ABORT_S)
         self._stop_recording()
 
     def abort(self, timeout_s: float) -> None:
-        """Ends whatever runs with an error to its client."""
+        """Ends running requests with an error to their clients."""
         self.manager.abort("the server is shutting down")
         if self.manager.model is not None:
             self._thread.join(timeout_s)
@@ -189,6 +189,6 @@ class Engine:
             self._stop_recording()
             time.sleep(LAST_WORDS_S)
             os._exit(FAILED)
-        except BaseException:  # better no server than a mute one
+        except BaseException:  # better no server than one that does not respond
             log.critical("the engine's loop has ended", exc_info=True)
             os._exit(FAILED)

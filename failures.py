@@ -1,9 +1,9 @@
-"""Iterations that fail: what becomes of their requests, and when the process cannot go on.
+"""Failed iterations: what happens to their requests, and when the process must end.
 
-A device without memory: the same requests again, in smaller batches. A model that is lost: everyone
-is preempted, and goes on when it is back. Anything else harms the iteration's own requests alone.
-A supervisor helps where the device is lost, or every iteration fails, whichever requests are in it;
-nothing else does.
+If the device runs out of memory, the same requests run again in smaller batches. If the model is
+lost, all requests are preempted and continue when it is back. Any other failure ends only the
+requests of its iteration. If the device is lost, or every iteration fails whatever its requests,
+only a new process can help: the verdict asks the supervisor for one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ LOSSES_IN_COMPANY = 3  # without a token in between: then a request runs alone
 
 
 class Failures:
-    """`verdict`: why the process must end; None while it may go on. `batch_limit`: what the device
-    has memory for, as far as it is known."""
+    """`verdict`: why the process must end; None while it need not. `batch_limit`: the requests for
+    which the device has memory, as far as is known."""
 
     def __init__(self, life: Lifecycle, flights: deque[Flight], max_batch_size: int) -> None:
         self.verdict: str | None = None
         self.batch_limit = max_batch_size
-        self.iterations: Counter[str] = Counter()  # prefill (also in part), decode
+        self.iterations: Counter[str] = Counter()  # by kind: prefill (also a part of one), decode
         self._life = life
         self._flights = flights
         self._max_batch_size = max_batch_size
         self._regrow_s = math.inf  # when the batch limit rises again
         self._in_a_row = 0
         self._prompts: set[tuple[int, ...]] = set()  # of the requests that failed in this row
-        self._suspects: list[Inference] = []  # one of them may be what kills the model
+        self._suspects: list[Inference] = []  # one of them may be the cause of the losses
 
     def succeeded(self, now_s: float) -> None:
         self._in_a_row = 0
@@ -54,7 +54,7 @@ class Failures:
             self._regrow_s = math.inf if full else now_s + REGROW_S
 
     def failed(self, flight: Flight, error: Exception, now_s: float) -> None:
-        """The oldest iteration in flight. What was started behind it counts as the same failure."""
+        """The oldest iteration in flight failed. Later ones in flight count as the same failure."""
         for later in self._flights:
             later.discarded = True
         if isinstance(error, DeviceMemoryError):
@@ -71,28 +71,28 @@ class Failures:
         self._life.fail(flight.batch, f"the model failed: {error}", now_s)
 
     def replan(self, flight: Flight, now_s: float) -> None:
-        """Nothing came of the iteration, by no fault of its requests: they wait again. Those that
-        are in a later one follow when it lands."""
+        """Returns the requests of an iteration that was lost, through no fault of theirs, to the
+        queue. Those in a later iteration follow when it lands."""
         for inference in flight.batch:
             if inference.resident and not inference.flights:
                 self._life.preempt(inference, now_s)
         self._life.drop_ended(now_s)
 
     def of_the_loop(self, error: Exception, now_s: float) -> None:
-        """A fault of ours or of a policy: whoever is here fails."""
-        log.exception("the loop failed; its requests are failed, it goes on")
+        """An error of the loop or of a policy: all requests fail."""
+        log.exception("the loop failed; all requests are failed, and it continues")
         self._judge(self._life.present(), error)
         self._give_up_flights()
         self._life.fail(self._life.present(), f"internal error: {error}", now_s)
 
     def alone(self) -> Inference | None:
-        """The request that must have the model to itself, until it receives a token."""
+        """The request that must run alone until it receives a token."""
         self._suspects = [i for i in self._suspects if not i.ended and i.ids_at_loss == len(i.ids)]
         return self._suspects[0] if self._suspects else None
 
     def _judge(self, batch: Iterable[Inference], error: Exception) -> None:
         self._in_a_row += 1
-        # clients try again what failed: one request must not end the server, however often it comes
+        # clients retry failed requests: a single request must not end the server by being repeated
         self._prompts.update(tuple(request.ids[: request.prompt_tokens]) for request in batch)
         if isinstance(error, DeviceLostError):
             self.verdict = f"the device is lost: {error}"
@@ -100,8 +100,8 @@ class Failures:
             self.verdict = f"{self._in_a_row} iterations in a row failed, the last with: {error}"
 
     def _shrink(self, flight: Flight, error: Exception, now_s: float) -> None:
-        """The same requests again in smaller batches, before any of them is failed."""
-        # paused ones hold memory, too, and a request that found none may find it when they end
+        """Runs the same requests again in smaller batches, before any of them fails."""
+        # paused requests hold memory, too, which is free again when they end
         present = len(self._life.resident)
         if present == 1:
             self._life.fail(flight.batch, f"out of memory: {error}", now_s)
@@ -116,8 +116,8 @@ class Failures:
         self.replan(flight, now_s)
 
     def _lose(self, flight: Flight, error: ModelLostError, now_s: float) -> None:
-        """Everyone is preempted. A request that was in flight at so many losses without receiving
-        a token in between may be their cause: it runs alone, and fails at the next."""
+        """Preempts all requests. A request that was in flight at LOSSES_IN_COMPANY losses without
+        receiving a token in between may be their cause: it runs alone, and fails at the next."""
         life = self._life
         log.warning("the model is lost with %d requests in it: %s", len(life.resident), error)
         self._give_up_flights()
@@ -143,7 +143,7 @@ class Failures:
         return at_fault
 
     def _give_up_flights(self) -> None:
-        """Waits for what is in flight, so that its blocks can be given to others."""
+        """Waits for the iterations in flight, so that their blocks can be reused."""
         while self._flights:
             flight = self._flights.popleft()
             flight.land()

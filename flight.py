@@ -1,5 +1,5 @@
-"""What the engine's driver is told: an iteration is in flight, or nothing can be started before a
-time. No clock and no thread: the driver waits."""
+"""What `begin` returns to the engine's driver: an iteration in flight, or a time before which
+nothing can start. No clock and no thread: the driver waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seams import Outcome, Pending, Step
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing was started, and nothing can be before `until_s`, or before someone arrives."""
+    """Nothing was started, and nothing can be until `until_s` or an arrival."""
 
     until_s: float
 
@@ -26,12 +26,12 @@ class Flight:
     work: PlannedWork
     batch: Sequence[Inference]
     steps: Sequence[Step]
-    pending: Pending | Exception  # why it could not start; told after the iteration before it
-    discarded: bool = False  # the iteration before it failed
+    pending: Pending | Exception  # why it could not start; raised after the previous iteration
+    discarded: bool = False  # the previous iteration failed
 
     @property
     def hopeless(self) -> bool:
-        """Nothing will come of it."""
+        """It will have no result."""
         return self.discarded or isinstance(self.pending, Exception)
 
     def land(self) -> Outcome | Exception:
@@ -40,11 +40,11 @@ class Flight:
             return self.pending
         try:
             return self.pending.result()
-        except Exception as error:  # whatever the model raises harms this iteration alone
+        except Exception as error:  # an error of the model ends only this iteration
             return error
 
     def leave(self) -> None:
-        """Its requests are no longer in it."""
+        """Removes its requests from it."""
         for inference, step in zip(self.batch, self.steps, strict=True):
             inference.flights -= 1
             inference.expected -= step.draw

@@ -1,8 +1,8 @@
 """gunicorn's side of the server: one worker, many threads, and how it ends.
 
-gunicorn stops accepting at SIGTERM and lets open connections finish. Here the worker goes on
-serving until the queue has drained, so that new requests and `/health` are told 503 instead of
-hanging in the backlog, and only then is gunicorn's own stop begun.
+gunicorn stops accepting at SIGTERM and lets open connections finish. Here the worker continues
+serving until the queue has drained, so that new requests and `/health` receive 503 instead of
+hanging in the backlog; only then gunicorn's own stop begins.
 """
 
 import logging
@@ -45,8 +45,8 @@ if _files != resource.RLIM_INFINITY:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(_files, _wanted_files), _most_files))
 worker_connections = _wanted_files - OTHER_FILES
 backlog = 2048
-keepalive = 75  # longer than clients keep theirs, so that none sends into a closing connection
-timeout = 0  # the main thread only dispatches; nothing would be gained by killing the worker
+keepalive = 75  # longer than clients keep theirs, so that no request meets a closing connection
+timeout = 0  # the main thread only dispatches; killing the worker would not help
 graceful_timeout = math.ceil(_config.drain_timeout) + 15
 control_socket_disable = True
 loglevel = "debug" if _debug else "warning"
@@ -65,7 +65,7 @@ def on_starting(server: Any) -> None:
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Not: a message for each client that stalls, and a guess at why the worker has ended."""
+    """Drops a message for each client that stalls, and a guess at why the worker has ended."""
     stalls = bool(record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
     return not stalls and record.msg != "Reason: %s"
 
@@ -74,9 +74,9 @@ _started_by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def when_ready(server: Any) -> None:
-    """A client that does not read holds its thread no longer than its timeout, which accepted
-    sockets have from the listening one. And a closed terminal ends the server as SIGTERM does,
-    except under nohup; gunicorn would load the model a second time."""
+    """A client that does not read holds its thread only until its timeout, which accepted sockets
+    inherit from the listening one. A closed terminal ends the server like SIGTERM, except under
+    nohup; gunicorn would load the model a second time."""
     timeout_us = round(_config.client_timeout * 1e6)
     timeval = struct.pack("@ll", *divmod(timeout_us, 1_000_000))
     for listener in server.LISTENERS:
@@ -89,14 +89,14 @@ def when_ready(server: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     engine = worker.wsgi.extensions["engine"]
-    # A handler may interrupt the main thread while it holds any lock, gunicorn's own handler of
-    # SIGINT hangs on one; of all ways to tell another thread, SimpleQueue.put is reentrant.
+    # A handler may interrupt the main thread while it holds any lock (gunicorn's own handler of
+    # SIGINT hangs on one); only SimpleQueue.put is a reentrant way to notify another thread.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Thread(target=_end, args=(worker, engine, signals), name="end", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda number, _frame: signals.put(number))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # gunicorn's master hears it and tells us
-    if worker.alive:  # else a signal came before our handlers
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # gunicorn's master receives it and forwards it
+    if worker.alive:  # otherwise a signal came before these handlers
         engine.start()
 
 
@@ -107,17 +107,17 @@ def _end(worker: Any, engine: Any, signals: queue.SimpleQueue[int]) -> None:
 
     while signals.get() == signal.SIGTERM:
         threading.Thread(target=drain, name="drain", daemon=True).start()
-    # Ctrl-C: whoever waits is told so, and nothing keeps the process, not even a long iteration
-    # or a download
-    engine.jobs.stop(timeout_s=1.0)  # lines that run are given back, so that none counts as lost
+    # Ctrl-C: waiting requests fail with an error, and nothing delays the end of the process, not
+    # even a long iteration or a download
+    engine.jobs.stop(timeout_s=1.0)  # running lines are returned, so that none counts as lost
     engine.abort(timeout_s=1.0)
-    time.sleep(0.1)  # for the answers to leave
+    time.sleep(0.1)  # to send the responses
     os._exit(0)
 
 
 def worker_exit(_server: Any, worker: Any) -> None:
-    """Python would wait for every handler's thread, and torch's threads may crash a process that
-    is being taken down; whatever had to be sent was sent by now."""
+    """Ends at once: Python would wait for every handler's thread, and torch's threads may crash a
+    process at its end; everything has been sent by now."""
     if worker.booted and worker.pid == os.getpid():
         if (tracing := worker.wsgi.extensions["tracing"]) is not None:
             tracing.close()

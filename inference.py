@@ -1,5 +1,5 @@
-"""A request on its way, and the reasons for which one is refused. No torch, no threads of its own:
-the handler that waits and the loop that advances the request share it."""
+"""A request in progress, and the reasons to refuse one. No torch and no threads: the handler that
+waits and the loop that advances the request share it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cut = Literal["timeout", "shutdown"]
 
 
 class RefusedError(Exception):
-    """A request that is not taken in. The message says why and which setting decides it."""
+    """The request is refused. The message says why and which setting decides."""
 
 
 class TooLongError(RefusedError):
@@ -21,7 +21,7 @@ class TooLongError(RefusedError):
 
 
 class OverloadedError(RefusedError):
-    """It does not fit now; later it may: `retry_after_s` is an estimate from the present rate."""
+    """It does not fit now but may later: `retry_after_s` is an estimate from the present rate."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -33,14 +33,14 @@ class DrainingError(RefusedError):
 
 
 class Inference:
-    """A request on its way: shared by the handler that waits for it and the loop that advances it.
+    """A request in progress, shared by the handler that waits for it and the loop that advances it.
 
     The loop's thread alone writes. A handler waits on `event`, which is set when the answer is
     complete, or on `news`, which is set whenever there is more to read, and reads `ids`, `end`,
     `error` and `record`.
     """
 
-    id: int  # given by the queue that takes it in: increases in order of arrival
+    id: int  # assigned by the queue: increases in order of arrival
     lane: int  # its slot of the batch while it is resident
 
     def __init__(
@@ -62,14 +62,14 @@ class Inference:
         self.arrival_s = arrival_s
         self.end_ids = end_ids  # generating one of these ends the request
         self.service_class: ServiceClass = service_class
-        self.deadline_s = deadline_s  # after its arrival, as seams.Request has it
+        self.deadline_s = deadline_s  # after its arrival, as in seams.Request
         self.streaming = streaming
-        self.salt = ""  # prefixes are shared only with requests of the same one
-        self.cached_tokens: int | None = None  # as RequestRecord has it
-        self.trace: str | None = None  # traceparent of its span, where requests are traced
-        self.stored = False  # set by the manager where somebody else keeps it
+        self.salt = ""  # requests with the same salt share prefixes
+        self.cached_tokens: int | None = None  # as in RequestRecord
+        self.trace: str | None = None  # traceparent of its span, if requests are traced
+        self.stored = False  # set by the manager: the job store keeps it
         self.computed = 0  # tokens, those of iterations in flight included
-        self.expected = 0  # tokens that iterations in flight are to bring
+        self.expected = 0  # tokens that iterations in flight will yield
         self.flights = 0  # iterations in flight that it is part of
         self.resident = False
         self.preemptions = 0
@@ -77,11 +77,11 @@ class Inference:
         self.ids_at_loss = 0  # so many known tokens
         self.end: End | None = None  # set when no further token is wanted
         self.error: str | None = None
-        self.cut_by: Cut | None = None  # where it failed by no fault of the model
+        self.cut_by: Cut | None = None  # if it failed through no fault of the model
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, where asked for
+        self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt from its second token on
         self.record: RequestRecord | None = None
         self.event = threading.Event()
@@ -116,8 +116,8 @@ class Inference:
 
     @property
     def hit_limit(self) -> int:
-        """Tokens that a prefix hit may cover: the last known one is to be computed, and so is every
-        position whose logprobs are still wanted."""
+        """Tokens that a prefix hit may cover: the last known one must be computed, and every
+        position whose logprobs are still missing."""
         scored = len(self.prompt_logprobs)
         if self.sampling.prompt_logprobs is not None and scored < self.prompt_tokens - 1:
             return scored

@@ -1,5 +1,5 @@
-"""How requests get a place and give it up, and how they end: done, cancelled, overdue, failed, shut
-down. All of it happens in the loop's thread."""
+"""How requests become resident and leave, and how they end: done, cancelled, overdue, failed, shut
+down. All of it runs in the loop's thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The requests that are here: those that wait, and the residents, which hold blocks."""
+    """The waiting requests, and the residents, which hold blocks."""
 
     def __init__(
         self,
@@ -36,21 +36,21 @@ class Lifecycle:
         self.request_timeout_s = request_timeout_s
         self.ledger: BaseLedger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
-        self.next_due_s = math.inf  # nobody is overdue before
-        self.deferred = 0  # requests of that class without an answer
+        self.next_due_s = math.inf  # no request is overdue before this time
+        self.deferred = 0  # unfinished requests of that class
         self.preempted: list[int] = []  # since the last iteration that was recorded
-        self._released: list[int] = []  # sequences that the model has not been told of
+        self._released: list[int] = []  # released sequences not yet reported to the model
         self._lanes: list[int] = []  # a heap of those that were given back
         self._idle_since_s = -math.inf
 
     def present(self) -> list[Inference]:
         return [*self.queue.waiting, *self.resident.values()]
 
-    # --- what happened outside --------------------------------------------------------------
+    # --- arrivals and departures ------------------------------------------------------------
 
     def take_in(self, now_s: float) -> float:
-        """Arrivals join the queue; requests that left, or cannot be finished, end. Returns the
-        time: some may have arrived since the clock was read."""
+        """Adds arrivals to the queue; ends requests that were cancelled or cannot be finished.
+        Returns the time, since some may have arrived after the clock was read."""
         mail = self.queue.read()
         now_s = max([now_s, *(inference.arrival_s for inference in mail.arrivals)])
         for inference in mail.arrivals:
@@ -66,7 +66,7 @@ class Lifecycle:
         for inference, end in mail.departures:
             if not inference.ended:
                 inference.end = end
-                # a stop string leaves when an end token would: with its place, if answers do
+                # like an end token, a stop string ends a static row's response with its batch
                 if end != "stop" or self.policy.answers == "own":
                     self.answer(inference, now_s)
         if mail.aborting is not None:
@@ -91,10 +91,11 @@ class Lifecycle:
     def _due_s(self, inference: Inference) -> float:
         return math.inf if inference.stored else inference.arrival_s + self.request_timeout_s
 
-    # --- places -----------------------------------------------------------------------------
+    # --- residents --------------------------------------------------------------------------
 
     def admit(self, new: Sequence[Inference], now_s: float) -> None:
-        """Gives them places and blocks together. What a prefix hit covers is computed already."""
+        """Makes requests resident together and assigns their blocks. Tokens of a prefix hit count
+        as computed."""
         hits = self.ledger.open(new)
         for inference in new:
             inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
@@ -108,22 +109,22 @@ class Lifecycle:
         self.queue.remove_admitted()
 
     def retire(self, now_s: float) -> None:
-        """Places that are given up, and the answers that leave with them."""
+        """Retires residents, and completes the responses that leave with them."""
         if self.resident:
             residents = list(self.resident.values())
             retired = self.policy.retire(residents)
             check_retired(retired, residents)
             for request in retired:
                 inference = self.resident[request.id]
-                if not inference.flights:  # else its blocks are still being written
+                if not inference.flights:  # otherwise its blocks are still being written
                     self._release(inference)
                     self.answer(inference, now_s)
         self._go_idle(now_s)
 
     def preempt(self, inference: Inference, now_s: float) -> None:
-        """Gives up the place; what was computed is computed again from the known tokens."""
+        """Preempts a resident; it is recomputed later from its known tokens."""
         self._release(inference)
-        if inference.ended:  # it held a place in a batch, and has nothing to come back for
+        if inference.ended:  # it was only held in its batch and need not return
             self.answer(inference, now_s)
             return
         inference.computed = 0
@@ -132,15 +133,15 @@ class Lifecycle:
         self.queue.put_back(inference)
 
     def lose_model(self, now_s: float) -> None:
-        """Preempts everyone: the next model has been told of nobody, and its blocks are empty."""
+        """Preempts all residents: the next model knows no sequence, and its blocks are empty."""
         for inference in list(self.resident.values()):
             self.preempt(inference, now_s)
         self.ledger.clear()
         self._released.clear()
 
     def take_released(self) -> list[int]:
-        """Sequences that lost their blocks since the last call. One that has some again is opened
-        anew, which replaces what the model knew of it."""
+        """Sequences that lost their blocks since the last call. One that has new blocks is opened
+        again, which replaces its old state in the model."""
         released = [id for id in self._released if id not in self.resident]
         self._released = []
         return released
@@ -169,7 +170,8 @@ class Lifecycle:
         self.retire(now_s)
 
     def answer(self, inference: Inference, now_s: float) -> None:
-        """Records it first, so that statistics hold a request before its client has the answer."""
+        """Records it first, so that statistics include a request before its client has the
+        response."""
         if inference.record is not None:
             return
         inference.record = request_record(inference, now_s)
@@ -185,19 +187,19 @@ class Lifecycle:
         busy_since_s = self.queue.busy_since_s
         if self.resident or self.queue.waiting or busy_since_s is None:
             return
-        # in this order, or whoever asks in between would miss the whole stretch
+        # in this order, or a reader in between would miss the whole stretch
         self.record(self.recorder.busy, busy_since_s, now_s)
         self.queue.busy_since_s, self._idle_since_s = None, now_s
         if self.ledger.used:
             log.critical(
-                "KV books do not close: idle, and %d of %d blocks are in use",
+                "the KV ledger is wrong: the server is idle, and %d of %d blocks are in use",
                 self.ledger.used,
                 self.ledger.budget,
             )
 
     @staticmethod
     def record(take: Callable[..., None], *what: object) -> None:
-        """A fault in the statistics costs a record, never an answer."""
+        """An error in the statistics loses a record, never a response."""
         try:
             take(*what)
         except Exception:

@@ -1,6 +1,6 @@
-"""Loads a model into this process as its options say, for the server and for a shard alike.
+"""Loads a model into this process, for the server and for shards.
 
-Torch is imported here, by the thread that will own the model, and not before.
+Torch is imported here and not before, by the thread that will own the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class LoadError(Exception):
 
 
 class ModelOptions(Protocol):
-    """What server and model server have in common, as `model.LoadOptions` has it."""
+    """The options that server and model server share, as in `model.LoadOptions`."""
 
     @property
     def mode(self) -> str: ...
@@ -50,7 +50,7 @@ class ModelOptions(Protocol):
 def load_local_model(
     options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
 ) -> Executor:
-    """The model, or a `part` of it whose others it meets at `rendezvous`. Raises LoadError."""
+    """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
     import torch
 
     from gpt.budget import KVMemoryError

@@ -1,15 +1,14 @@
-"""The ledger: which sequence holds which blocks of KV memory. No torch, one for every model.
+"""The ledger: which sequence holds which blocks of KV memory. Torch-free; every model uses it.
 
-A block holds the keys and values of `block_tokens` positions. The ledger lives in the engine's
-process and alone gives blocks out; a model receives their numbers. So a shortage is found while an
-iteration is planned, never in a model.
+A block holds the keys and values of `block_tokens` positions. Only the ledger, in the engine's
+process, assigns blocks; a model receives their numbers. So a shortage is found while an iteration
+is planned, never in a model.
 
-A block is *used* while a sequence refers to it, *cached* while none does but its tokens may be
-wanted again, and free otherwise: used + cached + free = budget. Cached blocks are as good as free
-ones; the least recently used one is overwritten first. With prefix caching, a full block is found
-again by a digest of its tokens and of all before them (Kwon et al., "Efficient Memory Management
-for Large Language Model Serving with PagedAttention", SOSP '23, section 4.3).
-"""
+A block is *used* while a sequence refers to it, *cached* while no sequence does but its tokens may
+be needed again, and free otherwise: used + cached + free = budget. Cached blocks are as good as
+free ones; the least recently used one is overwritten first. With prefix caching, a full block is
+found again by a digest of its tokens and of all before them (Kwon et al., "Efficient Memory
+Management for Large Language Model Serving with PagedAttention", SOSP '23, section 4.3)."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Sharer(Request, Protocol):
     def hit_limit(self) -> int: ...  # tokens that a prefix hit may cover at most
 
     @property
-    def salt(self) -> str: ...  # only requests with the same one share blocks
+    def salt(self) -> str: ...  # only requests with the same salt share blocks
 
 
 @dataclass(slots=True)
@@ -42,11 +41,11 @@ class _Table:
     """The blocks of a sequence, in the order of its positions."""
 
     blocks: list[int]
-    shareable: int = 0  # of them, the full ones that others may find
+    shareable: int = 0  # the full ones among them, which others may find
 
 
 class BaseLedger(Memory, ABC):
-    """What all ledgers share. Of this kind nothing grows and nothing is shared."""
+    """Base of all ledgers. By itself it neither grows nor shares."""
 
     growth_tokens: int | None = None
     prefix_caching = False
@@ -54,7 +53,7 @@ class BaseLedger(Memory, ABC):
     def __init__(self, budget: int, block_tokens: int = 1) -> None:
         self.budget = budget
         self.block_tokens = block_tokens
-        self._news: dict[int, Sequence[int]] = {}  # blocks that the model has not been told of
+        self._news: dict[int, Sequence[int]] = {}  # blocks not yet sent to the model
 
     @property
     def cached(self) -> int:
@@ -65,42 +64,41 @@ class BaseLedger(Memory, ABC):
 
     @abstractmethod
     def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
-        """Gives blocks to requests that are admitted together. Returns by id the tokens that a
-        prefix hit covers, where it covers any. The plan was checked: there are enough."""
+        """Assigns blocks to requests that are admitted together. Returns by id the tokens that a
+        prefix hit covers, if any. The plan was checked: there are enough blocks."""
 
     @abstractmethod
     def release(self, request: Request) -> None:
         """Takes the blocks back."""
 
     def news(self) -> Mapping[int, Sequence[int]]:
-        """By sequence, the blocks that it was given since the last call."""
+        """The blocks assigned since the last call, by sequence."""
         news, self._news = self._news, {}
         return news
 
     def grow(self, steps: Iterable[Advance]) -> None:
-        """Gives residents room for what they compute next, where they have none."""
+        """Assigns residents the blocks that their next tokens need."""
         return
 
     def share(self, request: Request, computed: int) -> None:
-        """After an iteration that succeeded: full blocks of so many tokens may be shared."""
+        """After a successful iteration: full blocks of `computed` tokens may be shared."""
         return
 
     def forget(self, request: Request) -> None:
-        """A request that has ended is looked up no more."""
+        """The request has ended and is no longer looked up."""
         return
 
     def clear(self) -> None:
-        """No sequence is left, and what the cached blocks held is gone."""
+        """Drops all sequences and the contents of cached blocks."""
         return
 
 
 class Ledger(BaseLedger):
     """KV memory of sequences that are stored one by one.
 
-    `budget`: blocks. `growth_tokens`: None reserves at admission all that a request may come to
-    hold; a number admits it with room for so many further tokens, and as many again whenever they
-    are used up.
-    """
+    `budget`: blocks. `growth_tokens`: None reserves the most that a request may hold at admission;
+    a number admits it with memory for so many further tokens, and adds as many whenever they are
+    used up."""
 
     def __init__(
         self,
@@ -115,13 +113,13 @@ class Ledger(BaseLedger):
         self.prefix_caching = prefix_caching
         self._tables: dict[int, _Table] = {}
         self._free = list(range(budget - 1, -1, -1))
-        self.sharers: dict[int, int] = {}  # used block -> sequences that refer to it
+        self.sharers: dict[int, int] = {}  # used block -> number of sequences that refer to it
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._found: dict[bytes, int] = {}  # digest -> the block with these tokens
-        self._digest: dict[int, bytes] = {}  # the same, the other way round
+        self._digest: dict[int, bytes] = {}  # the inverse
         self._digests: dict[int, list[bytes]] = {}  # request -> digests of its full blocks
 
-    # --- what policies ask ------------------------------------------------------------------
+    # --- for policies -----------------------------------------------------------------------
 
     @property
     def used(self) -> int:
@@ -140,7 +138,7 @@ class Ledger(BaseLedger):
     def hit_tokens(self, request: Request) -> int:
         return len(self.hits(request)) * self.block_tokens
 
-    # --- what the engine does ---------------------------------------------------------------
+    # --- for the engine ---------------------------------------------------------------------
 
     def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
         found = [self.hits(request) for request in requests]
@@ -178,8 +176,8 @@ class Ledger(BaseLedger):
             table.shareable = full
 
     def release(self, request: Request) -> None:
-        # what others may find stays cached; the end of a sequence is overwritten first, since what
-        # comes before it is shared more
+        # shareable blocks stay cached; the end of a sequence is overwritten first, since its
+        # beginning is shared more
         self._news.pop(request.id, None)
         for block in reversed(self._tables.pop(request.id).blocks):
             self.sharers[block] -= 1
@@ -199,17 +197,17 @@ class Ledger(BaseLedger):
     def forget(self, request: Request) -> None:
         self._digests.pop(request.id, None)
 
-    # --- what a trial asks ------------------------------------------------------------------
+    # --- for trials -------------------------------------------------------------------------
 
     def only_of(self, requests: Iterable[Request]) -> set[int]:
-        """Blocks to which nobody but these refers."""
+        """Blocks to which only these requests refer."""
         references = Counter(
             block for request in requests for block in self._tables[request.id].blocks
         )
         return {block for block, count in references.items() if count == self.sharers[block]}
 
     def hits(self, request: Request) -> Sequence[int]:
-        """The cached or used blocks that hold the beginning of a request that waits."""
+        """The cached or used blocks that hold the beginning of a waiting request."""
         if not self.prefix_caching:
             return ()
         blocks = []
@@ -222,14 +220,14 @@ class Ledger(BaseLedger):
         return blocks
 
     def admission(self, request: Request) -> int:
-        """Blocks of a request that is admitted, shared ones included."""
+        """Blocks of an admitted request, shared ones included."""
         further = request.max_tokens - request.generated
         if self.growth_tokens is not None:
             further = min(further, self.growth_tokens)
         return self._blocks(request.known + further)
 
     def growth(self, step: Advance) -> int:
-        """Blocks that a resident takes for this step beyond those it has."""
+        """Further blocks that a resident needs for this step."""
         request = step.request
         count = len(self._tables[request.id].blocks)
         room = count * self.block_tokens
@@ -257,7 +255,7 @@ class Ledger(BaseLedger):
         return taken
 
     def _digests_of(self, request: Request, count: int) -> list[bytes]:
-        """Of the first `count` full blocks, and of those asked for before."""
+        """Digests of the first `count` full blocks, and of those computed earlier."""
         digests = self._digests.setdefault(request.id, [])
         sharer, size = cast(Sharer, request), self.block_tokens
         for i in range(len(digests), count):
@@ -268,7 +266,7 @@ class Ledger(BaseLedger):
 
 
 class LedgerTrial(Trial):
-    """As `seams.Trial`; a block that several steps share is counted once."""
+    """A `seams.Trial`; a block that several steps share counts once."""
 
     def __init__(self, ledger: Ledger, releasing: Iterable[Request] = ()) -> None:
         self._ledger = ledger

@@ -3,10 +3,10 @@
 `ServerModel` lays a batch out as a padded rectangle (of one row without batching).
 `DynamicBatchingServerModel` lays out a ragged pack: requests of different lengths, some in prefill
 and some decoding, in one iteration. The linear layers see one flat axis of tokens in both; they
-differ in where keys and values lie and in how attention is called.
+differ in where keys and values are stored and in how attention is called.
 
-All of torch, loading included, belongs to the one thread that made the model: a second thread that
-uses torch slowed decoding by 12-15 % (OpenMP keeps a team of threads per calling thread).
+Only the thread that made the model uses torch, loading included: a second one slowed decoding by
+12-15 % (OpenMP keeps a team of threads per calling thread).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
 
-# what activations, keys and values are; with int8, which is of the linear layers' weights, too
+# type of activations, keys and values; with int8 only the linear layers' weights differ
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -57,10 +57,10 @@ class LoadOptions:
     dtype: str  # auto, or one of DTYPES
     seed: int
     max_batch_size: int
-    kv_memory: str = "auto"  # or as gpt.budget.asked_blocks reads it
+    kv_memory: str = "auto"  # or an amount, as in gpt.budget.asked_blocks
     part: Part = WHOLE
     rendezvous: str = ""  # of the shards, HOST:PORT
-    graphs: bool = False  # decodes as CUDA graphs, where the device is a GPU
+    graphs: bool = False  # decodes as CUDA graphs, on a GPU
     revision: str | None = None  # of a model of the hub; None: its main branch
 
 
@@ -125,7 +125,7 @@ def load_model(options: LoadOptions) -> Executor:
 
 
 def best_dtype(device: torch.device) -> torch.dtype:
-    """What a device is fast in: on a CPU float32, which is also the most exact."""
+    """The dtype in which a device is fast: on a CPU float32, which is also the most exact."""
     if device.type != "cuda":
         return torch.float32
     with torch.cuda.device(device):
@@ -134,8 +134,8 @@ def best_dtype(device: torch.device) -> torch.dtype:
 
 
 class ServerModel(Executor):
-    """The rectangle: every row has as many new columns, padded on the left, and as many blocks, one
-    row's behind the other's."""
+    """The rectangle: every row has the same number of new columns, padded on the left, and of
+    blocks, row after row."""
 
     def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
         opens = not len(rows[0].table.blocks)
@@ -144,7 +144,7 @@ class ServerModel(Executor):
         row_blocks, first_block = len(rows[0].table.blocks), int(firsts.min())
         places = (firsts - first_block) // row_blocks
         count, width = int(places.max()) + 1, steps[0].padding + steps[0].tokens
-        # rows that are not advanced keep their places: they are computed as padding
+        # rows that do not advance stay and are computed as padding
         counts = np.zeros(count, dtype=np.int64)
         starts = np.zeros(count, dtype=np.int64)
         tokens = [0] * (count * width)
@@ -156,7 +156,7 @@ class ServerModel(Executor):
             ends.append(end)
             spans.append(Span(end - step.tokens, step.tokens, step.start, row.table))
         columns = (starts + counts - width)[:, None] + np.arange(width)
-        positions = columns.clip(0)  # [rows, width]; of padding any that there is
+        positions = columns.clip(0)  # [rows, width]; any valid position for padding
         attend: Attend | None = None
         if self.gpu is None and attention_kernel(self.shape) is None:
             if opens:
@@ -166,8 +166,8 @@ class ServerModel(Executor):
 
 
 class DynamicBatchingServerModel(Executor):
-    """The pack: rows of different lengths, one after the other. Nothing is padded, and each
-    sequence's blocks lie anywhere."""
+    """The pack: rows of different lengths, one after the other. Nothing is padded, and a sequence's
+    blocks may be anywhere."""
 
     def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
         self._take_blocks(steps, rows)

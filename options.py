@@ -118,7 +118,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a program is told. Raises OptionError."""
+    """The options of a program. Raises OptionError."""
 
     usage: ClassVar[str]
     description: ClassVar[str]

@@ -1,5 +1,5 @@
-"""The queue before the engine: what any thread may do to it, its limits, and what a refused client
-is told. The loop's thread takes from it; it reads no clock.
+"""The queue in front of the engine: what any thread may do to it, its limits, and its refusals. The
+loop's thread takes from it; it reads no clock.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from inference import DrainingError, Inference, OverloadedError, TooLongError
 from seams import End
 
-ENDS_KEPT = 64  # of which the present rate of ends is estimated
-DEFERRED_SHARE = 0.5  # of the places in the queue, at most: deferred requests may stay for long
-RETRY_AFTER_S = 1.0, 60.0  # least and most that a refused client is told to wait
+ENDS_KEPT = 64  # from which the present rate of completions is estimated
+DEFERRED_SHARE = 0.5  # of the queue, at most: deferred requests may wait for long
+RETRY_AFTER_S = 1.0, 60.0  # limits of Retry-After
 
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """What happened since the loop last looked."""
+    """What happened since the loop last read."""
 
     arrivals: Sequence[Inference]
     departures: Sequence[tuple[Inference, End]]
@@ -29,10 +29,10 @@ class Mail:
 
 
 class RequestQueue:
-    """The requests that wait, and what happened since the loop last looked.
+    """The waiting requests, and the events that the loop has not read yet.
 
     `put`, `leave`, `drain`, `abort` and the properties are for any thread, all else for the loop's.
-    A stored request, which is safe elsewhere, is not counted and takes nobody's place.
+    A stored request is safe elsewhere, so it is not counted and takes no place.
     """
 
     def __init__(self, max_waiting: int, max_waiting_prompt_tokens: float = math.inf) -> None:
@@ -46,10 +46,10 @@ class RequestQueue:
         self._arrivals: list[Inference] = []
         self._departures: list[tuple[Inference, End]] = []
         self._aborting: str | None = None
-        self._unread = False  # something changed since the loop last looked
+        self._unread = False  # something changed since the loop last read
         self._capacity: tuple[int, int] | None = None  # tokens of context and of KV memory
         self._numbers = itertools.count()
-        self._counted = 0  # of those who wait, arrivals included, without stored ones
+        self._counted = 0  # waiting requests, arrivals included, without stored ones
         self._deferred = 0  # of the counted
         self._prompt_tokens = 0  # of the counted
         self._ends_s: deque[float] = deque(maxlen=ENDS_KEPT)  # when requests ended, the newest
@@ -61,7 +61,8 @@ class RequestQueue:
         return len(self._arrivals) + len(self.waiting)
 
     def open(self, context: int, kv_tokens: int) -> None:
-        """There is a model: requests are taken in that fit into its context and KV memory."""
+        """There is a model: requests that fit into its context and KV memory are accepted from now
+        on."""
         self._capacity = context, kv_tokens
 
     def put(self, inference: Inference) -> None:
@@ -94,7 +95,7 @@ class RequestQueue:
             self._tell()
 
     def wake(self) -> None:
-        """Something changed elsewhere: the loop is to look again."""
+        """Wakes the loop, since something changed elsewhere."""
         with self._changed:
             self._tell()
 
@@ -118,7 +119,7 @@ class RequestQueue:
             )
         if total > kv_tokens:
             raise TooLongError(
-                f"the request takes {total} tokens of KV memory, the server has {kv_tokens}"
+                f"the request needs {total} tokens of KV memory, the server has {kv_tokens}"
             )
 
     def _require_room(self, inference: Inference) -> None:
@@ -133,7 +134,7 @@ class RequestQueue:
                 f"{most_deferred} deferred requests are waiting already, half of --max-waiting",
                 self.retry_after_s,
             )
-        # a longer prompt is taken into an empty queue, or it never would be
+        # an empty queue accepts a longer prompt, which would otherwise never be accepted
         prompts, own = self._prompt_tokens, inference.prompt_tokens
         if self._counted and prompts + own > self.max_waiting_prompt_tokens:
             raise OverloadedError(
@@ -144,7 +145,7 @@ class RequestQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """How long the queue as it stands takes at the rate of the newest ends."""
+        """How long the present queue takes at the rate of the newest completions."""
         least_s, most_s = RETRY_AFTER_S
         since_s = self.busy_since_s
         ends_s = (
@@ -156,7 +157,7 @@ class RequestQueue:
         return min(max(self._counted * interval_s, least_s), most_s)
 
     def _count(self, inference: Inference, one: int) -> None:
-        """`one`: 1 for somebody who waits from now on, -1 for somebody who no longer does."""
+        """`one`: 1 for a request that begins to wait, -1 for one that stops."""
         if not inference.stored:
             self._counted += one
             self._deferred += one * (inference.service_class == "deferred")
@@ -165,7 +166,7 @@ class RequestQueue:
     # --- the loop's thread ------------------------------------------------------------------
 
     def read(self) -> Mail:
-        """Arrivals are among those who wait from now on."""
+        """Adds arrivals to the waiting requests."""
         with self._changed:
             mail = Mail(self._arrivals, self._departures, self._aborting)
             self.waiting += self._arrivals
@@ -174,15 +175,15 @@ class RequestQueue:
         return mail
 
     def is_over(self) -> bool:
-        """Nobody waits, and nobody will."""
+        """No request waits, and none will."""
         with self._changed:
             return self.draining and not (self.waiting or self._arrivals)
 
     def sleep(self, timeout_s: float) -> None:
-        """Until something changes that `read` has not seen, or for so long."""
+        """Waits until something changes that `read` has not returned, or for `timeout_s`."""
         with self._changed:
             if timeout_s > 0.0 and not self._unread:
-                self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # some centuries
+                self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # centuries
 
     def remove_admitted(self) -> None:
         self._remove(lambda inference: inference.resident)
@@ -191,7 +192,7 @@ class RequestQueue:
         return self._remove(lambda inference: inference.ended)
 
     def put_back(self, inference: Inference) -> None:
-        """One that was preempted: before those who never ran, among its like in order of age."""
+        """Returns a preempted request: before requests that never ran, and in order of age."""
         earlier = sum(i.preemptions > 0 and i.id < inference.id for i in self.waiting)
         with self._changed:
             self.waiting.insert(earlier, inference)

@@ -1,7 +1,7 @@
-"""`--record FILE`: the history of a server as JSON lines, written by a thread of its own.
+"""`--record FILE`: the history of a server as JSON lines, written by a separate thread.
 
-The thread reads the history as any other reader does, so the engine never waits for a disk: where
-the disk is too slow, lines are missing, and a line says how many. docs/metrics.md has the format.
+The thread reads the history like any other reader, so the engine never waits for a disk. If the
+disk is too slow, lines are missing, and a line says how many. docs/metrics.md describes the format.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WRITE_EVERY_S = 0.25  # a history of short iterations is overwritten within seco
 
 
 class Recording:
-    """Writes what happens from now on into `path`, which is overwritten; `head` is the first line.
-    A disk that fails ends the recording, with a warning, and nothing else."""
+    """Writes events from now on to `path`, which is overwritten; `head` is the first line. If the
+    disk fails, only the recording ends, with a warning."""
 
     def __init__(self, path: Path, history: History, head: Mapping[str, Any]) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Recording:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Returns when all that has happened is written."""
+        """Returns when all events so far are written."""
         self._stopping.set()
         self._thread.join(timeout_s)
 

@@ -1,7 +1,7 @@
-"""What the loop did: sums of each iteration and of each request, for statistics; and the history,
+"""Records of the loop: sums of each iteration and each request, for statistics; and the history,
 which keeps the newest iterations row by row.
 
-The history is always on: it costs some tenths of a microsecond per row, and 25 bytes.
+The history is always on: it takes some tenths of a microsecond and 25 bytes per row.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from inference import Inference
 from seams import IterationRecord, Memory, Outcome, RequestRecord, ServiceClass
 
 HISTORY_RECORDS = 2**13  # kept at most,
-HISTORY_ROWS = 2**19  # and fewer where batches are large, so that it takes some 13 MB
+HISTORY_ROWS = 2**19  # and fewer if batches are large, so that it takes about 13 MB
 
-# prefill: all that is to be computed before the first token, at once; chunk: a part of it; decode:
-# the newest generated token; held: done, and keeps its row until its batch ends; paused: resident,
-# and given nothing
+# prefill: everything before the first token, computed at once; chunk: a part of it; decode: the
+# newest generated token; held: done, keeps its row until its batch ends; paused: resident, advanced
+# by nothing
 Kind = Literal["prefill", "chunk", "decode", "held", "paused"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PREFILL, CHUNK, DECODE, HELD, PAUSED = range(len(KINDS))
@@ -29,14 +29,14 @@ class Row(NamedTuple):
     """A resident request's part in an iteration."""
 
     request: int
-    lane: int  # its slot of the batch: the lowest free one when it was admitted, kept until it left
+    lane: int  # its slot of the batch: the lowest free one at admission, kept until it leaves
     tokens: int  # computed
     kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`Row`s column by column: as objects they would take eight times the memory."""
+    """`Row`s by column: objects would take eight times the memory."""
 
     requests: Sequence[int]
     lanes: Sequence[int]
@@ -55,7 +55,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request was taken in by the loop."""
+    """The loop accepted a request."""
 
     request: int
     at_s: float
@@ -66,7 +66,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Iterated:
-    """An iteration that succeeded, as it was when it started."""
+    """A successful iteration, with the state at its start."""
 
     sums: IterationRecord
     rows: Rows
@@ -74,7 +74,7 @@ class Iterated:
     used: int  # blocks of KV memory, as are the next two
     cached: int
     free: int
-    preempted: Sequence[int]  # requests that gave up their places since the iteration before
+    preempted: Sequence[int]  # requests preempted since the previous iteration
 
     @property
     def padding(self) -> int:
@@ -93,16 +93,16 @@ Event = Arrived | Iterated | Ended
 
 
 class News(NamedTuple):
-    """What a reader of the history has not seen. `next`: with what it asks the next time."""
+    """New events for a reader of the history. `next`: the number to read from next time."""
 
     events: Sequence[Event]
     next: int
-    missed: int  # events that were overwritten before it asked
+    missed: int  # events that were overwritten before it read them
 
 
 class History:
-    """The newest events, numbered from 0 on. One thread adds; any may read. Neither waits for the
-    other: a reader copies, and drops what was overwritten meanwhile."""
+    """The newest events, numbered from 0. One thread adds, any thread may read, and neither waits:
+    a reader copies, and drops what was overwritten meanwhile."""
 
     def __init__(self, max_batch_size: int) -> None:
         self.most = max(2, min(HISTORY_RECORDS, HISTORY_ROWS // max_batch_size))
@@ -111,10 +111,10 @@ class History:
 
     def add(self, event: Event) -> None:
         self._events[self._next % self.most] = event
-        self._next += 1  # after the event is there
+        self._next += 1  # after the event is stored
 
     def since(self, number: int) -> News:
-        """From `number` on, as far as it is kept."""
+        """The events from `number` on that are still kept."""
         end = self._next
         first = max(number, self._oldest)
         copied = [self._events[i % self.most] for i in range(first, end)]
@@ -124,7 +124,7 @@ class History:
 
     @property
     def _oldest(self) -> int:
-        """That is not being overwritten."""
+        """The oldest event that is not being overwritten."""
         return max(0, self._next + 1 - self.most)
 
 
@@ -140,7 +140,7 @@ def arrived(inference: Inference) -> Arrived:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWork:
-    """What an iteration computes, as it is when it starts."""
+    """What an iteration computes, with the state at its start."""
 
     batch: int  # rows
     tokens: int
@@ -163,8 +163,8 @@ def planned_work(
     deferred: int,
     memory: Memory,
 ) -> PlannedWork:
-    """Made before the requests count their tokens as computed, and after some were admitted.
-    Column by column, which takes a third of the time of a loop over the rows."""
+    """Call it after admissions and before the requests count their tokens as computed. Works column
+    by column, which takes a third of the time of a loop over the rows."""
     requests: Sequence[Inference]
     counts: Sequence[int]
     requests, counts = zip(*advance, strict=True)
@@ -211,7 +211,7 @@ def planned_work(
 def iteration_record(
     work: PlannedWork, batch: Sequence[Inference], outcome: Outcome, start_s: float, end_s: float
 ) -> IterationRecord:
-    """Made before the requests of the rows (`batch`) are given their tokens."""
+    """Call it before the requests of the rows (`batch`) receive their tokens."""
     rows = zip(batch, outcome.tokens, strict=True)
     given = [(i, len(tokens)) for i, tokens in rows if tokens and i.end is None]
     # most rows had their last token in the same iteration: few different gaps to keep
@@ -239,7 +239,7 @@ def iterated(work: PlannedWork, sums: IterationRecord, preempted: Sequence[int])
 
 
 def request_record(inference: Inference, end_s: float) -> RequestRecord:
-    """Of a request whose `end` is set."""
+    """The record of a request whose `end` is set."""
     assert inference.end is not None
     return RequestRecord(
         arrival_s=inference.arrival_s,

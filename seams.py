@@ -1,10 +1,10 @@
-"""The contracts between the packages: what varies, varies at one of these. No torch, no threads.
+"""The contracts between the packages. Everything that varies implements one. No torch, no threads.
 
-Three seams. The **Model** executes one iteration. The **Policy** decides what the next iteration
-holds. **Time** is handed in: nothing here or in `batching.py` waits or reads a clock.
+Three seams. The **Model** executes an iteration. The **Policy** decides what the next iteration
+contains. **Time** is passed in: nothing here or in `batching.py` waits or reads a clock.
 
 One rule for progress: a request has *computed* tokens (their keys and values are in the cache)
-that must catch up with its *known* tokens (prompt and what was generated so far). Prefill, a
+that must catch up with its *known* tokens (the prompt and the generated ones). Prefill, a
 chunk of it, decode and resumption after preemption are all "advance this request by n tokens".
 """
 
@@ -25,7 +25,7 @@ RANDOM_PREFIX = "random:"  # of a model's name: that shape, random weights, the 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Noise is a function of (seed, position) alone, so a request's
-    tokens depend neither on what it is batched with nor on when it was interrupted."""
+    tokens depend neither on the rest of its batch nor on interruptions."""
 
     seed: int = 0
     temperature: float = 1.0  # 0 is greedy
@@ -36,8 +36,8 @@ class Sampling:
     repetition_penalty: float = 1.0  # over all known tokens
     presence_penalty: float = 0.0  # over generated tokens, as is the next
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what its logit gains)
-    min_tokens: int = 0  # generated ones before which none of `end_ids` is drawn
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    min_tokens: int = 0  # generated tokens before which none of `end_ids` is drawn
     end_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # alternatives wanted beside each generated token's own
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
@@ -54,15 +54,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """All that a model must know of a sequence. It crosses once, before the first step, and again
-    after a preemption: the engine's copy is the truth, the model's a cache."""
+    """Everything that a model needs to know of a sequence. It is sent once, before the first step,
+    and again after a preemption: the engine's copy is authoritative, the model's a cache."""
 
     id: int
     ids: Sequence[int]  # the prompt, then what was generated
     prompt_tokens: int
     sampling: Sampling
     scored: int = 0  # prompt tokens whose logprobs are known from before a preemption
-    trace: str | None = None  # traceparent of its request's span, where requests are traced
+    trace: str | None = None  # traceparent of its request's span, if requests are traced
 
 
 class Step(NamedTuple):
@@ -70,20 +70,20 @@ class Step(NamedTuple):
 
     id: int
     start: int  # tokens already computed; the position of the first one to compute
-    tokens: int  # to compute now; 0 in the row of a rectangle that only keeps its place
+    tokens: int  # to compute now; 0 for a held row of a rectangle
     draw: bool  # whether the next token is wanted
-    blocks: Sequence[int]  # given to the sequence since its last step
-    padding: int = 0  # positions computed before the tokens and thrown away
+    blocks: Sequence[int]  # assigned to the sequence since its last step
+    padding: int = 0  # positions computed before the tokens and discarded
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one iteration gave, row by row in the order of its steps."""
+    """The results of an iteration, row by row in the order of its steps."""
 
-    tokens: Sequence[Sequence[int]]  # new ones; none where none was wanted
+    tokens: Sequence[Sequence[int]]  # new ones; empty for rows that drew none
     positions: int  # computed, padding included
-    duration_s: float  # of the model's work, for a clock that does not tick by itself
-    # by row, where asked for: of the new tokens; and of prompt tokens, with the index of the first
+    duration_s: float  # of the model's work, for a virtual clock
+    # by row, if requested: of the new tokens; and of prompt tokens, with the index of the first
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
 
@@ -93,25 +93,25 @@ class DeviceMemoryError(Exception):
 
 
 class DeviceLostError(Exception):
-    """The device fails whatever it is asked from now on; only a new process can use it again."""
+    """The device fails from now on; only a new process can use it again."""
 
 
 class ModelLostError(Exception):
-    """The model is gone with all that it was told: its process died, hangs, or cannot be reached.
-    Another one takes its place (see `Model.lost`), to which every sequence is opened again."""
+    """The model is lost with all its state: its process died, hangs, or cannot be reached. Another
+    one replaces it (see `Model.lost`), in which every sequence is opened again."""
 
 
 class Pending(Protocol):
     """An iteration that was started."""
 
     def result(self) -> Outcome:
-        """Waits for it. Raises whatever made it fail."""
+        """Waits for it. Raises the error that made it fail."""
         ...
 
 
 class Model(Protocol):
-    """Executes iterations. It is told of sequences and of the blocks that are theirs; it gives no
-    memory out. One thread calls it."""
+    """Executes iterations. It receives sequences and their blocks, and assigns no memory. One
+    thread calls it."""
 
     @property
     def context(self) -> int: ...  # longest sequence, in tokens
@@ -120,17 +120,17 @@ class Model(Protocol):
     def blocks(self) -> int: ...  # of KV memory
 
     @property
-    def block_tokens(self) -> int: ...  # that a block holds
+    def block_tokens(self) -> int: ...  # in a block
 
     @property
     def lost(self) -> str | None:
-        """Why nothing can be started now; None while it can. May change at any time, and is read by
-        any thread. Every loss is raised once, as ModelLostError by the next call or result, even
-        where the model is back by then; whoever made the model wakes the engine when it is back."""
+        """Why nothing can be started now; None if it can. May change at any time, and any thread
+        reads it. Every loss is raised once, as ModelLostError by the next call or result, even if
+        the model is back by then; the model's creator wakes the engine when it is back."""
         ...
 
     def open(self, new: Sequence[Opening]) -> None:
-        """Sequences that take part from the next iteration on."""
+        """Adds sequences for the next iterations."""
         ...
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Pending:
@@ -143,7 +143,7 @@ class Model(Protocol):
 
 
 class Request(Protocol):
-    """What a policy sees of a request. Read-only; token counts, never token ids."""
+    """A policy's view of a request. Read-only; token counts, never token ids."""
 
     @property
     def id(self) -> int: ...  # increases in order of arrival
@@ -170,10 +170,10 @@ class Request(Protocol):
     def service_class(self) -> ServiceClass: ...
 
     @property
-    def deadline_s(self) -> float | None: ...  # after its arrival; None: whenever it suits
+    def deadline_s(self) -> float | None: ...  # after its arrival; None: no deadline
 
     @property
-    def resident(self) -> bool: ...  # it holds KV memory; else it waits
+    def resident(self) -> bool: ...  # it holds KV memory; otherwise it waits
 
 
 class Advance(NamedTuple):
@@ -182,16 +182,16 @@ class Advance(NamedTuple):
 
 
 class Trial(Protocol):
-    """The blocks of a plan, counted step by step while nothing is changed yet."""
+    """Counts the blocks of a plan step by step, without changing anything."""
 
-    free: int  # blocks that remain; below zero, so many are missing
+    free: int  # remaining blocks; negative: so many are missing
 
     def cost(self, step: Advance) -> int:
         """Blocks that the step takes beyond those that its request holds or shares."""
         ...
 
     def take(self, step: Advance) -> bool:
-        """Counts the step, if there are blocks for it."""
+        """Counts the step if there are blocks for it."""
         cost = self.cost(step)
         if cost > self.free:
             return False
@@ -199,7 +199,7 @@ class Trial(Protocol):
         return True
 
     def insist(self, step: Advance, cost: int) -> None:
-        """Counts a step of this cost, whether or not there are blocks for it."""
+        """Counts a step of this cost, even if there are no blocks for it."""
         ...
 
 
@@ -210,10 +210,10 @@ class Memory(Protocol):
     budget: int
 
     @property
-    def used(self) -> int: ...  # by residents; budget - used can be had
+    def used(self) -> int: ...  # by residents; budget - used are available
 
     @property
-    def cached(self) -> int: ...  # of those that can be had, how many may still be shared
+    def cached(self) -> int: ...  # of the available ones, those that may still be shared
 
     def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
         """How many of `requests`, in this order, can be admitted together once `releasing` have
@@ -226,11 +226,11 @@ class Memory(Protocol):
         return count
 
     def freed(self, requests: Iterable[Request]) -> int:
-        """Blocks that can be had if these residents give up theirs; shared ones stay in use."""
+        """Blocks available if these residents release theirs; shared ones stay in use."""
         ...
 
     def hit_tokens(self, request: Request) -> int:
-        """Of one that waits: known tokens that need not be computed, since a prefix cache holds
+        """Known tokens of a waiting request that need not be computed, since a prefix cache holds
         their keys and values."""
         ...
 
@@ -239,42 +239,42 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a policy may base its decision on."""
+    """Everything on which a policy may base its decision."""
 
     now_s: float
     waiting: Sequence[Request]  # preempted requests first, then in order of arrival
     resident: Sequence[Request]  # in order of admission; they hold KV memory
     max_batch_size: int
     memory: Memory
-    deferred: int  # how many of these requests are of that class
+    deferred: int  # number of these requests in that class
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The next iteration. A waiting request that advances is thereby admitted; a resident one
-    that does not is paused and keeps its memory. A plan that advances nobody waits for an arrival
-    or a cancellation, but not past `wake_s`, which it must give."""
+    that does not is paused and keeps its memory. A plan that advances no request waits for an
+    arrival or a cancellation, but not past `wake_s`, which it must state."""
 
     advance: Sequence[Advance] = ()
-    preempt: Sequence[Request] = ()  # residents that give up their memory and wait again
+    preempt: Sequence[Request] = ()  # residents that lose their memory and wait again
     hold: Sequence[Request] = ()  # residents that are done and keep their row of a rectangle
     wake_s: float | None = None
 
 
 class Policy(Protocol):
-    """Decides iteration by iteration. Deterministic in what it was shown; the same object drives
-    the server, the tests and any simulation, each with a time of its own."""
+    """Decides iteration by iteration. Deterministic in its views; the same object drives the
+    server, the tests and any simulation, each with its own time."""
 
     @property
     def answers(self) -> Literal["own", "batch"]:
-        """When an answer leaves: with the request's own last token, or with its place."""
+        """When a response leaves: with the request's last token, or when its batch ends."""
         ...
 
     def plan(self, view: View) -> Plan: ...
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        """Those of the residents that give up their place now; all of them done. Asked after every
-        iteration, and when somebody left."""
+        """The residents to remove now; all of them must be done. Called after every iteration, and
+        after departures."""
         ...
 
 
@@ -286,14 +286,14 @@ class IterationRecord:
     start_s: float
     duration_s: float
     rows: int
-    tokens: int  # computed and wanted
+    tokens: int  # computed, without padding
     positions: int  # computed, padding included
-    generated: int  # tokens handed to requests
-    attended: int = 0  # query-key pairs, of wanted tokens
-    context: int = 0  # keys read: of each row, those before its tokens and theirs
+    generated: int  # generated tokens
+    attended: int = 0  # query-key pairs, without padding
+    context: int = 0  # keys read: in each row, those of its tokens and of all before them
     deferred_tokens: int = 0  # computed for deferred requests
     deferred_generated: int = 0
-    # since the token before: class, seconds, and how many requests waited so long
+    # since the previous token: class, seconds, and number of requests that waited so long
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()
 
 
@@ -313,17 +313,17 @@ class RequestRecord:
     preemptions: int
     service_class: ServiceClass
     end: End
-    # of the prompt's tokens, how many a prefix cache held; None: they were not looked up
+    # prompt tokens found in the prefix cache; None: not looked up
     cached_tokens: int | None = None
 
 
 class Recorder(Protocol):
-    """Takes in what happened. Everything that is reported is computed from these records."""
+    """Receives records, from which every reported figure is computed."""
 
     def iteration(self, record: IterationRecord) -> None: ...
 
     def request(self, record: RequestRecord) -> None: ...
 
     def busy(self, start_s: float, end_s: float) -> None:
-        """A stretch of time in which work was present."""
+        """A stretch of time with work."""
         ...

@@ -1,7 +1,7 @@
-"""What happened: takes in the records of requests and iterations, and aggregates them when asked.
+"""Statistics: receives the records of requests and iterations, and aggregates them on request.
 
-Taking in is a few additions in the loop's thread; sorting and counting happen in the thread of
-whoever reads. Memory is bounded: totals cover the whole window since the last reset, percentiles
+Receiving is a few additions in the loop's thread; sorting and counting happen in the reader's
+thread. Memory is bounded: totals cover the whole window since the last reset, percentiles
 and lists the newest records of it. No torch, no clock: times come with the records.
 """
 
@@ -40,7 +40,7 @@ ITERATION_COLUMNS = ("start_s", "duration_s", "rows", "tokens", "padding")
 
 
 class Recorders:
-    """A seams.Recorder that tells several."""
+    """A seams.Recorder that passes records to several."""
 
     def __init__(self, *recorders: Recorder) -> None:
         self._recorders = recorders

@@ -1,7 +1,7 @@
 """Text to token ids and back: vocabularies, and text that grows while tokens arrive.
 
-Runs in the thread of whoever consumes the text. Knows nothing of models, requests or HTTP, and
-never imports torch, so token counts are to be had without a model.
+Runs in the thread that consumes the text. Independent of models, requests and HTTP, and never
+imports torch, so tokens can be counted without a model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOLDER_ALLOWED = (
 
 
 class VocabularyError(Exception):
-    """A vocabulary that cannot be had; the message says what was found and what is allowed."""
+    """A vocabulary that cannot be loaded; the message says what was found and what is allowed."""
 
 
 class EncodingError(ValueError):
@@ -39,8 +39,8 @@ class EncodingError(ValueError):
 
 
 class Tokenizer:
-    """A byte-level vocabulary. Every text has ids and every id has bytes; special tokens that
-    stand in a text are plain text."""
+    """A byte-level vocabulary. Every text has ids and every id has bytes; special tokens in a
+    text are plain text."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Tokenizer:
             raise EncodingError(f"{len(text)} characters cannot be cut into tokens") from error
 
     def encode_template(self, text: str) -> list[int]:
-        """As `encode`, but special tokens that stand in the text are special, except those that
+        """As `encode`, but special tokens in the text are special, except those that
         `shield` has marked. Raises EncodingError."""
         pieces = [text] if self._special is None else self._special.split(text)
         ids = []

@@ -2,7 +2,7 @@
 dashboard shows this server; docs/metrics.md says what each means here.
 
 Taking in a record is a few additions in the loop's thread; cumulation and text are made in the
-thread of whoever asks.
+thread of the reader.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Service:
         belongs_to_request(*inferences)
         trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):
-            inference.salt = owner  # or how soon an answer begins would tell of others' prompts
+            inference.salt = owner  # or the time to the first token would reveal others' prompts
             try:
                 submit(inference)
             except RefusedError as error:

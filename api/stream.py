@@ -67,7 +67,7 @@ def event_stream(
     shape: Shape = plain_shape,
 ) -> Response:
     """The answers of submitted requests, which have their `news` in common, as `events`, with None
-    where there is nothing to tell before the next news. Raises ApiError when one fails before the
+    where there is nothing to send before the next news. Raises ApiError when one fails before the
     first token, so that even then the status is true; but no later than `--stream-heartbeat`, when
     the head and a comment are sent for the sake of proxies. Cancels the requests when the client
     leaves, before, during or instead of reading."""
@@ -88,7 +88,7 @@ def event_stream(
                 service.outcome(inference)
     if client is None:  # the server is not gunicorn
         body = awaited(told, news)
-    else:  # which sends chunks to whoever understands them
+    else:  # which sends chunks to clients that accept them
         chunked = request.environ["SERVER_PROTOCOL"] != "HTTP/1.0"
         body = service.writer.serve(inferences, client, told, chunked=chunked)
     response = Response(body, mimetype="text/event-stream")

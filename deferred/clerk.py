@@ -81,7 +81,7 @@ class Clerk:
                     log.error("the job store is unavailable: %s", error)
                 self.progress, wait_s = None, BACK_OFF_S
             except Exception:  # a fault of ours must not end all jobs
-                log.exception("a turn of the batch clerk failed; it goes on")
+                log.exception("a turn of the batch clerk failed; it continues")
                 wait_s = BACK_OFF_S
             self._news.wait(wait_s)
             self._news.clear()
@@ -107,7 +107,7 @@ class Clerk:
                     log.error("the job store cannot do a step of the batches: %s", error)
             except Exception:
                 failed = True
-                log.exception("a step of the batch clerk failed; it goes on")
+                log.exception("a step of the batch clerk failed; it continues")
         self._failing = failed
         self._look()
         return found and not failed
@@ -130,7 +130,7 @@ class Clerk:
         their space. Raises StoreUnavailableError where it is not the batch: the database is gone.
         """
         self._look()
-        log.exception("%s cannot go on; again in %g s", batch.id, ASIDE_S)
+        log.exception("%s failed; the next attempt is in %g s", batch.id, ASIDE_S)
         self._aside_s[batch.id] = time.monotonic()
         try:
             self._store.batches.give_up(batch.id, self._name, self._rest)

@@ -1,4 +1,4 @@
-"""What the store refuses or cannot do, as types that its callers tell apart."""
+"""The store's refusals and failures, as types that its callers distinguish."""
 
 from __future__ import annotations
 

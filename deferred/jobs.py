@@ -1,5 +1,5 @@
-"""The deferred jobs of one server: their store, as soon as it can be had, and the two threads that
-work on it. The store is opened at start where there is one, else when it is first used."""
+"""The deferred jobs of one server: their store, as soon as it is available, and the two threads
+that work on it. An existing store is opened at start, a new one at its first use."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Jobs:
     def _may_exist(self) -> bool:
         try:
             return isinstance(self._where, str) or (self._where / STORE_FILE).exists()
-        except OSError:  # opening it will tell
+        except OSError:  # opening it will fail
             return True
 
     def wake(self) -> None:
@@ -106,7 +106,7 @@ class Jobs:
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def close(self) -> None:
-        """To be called after `stop`, when nobody uses the store any more."""
+        """Call it after `stop`, when the store is no longer used."""
         with self._lock:
             if self._store is not None:
                 self._store.close()

@@ -17,7 +17,7 @@ from deferred.records import LineError, NewItem, Unrun
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 MOST_LINES = 50_000
 MOST_FILE_BYTES = 200 * 2**20  # OpenAI says 200 MB
-MOST_ERRORS = 100  # that are told of one file
+MOST_ERRORS = 100  # reported for one file
 MOST_CUSTOM_ID = 512  # characters
 SHOWN_CHARACTERS = 60  # of a value in a message
 

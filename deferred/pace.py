@@ -14,7 +14,7 @@ class Pace:
     """Of one thread, in which all is called but `stop`."""
 
     def __init__(self, hurried: Callable[[], bool]) -> None:
-        """`hurried`: whether somebody waits for the interpreter."""
+        """`hurried`: whether other threads need the interpreter."""
         self._hurried = hurried
         self._stopped = threading.Event()
         self._rested_s = 0.0  # by this thread's processor time

@@ -3,7 +3,7 @@
 One thread, which touches neither torch nor HTTP. It keeps a bounded number of requests in the
 engine's queue, where the policy decides when they run; waking is coalesced, results are committed
 in groups and lines claimed in groups, so that a line costs the interpreter little. A database that
-is gone for a while costs nothing but time: what runs goes on, results wait, nothing new is claimed.
+is gone for a while costs only time: running lines continue, results wait, nothing new is claimed.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Worker:
             try:
                 wait_s = self._turn(time.monotonic())
             except Exception:  # a fault of ours must not end all jobs
-                log.exception("a turn of the batch worker failed; it goes on")
+                log.exception("a turn of the batch worker failed; it continues")
                 wait_s = BACK_OFF_S[0]
             self._news.wait(wait_s)
             self._news.clear()
@@ -277,7 +277,7 @@ class Worker:
         return self._window - sum(len(r.call.inferences) for r in self._running.values())
 
     def _start(self) -> float:
-        """Returns how long those that are left are to wait, where there is room for them."""
+        """Starts claimed lines as far as there is space; returns how long the others must wait."""
         room, now_s = self._room, time.monotonic()
         left = STROKE_LINES if self._pace.hurried else self._window
         while self._claimed and room > 0 and left > 0:

@@ -1,9 +1,9 @@
-"""Optimistic admission: a request holds room for what it has and a little more, and grows.
+"""Optimistic admission: a request holds memory for its tokens and a few more, and grows.
 
-A policy plans before anybody grows, so its plan may need more blocks than there are. Then residents
-give up their places until it fits: deferred ones first, and within a class those with the fewest
-computed tokens, since least is computed again, but never the oldest, where immediate requests count
-as older. So the oldest request always goes on, ends, and makes another one the oldest: nobody is
+A policy plans before requests grow, so its plan may need more blocks than there are. Then residents
+are preempted until it fits: deferred ones first, and within a class those with the fewest computed
+tokens, since least is computed again, but never the oldest, where immediate requests count as
+older. So the oldest request always continues, ends, and makes another one the oldest: no request is
 preempted for ever, under any policy, unless immediate requests never cease.
 
 Preemption by recomputation: Kwon et al., "Efficient Memory Management for Large Language Model

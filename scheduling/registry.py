@@ -79,7 +79,7 @@ def _stall_free(options: PolicyOptions) -> Policy:
     if options.token_budget <= options.max_batch_size:
         raise PolicyOptionError(
             f"--token-budget is {options.token_budget}; allowed with --policy stall-free: more "
-            f"than --max-batch-size ({options.max_batch_size}), or decodes leave no room for "
+            f"than --max-batch-size ({options.max_batch_size}), or decodes leave no tokens for "
             "prompts"
         )
     return StallFree(options.token_budget)
@@ -105,7 +105,7 @@ def make_policy(name: str, options: PolicyOptions) -> Policy:
         make = getattr(importlib.import_module(module_name), class_name)
         takes_options = "options" in inspect.signature(make).parameters
         policy: Policy = make(options=options) if takes_options else make()
-    except Exception as error:  # whatever the module does when it is loaded is told to its author
+    except Exception as error:  # any error of the module is reported to its author
         reason = f"{type(error).__name__}: {error}"
         raise PolicyOptionError(
             f"--policy '{name}' cannot be loaded: {reason}; {allowed}"
@@ -113,7 +113,7 @@ def make_policy(name: str, options: PolicyOptions) -> Policy:
     missing = [part for part in ("answers", "plan", "retire") if not hasattr(policy, part)]
     if missing:
         raise PolicyOptionError(
-            f"--policy '{name}' is no policy: it lacks {', '.join(missing)} (see seams.Policy)"
+            f"--policy '{name}' is not a policy: it lacks {', '.join(missing)} (see seams.Policy)"
         )
     return policy
 

@@ -17,7 +17,7 @@ class Open:
 
     id: int
     ids: list[int]
-    blocks: Sequence[int]  # that the model has not been told of
+    blocks: Sequence[int]  # not yet sent to the model
     computed: int = 0
 
 
@@ -38,7 +38,7 @@ class Bare:
         samplings: Sequence[Sampling] | None = None,
         scored: int = 0,
     ) -> list[Open]:
-        """Sequences with room for the longest of the prompts and so many further tokens."""
+        """Sequences with blocks for the longest of the prompts and so many further tokens."""
         room = max(map(len, prompts)) + further
         sequences = []
         for prompt in prompts:

@@ -182,7 +182,7 @@ class HashModel:
         self.iterations = 0  # begun, those that failed included
         self.most_in_flight = 0
         self.losses = 0  # of the model in an iteration
-        self._owed = False  # a loss that nobody was told of
+        self._owed = False  # a loss not yet reported
         self.breaches: list[str] = []
         self._sequences: dict[int, _Sequence] = {}
         self._kv: dict[int, int] = {}  # slot -> hash of the tokens up to its position
@@ -198,7 +198,7 @@ class HashModel:
         self._kv.clear()
 
     def lose(self) -> None:
-        """Loses it, and whatever is in flight; the engine is told once."""
+        """Loses it with its iterations in flight; raised once to the engine."""
         self.forget()
         self._owed = True
         for iteration in self._flying:

@@ -1,8 +1,7 @@
-"""Holds the table of packages: who may import what of ours, and which packages never import torch.
+"""The table of packages: which packages each may import, and which never import torch.
 
-Imports are read from the source, those inside functions and under TYPE_CHECKING included, so a
-seam cannot be crossed in a corner. Modules of ours that are not in the table fail the test: a new
-package begins with a line here.
+Imports are read from the source, including those inside functions and under TYPE_CHECKING. Modules
+that are not in the table fail the test: a new package begins with a line here.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def test_a_rectangle_costs_its_longest_row_for_every_row_and_leaves_no_room_for_another() -> None:
+def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_rectangle() -> None:
     ledger = RectangleLedger(30, 4)
     rows = [
         Shown(1, prompt_tokens=4, max_tokens=8),

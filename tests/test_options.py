@@ -89,7 +89,7 @@ def test_help_shows_the_options_by_group_with_all_their_names(
     assert "(default here; S_HOST, SAMPLE_HOSTNAME)" in words
 
 
-def test_what_is_secret_is_shown_nowhere() -> None:
+def test_secrets_are_not_shown() -> None:
     sample = Sample("small", password="abc")
     assert "abc" not in repr(sample)
     assert sample.as_dict()["password"] == "(set)"

@@ -31,7 +31,7 @@ CLIENT_GONE = 499  # nginx's number for it; only logs see it
 
 class ApiError(Exception):
     """Ends a request with a status and a sentence, before any part of the answer was sent.
-    `param` is the field at fault and `code` a name for the error, for dialects that tell them."""
+    `param` is the field at fault and `code` a name for the error, for dialects that return them."""
 
     def __init__(
         self,
@@ -147,6 +147,6 @@ def http_error(error: HTTPException) -> ApiError:
 
 
 def internal_error(error: Exception) -> ApiError:
-    """A fault of ours: the log has it, the client is told no more than that."""
+    """An internal error: only the log has the details."""
     log.error("a request failed inside the server", exc_info=error)
     return ApiError(500, "internal error; the server's log says more")

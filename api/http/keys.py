@@ -43,7 +43,7 @@ def require_keys(app: Flask, keys: Sequence[str]) -> None:
         if is_open(request.path) or request.method == "OPTIONS":
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # every key is compared, and in constant time: how long it takes tells nothing about them
+        # every key is compared, in constant time, so that the time reveals nothing about them
         known = [hmac.compare_digest(given.strip().encode(), key) for key in allowed]
         if scheme.lower() != "bearer" or not any(known):
             raise ApiError(

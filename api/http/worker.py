@@ -73,7 +73,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def handle_request(self, request: Any, conn: TConn) -> object:
         if conn.incoming.whole:
-            request._expected_100_continue = False  # it was told
+            request._expected_100_continue = False  # it was sent
         else:  # where the next request would begin is not known
             request.force_close()
         return super().handle_request(request, conn)
@@ -132,7 +132,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._hand_over(conn)
         elif incoming.expects:
             incoming.expects = False
-            with contextlib.suppress(OSError):  # the client goes on without it after a while
+            with contextlib.suppress(OSError):  # the client continues without it after a while
                 conn.sock.send(CONTINUE)
 
     def _hand_over(self, conn: TConn) -> None:

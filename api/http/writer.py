@@ -40,7 +40,7 @@ class Writer:
         chunked: bool,
     ) -> Iterator[bytes]:
         """The body of gunicorn's answer: empty, since `events` go to the client's socket, in
-        chunks if `chunked`. None among them means that nothing is to be told before the next news
+        chunks if `chunked`. None among them means that nothing is to be sent before the next news
         of the requests. Raises what `events` and the socket raise."""
         stream = _Stream(client, events, chunked, self._told, self._heartbeat_s)
         for inference in inferences:
@@ -60,7 +60,7 @@ class Writer:
 
 
 class _Stream(threading.Event):
-    """The `news` of its requests: to set it is to tell the writer."""
+    """The `news` of its requests: setting it notifies the writer."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Stream(threading.Event):
                 self.set()
 
     def write(self) -> None:
-        """What there is to tell now, as far as the socket takes it without waiting."""
+        """Sends the present events, as far as the socket accepts them without waiting."""
         self.unsent = b""
         try:
             data = self._ready()

@@ -1,4 +1,4 @@
-"""OpenAI's Batch API: `/v1/batches`. docs/deferred.md tells the life of a batch."""
+"""OpenAI's Batch API: `/v1/batches`. docs/deferred.md describes the life of a batch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from deferred.records import Usage
 from deferred.worker import Answer, NotNowError
 from inference import Inference
 
-LATER = (429, 503)  # what is no fault of the line
+LATER = (429, 503)  # failures that are not the line's fault
 FAILED = 500
 
 

@@ -34,7 +34,7 @@ class ConversationError(ValueError):
 
 
 class ChatTemplate:
-    """Raises VocabularyError for a source that is no template."""
+    """Raises VocabularyError for a source that is not a template."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, names: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -95,7 +95,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS_FILE
     settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if not isinstance(settings, dict):
-        raise TypeError(f"{SETTINGS_FILE} is no object")
+        raise TypeError(f"{SETTINGS_FILE} is not an object")
     return settings
 
 

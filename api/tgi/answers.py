@@ -32,7 +32,7 @@ UNPREFIXED = {
 
 
 def shape(error: ApiError) -> TgiError:
-    """TGI's error object; its clients tell errors apart by `error_type`."""
+    """TGI's error object; its clients distinguish errors by `error_type`."""
     status = STATUS.get(error.status, error.status)
     if (kind := UNPREFIXED.get(status)) is not None:
         return {"error": error.message, "error_type": kind}

@@ -76,7 +76,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
 
     @blueprint.post("/invocations")
     def invocations() -> Response:
-        """SageMaker's one path: what is asked for is told by the fields."""
+        """SageMaker's only path: the fields decide which request it is."""
         arrival_s = service.clock()
         data = read_object(request, config.max_body_bytes)
         if "inputs" in data:

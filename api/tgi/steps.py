@@ -1,5 +1,5 @@
-"""A generation followed token by token, as TGI's API tells it: each token with the text it adds,
-and what ended the request. The stop text stays in the answer."""
+"""A generation token by token, as TGI's API returns it: each token with the text it adds, and what
+ended the request. The stop text stays in the response."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Texts as tokens, and back: TGI's `/tokenize` and `/chat_tokenize`, vLLM's `/tokenize` and
-`/detokenize`. The two kinds of `/tokenize` are told apart by their fields: TGI's has `inputs`."""
+`/detokenize`. The two kinds of `/tokenize` are distinguished by their fields: TGI's has
+`inputs`."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _url(where: str | Path) -> URL:
 
 
 def _end_earlier_process(connection: Connection) -> None:
-    """What the process that held this database before had begun, nobody goes on with."""
+    """Returns what an earlier process with this database had begun and no process continues."""
     give_back(connection, true(), lost=True)
     leased = batches.c.lease_owner.is_not(None)
     connection.execute(update(batches).where(leased).values(lease_owner=None))

@@ -150,10 +150,10 @@ class Batches:
         besides: Collection[str] = (),
         rest: Callable[[], None] = lambda: None,
     ) -> Batch | None:
-        """The oldest batch in `validating` that nobody else validates and that is none of `besides`
-        (ids), leased to `worker`; what an earlier, interrupted validation had added is gone. Then:
-        `input`, `items.add`, and `start` or `fail`. None: there is none. `rest` is called between
-        transactions.
+        """The oldest batch in `validating` that no other worker validates and that is not in
+        `besides` (ids), leased to `worker`; the items of an earlier, interrupted validation are
+        removed. Then: `input`, `items.add`, and `start` or `fail`. None: there is none. `rest` is
+        called between transactions.
 
         One thread of a worker validates: a batch that it had claimed before it may claim again.
         """
@@ -253,8 +253,8 @@ class Batches:
     def claim_finalisation(
         self, worker: str, now_s: float, besides: Collection[str] = ()
     ) -> Batch | None:
-        """A batch whose items have all ended and whose files nobody else writes, leased to
-        `worker`, and none of `besides` (ids). Then: `finalise`. None: there is none.
+        """A batch whose items have all ended and whose files no other worker writes, leased to
+        `worker`, and not in `besides` (ids). Then: `finalise`. None: there is none.
 
         One thread of a worker finalises: a batch that it had claimed before it may claim again.
         """

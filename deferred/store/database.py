@@ -81,7 +81,7 @@ class Database:
             self._writing.release()
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        """An insert that may go on with `on_conflict_do_nothing()`."""
+        """An insert that can be continued with `on_conflict_do_nothing()`."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ def _sqlite(url: URL) -> Engine:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("PRAGMA journal_mode=WAL")
         # where SQLite is built to overwrite what is deleted with zeros, deleting on a full disk
-        # would need as much room as it frees
+        # would need as much space as it frees
         connection.execute("PRAGMA secure_delete=FAST")
         # a checkpoint syncs twice, which on a busy disk takes a second: at SQLite's own 4 MiB a
         # file of 200 MB took 1.4 to 33 s to store, at 32 MiB 1.8 to 2.5 s

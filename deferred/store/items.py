@@ -218,7 +218,7 @@ def _next_lines(
     connection: Connection, number: int, n: int, most_bytes: int, one_at_least: bool
 ) -> tuple[list[int], bool]:
     """The batch's next pending lines, locked, and whether all that there are up to `n` fit."""
-    # a statement of its own: within the update PostgreSQL may evaluate it anew for each row, and
+    # a separate statement: within the update PostgreSQL may evaluate it again for each row, and
     # then claim more than n. SQLite, which has one writer, leaves the lock out.
     size_bytes = (
         select(func.length(item_bodies.c.body))

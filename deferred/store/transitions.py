@@ -23,11 +23,11 @@ from deferred.store.schema import batch_items, batches, item_bodies, item_result
 
 LEASE_S = 30.0  # a worker that was silent for so long is taken for dead
 HEARTBEAT_S = 10.0  # how often a worker is to say that it lives
-CANCELLING_S = 600.0  # what runs then may go on: OpenAI's API reference, "Cancel batch"
+CANCELLING_S = 600.0  # for which running lines may continue: OpenAI's API reference, "Cancel batch"
 
 
 def claimable(worker: str, now_s: float) -> ColumnElement[bool]:
-    """Batches that nobody validates or finalises; a worker that asks again has given up what it
+    """Batches that no worker validates or finalises; a worker that asks again has given up what it
     began."""
     return or_(
         batches.c.lease_owner.is_(None),

@@ -89,11 +89,11 @@ class Admin:
         return await self._change(request, "add")
 
     async def drain(self, request: web.Request) -> web.Response:
-        """`{"url": …}`: no new requests for it; what runs there goes on."""
+        """`{"url": …}`: no new requests for it; running ones continue."""
         return await self._change(request, "drain")
 
     async def remove(self, request: web.Request) -> web.Response:
-        """`{"url": …}`: forgets it; what runs there goes on."""
+        """`{"url": …}`: forgets it; running requests continue."""
         return await self._change(request, "remove")
 
     async def _change(self, request: web.Request, verb: str) -> web.Response:
@@ -114,7 +114,7 @@ class Admin:
             upstream = self._desk.fleet.add(spec, ADMIN)
             self._prober.probe_soon()
         elif known is None:
-            problem = errors.invalid(f"{spec.url} is no upstream.", 404, "no_such_upstream")
+            problem = errors.invalid(f"{spec.url} is not an upstream.", 404, "no_such_upstream")
             return errors.response(problem, request.path)
         else:
             upstream = known
@@ -126,7 +126,7 @@ class Admin:
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
         """Raises ValueError. The common UPSTREAM_API_KEY is for the servers of the configuration:
-        whoever may add a server must not learn it by adding one of their own."""
+        a user who may add servers must not learn it by adding their own."""
         asked = parse_upstream(body["url"], self._config.max_connect_per_upstream)
         if asked.dns:
             raise ValueError("a dns+ name belongs into UPSTREAMS or the upstreams file")

@@ -1,6 +1,6 @@
 """One request on one upstream, for inference and jobs alike: sends it, passes its answer on.
 
-Tells a client that is gone from an upstream that fails. Knows nothing of places and retries.
+Distinguishes a client that is gone from an upstream that fails. Independent of places and retries.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Passage:
         return self.answer.content_type == _EVENTS and self.answer.status < 400
 
     def is_plain(self) -> bool:
-        """Whether events can be told apart in it: it is not compressed."""
+        """Whether its events can be separated: it is not compressed."""
         return headers.is_plain(self.answer.headers)
 
     def headers(self) -> CIMultiDict[str]:
@@ -164,7 +164,7 @@ def _silent(x: Exchange, upstream: Upstream, error: TimeoutError) -> UpstreamFai
         problem = errors.upstream_failed("The server could not be reached in time.")
         reason = f"{upstream.url} could not be reached in time"
         return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
-    # a long answer takes long, and a deferred one may be paused; a begun stream must go on
+    # a long response takes long, and a deferred one may be paused; a begun stream must continue
     deferred = x.ticket is not None and x.ticket.deferred
     outcome = Outcome.FAILURE if x.sent is not None and not deferred else Outcome.SLOW
     problem = errors.upstream_failed("The server was silent for too long.", 504)

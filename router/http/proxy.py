@@ -158,7 +158,7 @@ class Proxy:
         while True:
             await self._desk.settled(ticket)
             if ticket.refusal is not None:
-                # once tried, nothing tells the client more than what went wrong there
+                # once tried, that failure is the best explanation for the client
                 return failed.response if failed else self._refuse(x, self._explain(ticket))
             upstream = ticket.upstream
             assert upstream is not None

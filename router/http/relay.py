@@ -1,7 +1,8 @@
-"""A placed request on its upstream: holds the answer back or passes it on, tells the desk the end.
+"""A placed request on its upstream: holds the response back or passes it on, reports the end to the
+desk.
 
-Whatever fails before the first byte has reached the client is returned as `Failed`, to be tried
-elsewhere; whatever fails later ends the client's answer in a way it can tell from a good end.
+A failure before the first byte has reached the client is returned as `Failed`, to be retried on
+another server; a later failure ends the client's response in a recognisable way.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,8 @@ class Ask:
 def read(body: bytes | bytearray, named: str | None = None) -> Ask:
     """Reads a request body; `named` is the model by other means, for bodies that name none.
 
-    Raises ValueError, saying what is wrong, when it is no JSON object or the model is no string."""
+    Raises ValueError, saying what is wrong, when it is not a JSON object or the model is not a
+    string."""
     try:
         fields = _DECODER.decode(body)
     except msgspec.ValidationError as error:

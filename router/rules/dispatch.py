@@ -4,7 +4,7 @@ A request's `Ticket` arrives, is placed on an upstream or waits in its model's F
 exactly once. Whatever changes the state (a place freed, a probe, time) serves the queues at once.
 
 Invariant between calls: a waiting ticket could not be placed now, so an arrival that can be placed
-overtakes nobody of its model and class.
+overtakes no ticket of its model and class.
 """
 
 import heapq
@@ -127,7 +127,7 @@ class Dispatcher:
             self._serve(now)
 
     def next_tick(self, now: float) -> float | None:
-        """When time alone may change something; None while nobody waits."""
+        """When time alone may change something; None while no ticket waits."""
         if not self._lanes:
             return None
         times = [_head(lane).deadline for lane in self._lanes.values()]
@@ -272,7 +272,7 @@ class Dispatcher:
         )
 
     def _beside(self, model: str, counts: Mapping[str, int]) -> int:
-        """Those waiting for the model; before the first probes end, names nobody has vouched for
+        """Those waiting for the model; before the first probes end, unconfirmed names
         share one bound, so that invented names cannot fill the memory."""
         if self.fleet.serving(model):
             return counts.get(model, 0)

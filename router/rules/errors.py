@@ -16,7 +16,7 @@ from router.rules.upstream import half
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error answer: HTTP status, OpenAI's `type` and `code`, and what to tell the caller."""
+    """An error answer: HTTP status, OpenAI's `type` and `code`, and the message for the caller."""
 
     status: int
     kind: str

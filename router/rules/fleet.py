@@ -13,7 +13,7 @@ ADMIN = "admin"  # the source of what was added at run time
 class Fleet:
     """Upstreams by URL. An upstream belongs to the source that named it first (the environment,
     the file, the admin API, a DNS name), and only that source's next reading drops it. What the
-    operator removed stays away for as long as its source goes on naming it."""
+    operator removed stays away for as long as its source still names it."""
 
     def __init__(self) -> None:
         self._by_url: dict[str, Upstream] = {}
@@ -48,13 +48,13 @@ class Fleet:
             self._removed[url] = upstream
 
     def forget_removals(self) -> None:
-        """The operator's lists were read again: they say anew what there is."""
+        """The operator's lists were read again and replace the earlier ones."""
         self._removed.clear()
 
     def reconcile(self, source: str, specs: Iterable[Spec]) -> list[Upstream]:
         """Makes a source's upstreams those of `specs`; returns the new ones.
 
-        One whose key or limit changed is changed in place: its counters go on."""
+        One whose key or limit changed is changed in place and keeps its counters."""
         wanted = {spec.url: spec for spec in specs}
         self._removed = {
             url: removed

@@ -19,7 +19,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# Set anew by each side for what it sends.
+# Set by each side for what it sends.
 _REQUEST_OWN = HOP_BY_HOP | {
     "accept-encoding",
     "content-length",
@@ -42,7 +42,7 @@ def to_upstream(
 ) -> CIMultiDict[str]:
     """The client's headers for the upstream. `key` replaces Authorization; a key that was meant
     for the router (`drop_authorization`) goes no further. Answers are asked for uncompressed: the
-    events of a compressed stream cannot be told apart."""
+    events of a compressed stream cannot be separated."""
     out = _without(headers, _REQUEST_OWN)
     out["Accept-Encoding"] = "identity"
     out["X-Request-Id"] = request

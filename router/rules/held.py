@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """Whoever holds bytes, and how many."""
+    """An object that holds bytes, and how many."""
 
     held_bytes: int
 

@@ -36,7 +36,7 @@ class Outcome(Enum):
     DEPARTED = auto()  # the client left: nothing learned
 
 
-# What the server cannot do for anybody: an answer about the request, as 404 is.
+# What the server does not support at all: a response about the request, like 404.
 _NOT_SUPPORTED = frozenset({501, 505})
 
 

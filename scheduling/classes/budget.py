@@ -1,28 +1,29 @@
 """Deferred requests in the gaps of immediate ones: `budget`, a wrapper around any dynamic policy.
 
-Every iteration first takes what the wrapped policy plans for the immediate requests (`gap.py`).
-Then deferred rows join, decodes and pieces of prompts, while the predicted time of the iteration
-stays within the budget. A row that does not join is paused and keeps its memory. That admission
-alone is not enough, since a resident row then decodes in every iteration, is the lesson of the open
-engine Tidal; filling every iteration up to a latency budget is HyGen's (arXiv 2501.14808) and
-ConServe's (arXiv 2410.01228); prompts in pieces are Sarathi-Serve's (OSDI '24).
+Every iteration first does what the wrapped policy plans for the immediate requests (`gap.py`). Then
+deferred rows join, decodes and chunks of prompts, while the predicted duration of the iteration
+stays within the budget. A row that does not join is paused and keeps its memory. Limiting admission
+alone is not enough, since a resident row then decodes in every iteration (the open engine Tidal);
+filling every iteration up to a latency budget follows HyGen (arXiv 2501.14808) and ConServe (arXiv
+2410.01228); prompts in chunks follow Sarathi-Serve (OSDI '24).
 
-The budget, where immediate requests are in the iteration: `factor` x the time it would take with
-1/`factor` of their work. Requests that take `factor` times as long are together for as much longer,
-so that as many more of them share an iteration (Little's law); what they would be without deferred
-ones is the smaller iteration. What an iteration leaves of its budget, since rows are whole, the
-next may add, up to `factor` x the time of its own immediate work, or up to a row beyond its budget:
-under a small factor none would ever fit. Where places or memory would not hold `factor` times as
-many, the factor is what they hold. Where no immediate request is in the iteration: `(factor - 1) /
-factor` of the TTFT of late, so that the wait for the iteration under way stays within the same
-factor; at least `factor` x a single row, since less is nothing; at most `max_step_s`, which is all
-that counts once none was seen for `QUIET_S`.
+The budget of an iteration with immediate requests is `factor` x its duration with 1/`factor` of
+their work: requests that take `factor` times as long overlap for that much longer, so that more of
+them share an iteration (Little's law), and without deferred requests the iteration would be the
+smaller one. Since only whole rows join, the unused rest passes to the next iteration, which may
+then take up to `factor` x the duration of its own immediate work, or one row more than its budget,
+as under a small factor no row would ever fit. If batch slots or memory do not suffice for `factor`
+times as many requests, the factor is what they suffice for. Without immediate requests the budget
+is `(factor - 1) / factor` of the recent TTFT, so that the wait for the current iteration stays
+within the same factor; at least `factor` x a single row, and at most `max_step_s`, which alone
+counts after `QUIET_S` without immediate requests.
 
-Order: who has less than twice the time that is needed at the present pace, least laxity first; then
-by deadline, residents before those who wait: what was begun is finished, and nobody is admitted to
-be paused. Who names no deadline has one after a day. A floor against starvation: if no deferred row
-found room for `FLOOR_ITERATIONS` iterations, the first of them does, once, whatever it takes.
-Places and memory have no floor: a queue that always holds immediate requests leaves none."""
+Order: first requests with less than twice the time they need at the present pace, by laxity; then
+by deadline, residents before waiting requests, so that started work is finished and no request is
+admitted only to be paused. Requests without a deadline have one after a day. A minimum prevents
+starvation: if no deferred row fitted for `FLOOR_ITERATIONS` iterations, the first of them runs once
+at any cost. There is no minimum for batch slots and memory: a queue that always holds immediate
+requests leaves none."""
 
 from __future__ import annotations
 
@@ -38,20 +39,20 @@ from scheduling.classes.simple import Wrapper
 from scheduling.classes.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 
-DAY_S = 86_400.0  # the deadline of a request that names none
+DAY_S = 86_400.0  # the deadline of a request without one
 QUIET_S = 30.0  # without immediate requests, after which the next one may wait for `max_step_s`
 FLOOR_ITERATIONS = 100
-FLOOR_TOKENS = 16  # of a prompt that the floor computes
+FLOOR_TOKENS = 16  # of a prompt that runs as the minimum
 BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
-CROWD_DECAY = 0.995  # of an iteration: places of immediate requests stay free for their like
-SMALLEST = Work(1, 1, 1, 1, 1, deferred=True)  # that a decode takes
-MISSES = 3  # rows that find no room, after which the iteration counts as full
+CROWD_DECAY = 0.995  # per iteration: slots of immediate requests stay free for the next ones
+SMALLEST = Work(1, 1, 1, 1, 1, deferred=True)  # the work of a decode
+MISSES = 3  # rows that do not fit, after which the iteration counts as full
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an iteration may take: on average, how much more where earlier ones took less, and in
-    tokens."""
+    """The limits of an iteration: on average, what it may take more if earlier ones took less, and
+    in tokens."""
 
     budget_s: float
     spare_s: float
@@ -59,9 +60,9 @@ class Allowance:
 
 
 class Budget(Wrapper):
-    """`factor`: how much longer immediate requests may take for deferred ones' sake. `max_step_s`:
+    """`factor`: how much longer immediate requests may take because of deferred ones. `max_step_s`:
     the longest iteration of deferred requests alone, unless a single row takes longer. `target_s`:
-    time between tokens of immediate requests that is used instead of the factor."""
+    time between tokens of immediate requests that replaces the factor."""
 
     def __init__(
         self,
@@ -76,18 +77,18 @@ class Budget(Wrapper):
         self.factor = factor
         self.max_step_s = max_step_s
         self.target_s = target_s
-        self._pace_s = 0.0  # of the newest iteration: in which a row gets a token
-        self._crowd = self._crowd_blocks = 0.0  # places and memory of immediates, at most, lately
+        self._pace_s = 0.0  # duration of the newest iteration, in which a row gets a token
+        self._crowd = self._crowd_blocks = 0.0  # recent maxima of immediate ones
         self._immediate_s = -math.inf  # when one was last seen
         self._quiet = True
-        self._saved_s = 0.0  # of earlier budgets, where immediate requests were there
-        self._newest = -1  # of those who wait, when they were last looked at
-        self._calm_s = -math.inf  # before this time, at this pace, none of them is short of time
+        self._saved_s = 0.0  # unused rest of budgets with immediate requests
+        self._newest = -1  # newest waiting request when they were last examined
+        self._calm_s = -math.inf  # until this time, at this pace, none of them is short of time
         self._calm_pace_s = 0.0
         self._starved = 0  # iterations since a deferred row took part
 
     def plan(self, view: View) -> Plan:
-        if not view.deferred:  # who comes next may be, and is to know what was before
+        if not view.deferred:  # the next request may be, and needs this history
             self._remember(view.now_s, len(view.resident), view.memory.used)
         return super().plan(view)
 
@@ -119,7 +120,7 @@ class Budget(Wrapper):
         return Plan(advance, [*gap.plan.preempt, *gap.dropped], wake_s=gap.plan.wake_s)
 
     def _stretch(self, gap: Gap) -> float:
-        """The factor, as far as there are places and memory for so many more immediate requests."""
+        """The factor, limited by slots and memory for so many more immediate requests."""
         places = gap.view.max_batch_size / max(1, gap.crowd)
         return max(1.0, min(self.factor, places, gap.memory.budget / max(1, gap.crowd_blocks)))
 
@@ -164,7 +165,7 @@ class Budget(Wrapper):
 
     def _may_be_short(self, gap: Gap) -> bool:
         """Whether someone who waits may be short of time. The queue may be long and iterations are
-        short, so that all of it is looked at once a second, or when somebody came."""
+        short, so all of it is examined once a second, or after an arrival."""
         newest, now_s = gap.queue[-1].id if gap.queue else -1, gap.view.now_s
         if newest != self._newest or now_s >= self._calm_s or self._pace_s > self._calm_pace_s:
             self._newest, self._calm_pace_s = newest, 2 * self._pace_s
@@ -201,7 +202,7 @@ class Budget(Wrapper):
         for request in candidates():
             most = request.known - request.computed
             if not request.resident and (misses or closed or not self._may_come(request, gap)):
-                closed = True  # whoever is smaller does not overtake it
+                closed = True  # a smaller one does not overtake it
                 continue
             if request.resident and not gap.fits(Advance(request, most)):
                 most = 0  # it needs another block for its next token, and there is none

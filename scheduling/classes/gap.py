@@ -1,9 +1,9 @@
-"""What immediate requests leave of an iteration: the wrapped policy plans for them as though no
-deferred ones were there, and those give up what it takes.
+"""The spare capacity of an iteration: the wrapped policy plans for the immediate requests as if
+there were no deferred ones, and those give up what it needs.
 
-Memory and places that deferred requests hold count as free. If it comes to that they lose them,
-those with the fewest computed tokens first: what is dropped is computed again later, and so least
-is (the victims of vLLM's preemption, the latest arrivals, cost twice as much of it).
+Memory and slots of deferred requests count as free. If they are needed, the deferred requests with
+the fewest computed tokens are dropped first, since dropped tokens are computed again later (vLLM
+preempts the latest arrivals, which costs twice as many tokens).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from seams import Advance, Memory, Plan, Policy, Request, Trial, View
 
 
 class LentMemory(Memory):
-    """The memory as immediate requests see it: what deferred ones hold can be had. `lent`: the
-    deferred residents."""
+    """The memory as immediate requests see it: what deferred ones hold counts as available.
+    `lent`: the deferred residents."""
 
     def __init__(self, memory: Memory, lent: Sequence[Request]) -> None:
         self.memory = memory
@@ -49,7 +49,7 @@ def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]
 
 
 class Gap:
-    """`plan`: of the immediate requests. `dropped`: deferred residents that lose their memory to
+    """`plan`: for the immediate requests. `dropped`: deferred residents that lose their memory to
     it. `paused`: those that keep it. `places`: how many more requests may be resident. `crowd`,
     `crowd_blocks`: immediate residents of the iteration, and their KV memory."""
 
@@ -79,19 +79,19 @@ class Gap:
         self.admitted = self.admitted_blocks = 0  # deferred requests, by `take`
 
     def _planned(self) -> Trial:
-        """The blocks beside the immediate requests and those who keep theirs."""
+        """The blocks beside those of immediate and paused requests."""
         trial = self.memory.trial([*self.plan.preempt, *self.dropped])
         for step in self.plan.advance:
             trial.insist(step, trial.cost(step))
         return trial
 
     def fits(self, step: Advance) -> bool:
-        """Whether there are a place and blocks for the step of a deferred request."""
+        """Whether there are a slot and blocks for the step of a deferred request."""
         has_place = step.request.resident or self.places > 0
         return has_place and self._trial.cost(step) <= self._trial.free
 
     def take(self, step: Advance) -> None:
-        """The step of a deferred request joins the iteration."""
+        """Adds the step of a deferred request to the iteration."""
         cost = self._trial.cost(step)
         self._trial.insist(step, cost)
         if not step.request.resident:
@@ -100,6 +100,6 @@ class Gap:
             self.admitted_blocks += cost
 
     def held_beside(self, request: Request) -> int:
-        """Blocks of all deferred residents, if this one were admitted, too."""
+        """Blocks of all deferred residents if this one were admitted, too."""
         cost = self._trial.cost(Advance(request, 1))
         return self.memory.freed(self.paused) + self.admitted_blocks + cost

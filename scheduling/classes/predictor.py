@@ -1,12 +1,12 @@
 """The step time, learnt online from the newest iterations of each size.
 
-From the start of an iteration to the start of the next, where one follows the other: to whoever
-waits for a token, planning and delivery count as computing does. Of each size, since a policy that
-fills every iteration to a budget would soon have seen no other, and has to know what smaller ones
-take.
+It is measured from the start of an iteration to the start of the next, if that follows at once: for
+a request that waits for a token, planning and delivery count like computing. Each size is kept,
+since a policy that fills every iteration to a budget would soon see no other, but must know the
+duration of smaller ones.
 
-As HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal predict theirs, but without any
-profiling beforehand. Deterministic in the records that it was given; it reads no clock.
+Similar to HyGen (arXiv 2501.14808, section 4.2) and the open engine Tidal, but without profiling
+beforehand. Deterministic in its records; it reads no clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
 
 
 class StepTime(Protocol):
-    """A predictor as a policy uses it. It changes between iterations, never within a plan."""
+    """The interface of a predictor for policies. It changes between iterations, never within a
+    plan."""
 
     @property
     def reach_tokens(self) -> int:
@@ -40,16 +41,16 @@ class StepTime(Protocol):
 
     @property
     def margin(self) -> float:
-        """By which half of the iterations of late took longer than was predicted; 0 if shorter."""
+        """Median excess of recent iterations over their prediction; 0 if they were shorter."""
         ...
 
     @property
     def ttft_s(self) -> float | None:
-        """That one in ten immediate requests exceeded of late; None: there were none."""
+        """The TTFT that one in ten recent immediate requests exceeded; None: there were none."""
         ...
 
     def seconds(self, work: Work) -> float | None:
-        """None: nothing is known yet."""
+        """None: nothing is learnt yet."""
         ...
 
 
@@ -61,7 +62,7 @@ class Predictor:
         self._durations_s = np.zeros((SIZES, KEPT))  # 0: none yet
         self._seen = [0] * SIZES
         self._newest: deque[tuple[list[float], float]] = deque(maxlen=REFIT_EVERY)
-        self._last: IterationRecord | None = None  # that the next one may follow at once
+        self._last: IterationRecord | None = None  # which the next one may follow at once
         self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit, their time
         self._curve: Curve | None = None
         self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
@@ -71,7 +72,7 @@ class Predictor:
 
     @property
     def curve(self) -> Curve | None:
-        """The newest that fitted."""
+        """The newest model that fitted."""
         return self._curve
 
     def iteration(self, record: IterationRecord) -> None:
@@ -96,28 +97,28 @@ class Predictor:
             self.ttft_s = sorted(self._ttfts_s)[int(TTFT_QUANTILE * (len(self._ttfts_s) - 1))]
 
     def busy(self, start_s: float, end_s: float) -> None:
-        """Nothing was left to do: what comes next does not follow what was last."""
+        """The loop was idle: the next iteration does not follow the last one."""
         if self._last is not None:
             self._learn(self._last, 0.0)
         self._last = None
 
     def seconds(self, work: Work) -> float | None:
         due = self._curve is None or self._unlearnt_s >= REFIT_EVERY_S
-        if due and self._unlearnt >= REFIT_EVERY:  # not before somebody asks
+        if due and self._unlearnt >= REFIT_EVERY:  # not before it is needed
             self._refit()
         return None if self._curve is None else self._curve.seconds(work)
 
     def _refit(self) -> None:
         self._unlearnt, self._unlearnt_s = 0, 0.0
-        if self._curve is not None:  # how it did on what it had not seen
+        if self._curve is not None:  # its error on unseen iterations
             foretold_s = self._curve.all_seconds(np.array([row for row, _ in self._newest]))
             errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
-            drift = float(np.median(errors))  # and no stall
+            drift = float(np.median(errors))  # not a stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
         known = self._durations_s > 0
         try:
             curve = fit(self._features[known], self._durations_s[known])
-        except (np.linalg.LinAlgError, ValueError):  # nothing can be learnt of these
+        except (np.linalg.LinAlgError, ValueError):  # these cannot be fitted
             self._curve = None
         else:
             self._curve = curve if curve.r2 >= LEAST_R2 else None

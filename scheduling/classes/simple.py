@@ -1,7 +1,6 @@
-"""Simple ways to serve two classes of requests: the baselines of `scheduling/classes/budget.py`,
-and all that modes without iteration-level scheduling can do. A wrapped policy that is shown no
-deferred request plans as it does alone.
-"""
+"""Simple ways to serve two classes of requests: baselines for `scheduling/classes/budget.py`, and
+the only options of modes without iteration-level scheduling. Without deferred requests a wrapped
+policy plans as it does alone."""
 
 from __future__ import annotations
 
@@ -29,23 +28,23 @@ class Wrapper(ABC):
 
     @abstractmethod
     def mixed(self, view: View) -> Plan:
-        """The plan where deferred requests are there."""
+        """The plan when there are deferred requests."""
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.inner.retire(resident)
 
 
 class Priority(Wrapper):
-    """Immediate requests are admitted first; whoever is resident is treated alike, and decodes in
-    every iteration. A wrapped policy may sort its queue, so of the deferred requests it is shown
-    only as many as fit beside all immediate ones that wait."""
+    """Immediate requests are admitted first; all residents are treated alike and decode in every
+    iteration. A wrapped policy may sort its queue, so it sees only as many deferred requests as fit
+    beside all waiting immediate ones."""
 
     def mixed(self, view: View) -> Plan:
         waiting, queue = by_class(view.waiting)
         places = view.max_batch_size - len(view.resident) - len(waiting)
         besides = view.memory.fit([*waiting, *queue[: max(0, places)]]) - len(waiting)
         plan = self.inner.plan(replace(view, waiting=[*waiting, *queue[: max(0, besides)]]))
-        # where residents grow, the last of the newcomers may have to wait again
+        # if residents grow, the last newcomers may have to wait again
         return replace(plan, advance=sorted(plan.advance, key=_is_deferred_newcomer))
 
 
@@ -62,8 +61,8 @@ class NoneWaiting(Wrapper):
 
 
 class Exclusive(Wrapper):
-    """Deferred requests advance only while no immediate one is there; else they are paused, and
-    give up places and memory that immediate ones need."""
+    """Deferred requests advance only while there is no immediate one; otherwise they are paused,
+    and give up slots and memory that immediate ones need."""
 
     def mixed(self, view: View) -> Plan:
         gap = Gap(self.inner, view)

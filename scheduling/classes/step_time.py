@@ -1,13 +1,13 @@
-"""How long an iteration takes, as a curve over what it computes, fitted to iterations that were.
+"""The duration of an iteration as a curve over its work, fitted to past iterations.
 
 Non-negative least squares. Features: a constant (an iteration reads all weights, however little it
-computes); the tokens computed, in segments, since the cost of linear layers is a curve that is flat
-while reading the weights bounds it and then bends with the widths of the kernels; rows; tokens
-drawn (each passes through the whole vocabulary); query-key pairs; the sum of contexts (keys and
-values read); and whether deferred requests take part, since to choose and to serve them takes time.
+computes); the tokens computed, in segments, since the cost of linear layers is flat while reading
+the weights limits it and then bends with the widths of the kernels; rows; tokens drawn (each takes
+the whole vocabulary); query-key pairs; the sum of contexts (keys and values read); and whether
+deferred requests take part, since choosing and serving them takes time.
 No coefficient is negative, so more work is never predicted to take less time. Errors count relative
-to the duration, and the fit is repeated without outliers: iterations in which the machine did
-something else too (Rousseeuw and Leroy, "Robust Regression and Outlier Detection", 1987, chapter
+to the duration, and the fit is repeated without outliers: iterations in which the machine also did
+other work (Rousseeuw and Leroy, "Robust Regression and Outlier Detection", 1987, chapter
 1). R2 is of those that are left.
 
 The solver is Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, on the normal
@@ -27,10 +27,10 @@ import numpy.typing as npt
 
 from seams import Advance, IterationRecord
 
-ROUNDS = 3  # of fitting, each without what the one before found to be outliers
+ROUNDS = 3  # of fitting, each without the outliers of the previous one
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
-LEAST_OUTLIER = 0.01  # of the duration: where most fit exactly, the median error is next to none
-SEEN_OFTEN = 8  # iterations of which the slope of a segment is learnt
+LEAST_OUTLIER = 0.01  # of the duration: if most fit exactly, the median error is close to 0
+SEEN_OFTEN = 8  # iterations needed to learn the slope of a segment
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
 FEATURES = len(KNOTS) + 6
 
@@ -38,14 +38,14 @@ Floats = npt.NDArray[np.float64]
 
 
 class Work(NamedTuple):
-    """What an iteration computes. A tuple, since dozens are made in a plan."""
+    """The work of an iteration. A tuple, since a plan makes dozens."""
 
     tokens: float = 0
     rows: float = 0
-    drawn: float = 0  # rows of which a token is drawn
+    drawn: float = 0  # rows that draw a token
     attended: float = 0  # query-key pairs
-    context: float = 0  # keys read: of each row, those before its tokens and theirs
-    deferred: bool = False  # some of it is of deferred requests
+    context: float = 0  # keys read: in each row, those of its tokens and of all before them
+    deferred: bool = False  # some of it for deferred requests
 
     @classmethod
     def of(cls, steps: Iterable[Advance]) -> Work:
@@ -89,11 +89,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds, in parts that add up."""
+    """Seconds, as a sum of parts."""
 
-    offsets: Sequence[float]  # of the segments of tokens: what those before cost, and the constant
-    slopes: Sequence[float]  # of the segments, a token
-    others: Sequence[float]  # a row, a token drawn, a pair, a token of context; deferred ones
+    offsets: Sequence[float]  # of the segments of tokens: the constant plus the earlier segments
+    slopes: Sequence[float]  # of the segments, per token
+    others: Sequence[float]  # per row, drawn token, pair, token of context; with deferred requests
     r2: float
 
     def seconds(self, work: Work) -> float:
@@ -110,7 +110,7 @@ class Curve:
         )
 
     def all_seconds(self, features: Floats) -> Floats:
-        """Of iterations by their features [n, FEATURES]."""
+        """Durations of iterations with these features [n, FEATURES]."""
         result: Floats = features @ np.array([self.offsets[0], *self.slopes, *self.others])
         return result
 
@@ -142,7 +142,7 @@ def fit(features: Floats, durations_s: Floats) -> Curve:
     seen = (features[good, 1 : len(KNOTS) + 1] > 0).sum(axis=0)
     offsets = [constant]
     for i, (start, end) in enumerate(pairwise((*KNOTS, 2 * KNOTS[-1]))):
-        if seen[i] < SEEN_OFTEN:  # as on average up to there
+        if seen[i] < SEEN_OFTEN:  # as on average up to here
             slopes[i] = (offsets[-1] - constant) / max(start, 1)
         offsets.append(offsets[-1] + slopes[i] * (end - start))
     r2 = 1 - float((residuals_s**2).sum()) / spread if spread else 0.0
@@ -167,7 +167,7 @@ def nnls(a: Floats, b: Floats) -> Floats:
             solved = _solve(gram, target, free)
             if not free or solved.min() > 0:
                 break
-            # as far towards the solution as nobody goes below zero; who meets it leaves
+            # as far towards the solution as all stay above zero; coefficients that reach zero leave
             now = x[free]
             shrinking = solved <= 0
             step = float((now[shrinking] / (now[shrinking] - solved[shrinking])).min())

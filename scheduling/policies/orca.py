@@ -4,10 +4,9 @@ Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative 
 section 4.1 and algorithm 1: select in order of arrival up to a batch limit and as far as the
 memory goes. A head of the queue that does not fit holds back those behind it.
 
-Bounds. Waiting: nobody is overtaken. Decoding: every iteration advances every resident, so between
-two of a request's tokens lies at most the prefill of the rest of the batch, (batch limit - 1) x
-context tokens.
-"""
+Bounds. Waiting: no request is overtaken. Decoding: every iteration advances every resident, so
+between two of a request's tokens lies at most the prefill of the rest of the batch, (batch limit -
+1) x context tokens."""
 
 from __future__ import annotations
 

@@ -49,5 +49,5 @@ class ShortestFirst:
         self._bypassed = {
             request.id: self._bypassed.get(request.id, 0)
             + sum(later > request.id for later in admitted)
-            for request in waiting  # one that is planned may yet find no room, and wait on
+            for request in waiting  # a planned request may still not fit, and continue to wait
         }

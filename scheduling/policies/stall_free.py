@@ -2,11 +2,11 @@
 
 Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI '24,
 section 4.3 and algorithm 3. Every iteration advances every decode by its token; then prompts that
-were begun go on, then new ones begin in order of arrival, each with as much of its prompt as the
-budget still holds. A long prompt takes several iterations and stalls nobody.
+were begun continue, then new ones begin in order of arrival, each with as much of its prompt as the
+budget still holds. A long prompt takes several iterations and stalls no other request.
 
-Bounds. Waiting: nobody is overtaken, and a budget above the batch limit leaves every iteration
-some room for prompts. Decoding: every iteration advances every decode, so between two of a
+Bounds. Waiting: no request is overtaken, and a budget above the batch limit leaves tokens for
+prompts in every iteration. Decoding: every iteration advances every decode, so between two of a
 request's tokens lie fewer than `token_budget` tokens of prefill.
 """
 

@@ -8,8 +8,8 @@ are prefilled alone, under `max_batch_prefill_tokens`; then all decode together.
 in order of arrival, and the first that does not fit ends the batch. TGI refuses a
 request that exceeds a limit by itself; here it runs alone.
 
-Bounds. Waiting: nobody is overtaken. Decoding: every prefill that interrupts is followed by a
-decode of everybody, so between two of a request's tokens lies at most one prefill, of
+Bounds. Waiting: no request is overtaken. Decoding: every prefill that interrupts is followed by a
+decode of all requests, so between two of a request's tokens lies at most one prefill, of
 `max_batch_prefill_tokens` or of a single longer prompt.
 """
 
@@ -24,7 +24,7 @@ from seams import Advance, Plan, Request, View
 
 
 class TGI:
-    """`max_batch_total_tokens`: room of all requests of a batch together; None leaves it to the
+    """`max_batch_total_tokens`: tokens of all requests of a batch together; None leaves it to the
     KV memory. All limits are in tokens; `max_waiting_tokens` counts iterations, as TGI's does."""
 
     answers: Literal["own", "batch"] = "own"

@@ -166,7 +166,7 @@ def test_a_histogram_holds_what_it_was_given(values: list[tuple[float, int]]) ->
     assert histogram.sum == pytest.approx(sum(value * times for value, times in values))
 
 
-def test_failed_and_departed_requests_are_told_apart(client: FlaskClient) -> None:
+def test_failed_and_departed_requests_are_distinguished(client: FlaskClient) -> None:
     metrics, manager = Metrics(), client.application.extensions["engine"].manager
     for end, admitted_s in (("failed", 1.0), ("cancelled", None), ("cancelled", 2.0)):
         metrics.request(

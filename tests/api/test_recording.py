@@ -20,9 +20,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", ["nobatch", "static", "dynamic"])
-def test_the_file_tells_every_request_and_adds_up_to_what_stats_say(
-    mode: Any, tmp_path: Path
-) -> None:
+def test_the_file_contains_every_request_and_adds_up_to_stats(mode: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with serving(Config(mode=mode, record=str(path), data_dir=str(tmp_path))) as client:
         for tokens in (3, 8):

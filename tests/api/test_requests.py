@@ -52,9 +52,7 @@ def is_explained(answer: TestResponse) -> bool:
         (b'{"num_tokens": 1}', "'prompt' is missing"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(
-    client: FlaskClient, body: bytes, mentions: str
-) -> None:
+def test_an_invalid_body_is_refused(client: FlaskClient, body: bytes, mentions: str) -> None:
     answer = post(client, body)
     assert answer.status_code == 400
     assert is_explained(answer)
@@ -170,7 +168,7 @@ def test_errors_of_routing_have_the_same_shape(
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_what_does_not_say_that_it_is_json_gets_415(client: FlaskClient, content_type: str) -> None:
+def test_a_body_not_declared_as_json_gets_415(client: FlaskClient, content_type: str) -> None:
     answer = post(client, json.dumps(GOOD).encode(), content_type)
     assert answer.status_code == 415
     assert "application/json" in answer.get_json()["error"]

@@ -42,7 +42,7 @@ def greedy(prompt: str, n: int) -> list[int]:
     return reference(list(prompt.encode()), n, None)
 
 
-def test_a_stop_string_ends_its_answer_while_another_goes_on(
+def test_a_stop_string_ends_its_response_while_another_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model waits in its 20th iteration until the short answer was ended: one after the other
@@ -124,7 +124,7 @@ def test_more_deferred_choices_than_may_wait_are_the_clients_mistake(path: str) 
             assert len(answer.get_json()["choices"]) == n
 
 
-def test_one_beyond_the_concurrent_requests_is_told_the_estimate_of_the_queue(
+def test_a_request_beyond_the_concurrent_ones_gets_the_estimate_of_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(RequestQueue, "retry_after_s", 7.2)

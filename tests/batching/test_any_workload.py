@@ -1,4 +1,4 @@
-"""Properties of every mode under workloads that nobody thought of, in virtual time."""
+"""Properties of every mode under random workloads, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The two guarantees of every policy: nobody waits for ever, and decoding never stalls longer than
-the policy says. The bounds are those of the docstrings in `scheduling/`."""
+"""The two guarantees of every policy: no request waits for ever, and decoding never stalls longer
+than the policy says. The bounds are those of the docstrings in `scheduling/`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_those_who_were_preempted_are_shown_first_and_in_order_of_arrival(
         preempted |= before & set(decision.waiting)
         here = [id for id in decision.waiting if id in preempted]
         assert decision.waiting[: len(here)] == sorted(here)
-        # a newcomer that was planned may have found no room after growth: it was never admitted
+        # a planned newcomer may not have fitted after growth: it was never admitted
         before = set(decision.resident)
 
 

@@ -1,5 +1,5 @@
 """The loop in a thread of its own, as the server runs it: it survives what goes wrong, sleeps and
-wakes, and nobody waits for ever. Real time, and no test depends on how much of it passes."""
+wakes, and no request waits for ever. Real time, but no test depends on how much of it passes."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def request(
 
 
 def wait(event: threading.Event) -> None:
-    assert event.wait(PATIENCE_S), "nobody woke the one who waits"
+    assert event.wait(PATIENCE_S), "no wake-up arrived"
 
 
 class Faulty(Orca):
-    """Does something wrong once, when it is told to."""
+    """Does something wrong once, on request."""
 
     def __init__(self) -> None:
         self.wrong_plan: Callable[[View], Plan] | None = None

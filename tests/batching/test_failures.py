@@ -60,7 +60,7 @@ def test_failures_in_a_row_of_different_requests_end_the_loop() -> None:
 def test_a_policy_that_always_fails_ends_the_loop_too() -> None:
     class Broken(Orca):
         def plan(self, view: View) -> Plan:
-            submit(manager, view.now_s > 0 and len(books.requests) + 1)  # somebody always comes
+            submit(manager, view.now_s > 0 and len(books.requests) + 1)  # a request always arrives
             raise ZeroDivisionError("a policy of one's own")
 
     books = Books()

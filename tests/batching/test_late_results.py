@@ -93,7 +93,7 @@ def test_a_stop_token_is_noticed_one_iteration_late_and_its_successor_is_dropped
 
 
 def test_an_iteration_behind_one_that_cannot_start_changes_nothing() -> None:
-    """What is in flight is delivered before the failure is told."""
+    """Iterations in flight are delivered before the failure is raised."""
     world = World(DYNAMIC_MODES[0], lookahead=1)
     world.model.fail_on, world.model.fails_late = {3}, False
     inference = world.submit([1], 8)
@@ -104,7 +104,7 @@ def test_an_iteration_behind_one_that_cannot_start_changes_nothing() -> None:
 
 
 class YoungestFirst(Orca):
-    """The oldest resident gives up its place to whoever waits, and is younger."""
+    """The oldest resident is preempted for a younger waiting request."""
 
     def plan(self, view: View) -> Plan:
         if view.resident and view.waiting and view.waiting[0].id > view.resident[0].id:

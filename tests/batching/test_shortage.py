@@ -99,7 +99,7 @@ def test_a_request_that_was_planned_and_found_no_room_keeps_its_age() -> None:
         young = arrived(n, 1)
         plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
         assert [step.request for step in plan.advance] == [young]
-    for n in (3, 4):  # now it is its turn, and it is not admitted: growth needed the room
+    for n in (3, 4):  # it would be its turn, but growth needed the memory
         young = arrived(n, 1)
         plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
         assert [step.request for step in plan.advance] == [old]

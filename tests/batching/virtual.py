@@ -177,7 +177,7 @@ class World:
         lookahead: int = 0,
         also: Recorder | None = None,
     ) -> None:
-        """`also`: told what the books are told."""
+        """`also` receives the same records as the books."""
         self.mode = mode
         self.max_wait_s = max_wait_s
         self.model = HashModel(
@@ -216,7 +216,7 @@ class World:
         deadline_s: float | None = None,
         stored: bool = False,
     ) -> Inference:
-        """Hands a request in; whoever is refused is not in `submitted`."""
+        """Submits a request; a refused one is not in `submitted`."""
         inference = Inference(
             prompt,
             max_tokens,

@@ -39,7 +39,7 @@ def clerk_of(store: JobStore, most_line_bytes: int = 1000) -> Clerk:
 
 
 def submitted(store: JobStore, count: int, prompt_bytes: int = 0) -> Batch:
-    """A batch of so many good lines, which nobody has validated."""
+    """A batch of so many good lines, not validated yet."""
     body = {"prompt": "x" * prompt_bytes}
     envelopes = (
         {"custom_id": str(number), "method": "POST", "url": URL, "body": body}
@@ -120,7 +120,7 @@ def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
         "completed",
     ]
     assert tries == 1
-    # nothing is left of those that ended, nor of what was copied before there was no room
+    # nothing is left of those that ended, nor of what was copied before the disk was full
     assert items_in(store) == 3
     assert clerk.progress is not None
 

@@ -14,10 +14,10 @@ from deferred.store import open_store
 
 
 def jobs_at(where: str | Path) -> Jobs:
-    nobody: Any = None
+    unused: Any = None
     return Jobs(
         where,
-        nobody,
+        unused,
         names=["m"],
         window=4,
         most_line_bytes=100,

@@ -1,4 +1,4 @@
-"""The worker on a real store, with endpoints that answer when they are told to."""
+"""The worker on a real store, with endpoints that answer on request."""
 
 from __future__ import annotations
 

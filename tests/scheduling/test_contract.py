@@ -33,7 +33,7 @@ def test_a_plan_that_breaks_the_contract_is_named(plan: Plan, message: str) -> N
         check_plan(plan, view([WAITING], [RESIDENT]))
 
 
-def test_no_more_are_admitted_than_the_batch_limit_leaves_room_for() -> None:
+def test_no_more_requests_are_admitted_than_the_batch_limit_allows() -> None:
     waiting = [Shown(n) for n in range(10, 14)]
     plan = Plan([Advance(request, 4) for request in waiting])
     check_plan(plan, view(waiting, limit=4))

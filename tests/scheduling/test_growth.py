@@ -29,14 +29,14 @@ RESIDENTS = st.lists(
     growth_tokens=st.integers(1, 5),
     order=st.randoms(),
 )
-def test_after_growth_everybody_who_advances_has_room_and_the_oldest_has_stayed(
+def test_after_growth_every_advancing_request_fits_and_the_oldest_has_stayed(
     drawn: list[tuple[int, int, int, ServiceClass]],
     waiting: list[Shown],
     free: int,
     growth_tokens: int,
     order: st.DataObject,
 ) -> None:
-    """Residents decode; each has room for so many tokens beyond those it has computed."""
+    """Residents decode; each holds memory for so many tokens beyond those it has computed."""
     residents = [
         Shown(
             id,
@@ -93,7 +93,7 @@ def test_a_plan_that_needs_no_growth_stays_as_it_is() -> None:
     assert with_growth(plan, view([Shown(2)], [resident], used=8, growth_tokens=3)) is plan
 
 
-def test_room_grows_by_a_step_and_never_beyond_what_the_request_may_need() -> None:
+def test_memory_grows_by_a_step_and_never_beyond_what_the_request_may_need() -> None:
     early = Shown(1, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
     late = Shown(2, prompt_tokens=4, max_tokens=8, generated=7, computed=10, room=10)
     memory = view([], [early, late], used=15, growth_tokens=6).memory
@@ -101,7 +101,7 @@ def test_room_grows_by_a_step_and_never_beyond_what_the_request_may_need() -> No
     assert [trial.cost(Advance(request, 1)) for request in (early, late)] == [6, 2]
 
 
-def test_what_the_policy_itself_preempts_is_counted_as_free() -> None:
+def test_memory_of_requests_that_the_policy_preempts_counts_as_free() -> None:
     stays = Shown(1, prompt_tokens=4, max_tokens=20, generated=2, computed=5, room=5)
     goes = Shown(2, generated=2, computed=5, room=6)
     plan = Plan([Advance(stays, 1)], [goes])

@@ -1,4 +1,4 @@
-"""Policies by name: what exists is made with its options, what does not is told."""
+"""Policies by name: existing ones are made with their options, others are refused with a reason."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def test_every_policy_is_made_from_the_defaults_and_plans() -> None:
         ("no_python:Class", "SyntaxError"),
         ("my_policies:Missing", "no attribute 'Missing'"),
         ("my_policies:Broken", "ZeroDivisionError: its author's mistake"),
-        ("my_policies:Greedy", "is no policy: it lacks answers, plan, retire"),
+        ("my_policies:Greedy", "is not a policy: it lacks answers, plan, retire"),
     ],
 )
-def test_a_policy_that_cannot_be_had_is_told_with_the_reason(
+def test_a_policy_that_cannot_be_loaded_is_refused_with_the_reason(
     name: str, message: str, my_policies: str
 ) -> None:
     with pytest.raises(PolicyOptionError, match=message):
         make_policy(name, Config(mode="dynamic"))
 
 
-def test_a_policy_of_ones_own_is_loaded_by_its_name(my_policies: str) -> None:
+def test_a_custom_policy_is_loaded_by_its_name(my_policies: str) -> None:
     config = Config(mode="dynamic", max_batch_size=9)
     assert isinstance(make_policy(f"{my_policies}:Mine", config), Orca)
     assert make_policy(f"{my_policies}:Configured", config).limit == 9  # type: ignore[attr-defined]

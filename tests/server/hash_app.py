@@ -1,5 +1,5 @@
 """A server whose model is the hash model and whose tokens are bytes: gunicorn loads it in place
-of `app:create_app()`. What the model does is told by the environment variables below."""
+of `app:create_app()`. The environment variables below control the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until
 HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
-LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading goes on when someone opens it to write
+LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
 

@@ -82,7 +82,7 @@ class Server:
         eventually(lambda: counts.items() <= self.counts().items(), f"counts {counts}")
 
     def health(self) -> int | None:
-        """The status of `/health`; None where nobody listens."""
+        """The status of `/health`; None if nothing listens."""
         try:
             return requests.get(f"{self.url}/health", timeout=PATIENCE_S).status_code
         except requests.ConnectionError:
@@ -108,7 +108,7 @@ _reserved: list[socket.socket] = []
 
 def free_port() -> int:
     """A port for a server that is still to be started. It stays bound here, without a listener, so
-    that the system gives it to nobody else; servers bind it all the same by SO_REUSEADDR."""
+    that the system does not assign it again; servers can still bind it with SO_REUSEADDR."""
     probe = socket.socket()
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     probe.bind(("127.0.0.1", 0))

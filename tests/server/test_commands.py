@@ -58,7 +58,7 @@ def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
         (["--record", "/nowhere/run.jsonl"], "cannot write /nowhere/run.jsonl (No such file"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(
+def test_options_that_cannot_work_are_refused_before_anything_starts(
     args: list[str], message: str, tmp_path: Path
 ) -> None:
     """By what `./server.sh` runs; the next test types the command itself."""
@@ -68,14 +68,14 @@ def test_what_cannot_work_is_said_before_anything_starts(
     assert "Traceback" not in log.read_text()
 
 
-def test_the_command_says_what_cannot_work_before_anything_starts() -> None:
+def test_the_command_refuses_options_that_cannot_work_before_anything_starts() -> None:
     done = run(SERVER, "dynamic", "--port", "no")
     assert done.returncode != 0
     assert "--port (EB_PORT) is 'no'; allowed: a whole number" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_taken_port_is_said_before_anything_starts() -> None:
+def test_a_port_in_use_is_reported_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-def test_python_that_is_too_old_or_absent_is_said_clearly(tmp_path: Path) -> None:
+def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> None:
     """A PATH with the tools the script needs, and with a python3 of long ago."""
     copy = tmp_path / "clone"
     (copy / "scripts").mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_nothing_but_the_engine_thread_needs_torch() -> None:
     assert run(sys.executable, "-c", code).stdout.strip() == "False"
 
 
-def test_a_policy_of_ones_own_is_found_beside_files_that_have_the_names_of_pythons_own(
+def test_a_custom_policy_is_found_next_to_files_named_like_pythons_modules(
     tmp_path: Path,
 ) -> None:
     """All that lies where the command was typed comes last among what can be imported."""
@@ -161,7 +161,7 @@ def test_a_policy_of_ones_own_is_found_beside_files_that_have_the_names_of_pytho
         (["compare.sh", "--prompts", "lines:mine.txt"], "\n", "mine.txt holds no prompts"),
     ],
 )
-def test_a_path_is_the_users_wherever_the_command_is_typed(
+def test_a_relative_path_is_resolved_where_the_command_is_typed(
     tmp_path: Path, command: list[str], content: str, told: str
 ) -> None:
     (tmp_path / "mine.txt").write_text(content)

@@ -117,7 +117,7 @@ def test_a_configuration_survives_the_way_through_the_environment(config: Config
         ("dynamic", {}, []),
     ],
 )
-def test_an_option_that_has_no_effect_is_told(
+def test_an_option_without_effect_is_reported(
     mode: Any, options: dict[str, Any], told: list[str]
 ) -> None:
     found = Config(mode, **options).without_effect

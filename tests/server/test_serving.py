@@ -116,7 +116,7 @@ def test_a_client_of_http_1_0_has_a_stream_without_chunks(server: Server) -> Non
     assert last["generated"] == expected("x", 20, 3)
 
 
-def test_without_a_seed_a_fresh_one_is_drawn_and_told(server: Server) -> None:
+def test_without_a_seed_a_fresh_one_is_drawn_and_reported(server: Server) -> None:
     first, second = server.ask("x", 30).json(), server.ask("x", 30).json()
     assert first["seed"] != second["seed"]
     assert first["generated"] != second["generated"]
@@ -124,7 +124,7 @@ def test_without_a_seed_a_fresh_one_is_drawn_and_told(server: Server) -> None:
     assert again["generated"] == first["generated"]
 
 
-def test_temperature_zero_is_greedy_whatever_the_seed(server: Server) -> None:
+def test_temperature_zero_is_greedy_with_any_seed(server: Server) -> None:
     texts = {server.ask("x", 20, temperature=0, seed=s).json()["generated"] for s in (1, 2)}
     assert texts == {expected("x", 20, None)}
 

@@ -44,7 +44,7 @@ def summary(stats: Stats, now_s: float = 100.0, queue: Queue = IDLE) -> dict[str
     return dict(stats.summary(now_s, queue))
 
 
-def test_one_request_is_told_as_it_was() -> None:
+def test_one_request_appears_as_it_was() -> None:
     stats = Stats(0.0)
     stats.count_received()
     stats.request(REQUEST)
@@ -60,7 +60,7 @@ def test_one_request_is_told_as_it_was() -> None:
     assert told["counts"]["received"] == told["counts"]["completed"] == 1
 
 
-def test_nothing_is_told_of_nothing() -> None:
+def test_an_empty_history_gives_an_empty_frame() -> None:
     told = summary(Stats(0.0))
     for key in ("throughput", "latency-per-token", "padding-share", "model-share"):
         assert told[key] is None
@@ -184,7 +184,7 @@ def test_buckets_hold_every_request_once(requests: list[tuple[int, float]]) -> N
         assert bucket["mean_s"] == pytest.approx(statistics.mean(latencies))
 
 
-def test_percentiles_interpolate_between_the_values_beside_them() -> None:
+def test_percentiles_interpolate_between_neighbouring_values() -> None:
     stats = Stats(0.0)
     for latency_s in range(101):
         stats.request(replace(REQUEST, end_s=REQUEST.arrival_s + latency_s))
@@ -212,7 +212,7 @@ def test_memory_is_bounded_and_totals_stay_exact() -> None:
     assert len(kept["iterations"]) == ITERATIONS_KEPT
 
 
-def test_the_classes_are_told_apart_and_deferred_tokens_counted() -> None:
+def test_the_classes_are_counted_separately_and_so_are_deferred_tokens() -> None:
     stats = Stats(0.0)
     stats.request(REQUEST)
     late = replace(REQUEST, service_class="deferred", end_s=20.0, preemptions=2)

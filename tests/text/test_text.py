@@ -211,7 +211,7 @@ def test_a_vocabulary_that_cannot_be_downloaded_names_the_alternatives(
 ) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     with pytest.raises(VocabularyError, match=r"--model embedded.*--model random:gpt2-xl"):
         load_tokenizer("gpt2-xl")

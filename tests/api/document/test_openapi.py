@@ -76,7 +76,7 @@ def test_a_request_that_is_accepted_fits_it(
         ("/generate", {"inputs": 5}),
     ],
 )
-def test_what_it_forbids_is_refused(
+def test_requests_that_it_forbids_are_refused(
     client: FlaskClient, document: Json, path: str, fields: Json
 ) -> None:
     body = {**GOOD[path], **fields}
@@ -122,7 +122,7 @@ def test_every_event_of_a_stream_fits_it(client: FlaskClient, document: Json, pa
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_refusal_it_knows_has_a_shape(document: Json, method: str, path: str) -> None:
+def test_every_documented_refusal_has_a_shape(document: Json, method: str, path: str) -> None:
     answers = document["paths"][path][method.lower()]["responses"]
     assert "200" in answers
     assert "default" not in answers

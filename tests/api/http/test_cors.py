@@ -1,4 +1,4 @@
-"""What a browser is told about pages of other origins."""
+"""What a browser receives for pages of other origins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_star_lets_every_page() -> None:
     assert told("*", HERE) == "*"
 
 
-def test_of_a_list_each_origin_is_told_itself_and_others_nothing() -> None:
+def test_each_listed_origin_is_returned_itself_and_others_nothing() -> None:
     allowed = f"{HERE},{THERE}"
     assert [told(allowed, origin) for origin in (HERE, THERE)] == [HERE, THERE]
     assert told(allowed, "https://elsewhere.example") is None
@@ -44,8 +44,8 @@ def test_of_a_list_each_origin_is_told_itself_and_others_nothing() -> None:
     ("path", "method"),
     [("/v1/chat/completions", "POST"), ("/v1/files/file-1", "DELETE"), ("/inference", "POST")],
 )
-def test_a_browser_that_asks_first_may_do_what_it_asks_for(path: str, method: str) -> None:
-    """The headers are those of OpenAI's SDK, which tells its platform in every request."""
+def test_a_preflight_request_is_granted(path: str, method: str) -> None:
+    """The headers are those of OpenAI's SDK, which sends its platform with every request."""
     headers = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
     asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": headers}
     answer = client(HERE).options(path, headers={"Origin": HERE, **asked})
@@ -69,6 +69,6 @@ def test_an_error_is_readable_for_the_page_too() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["here.example", "https://here.example/page", "*,x", "a b"])
-def test_what_is_no_origin_is_refused_at_start(wrong: str) -> None:
+def test_an_invalid_origin_is_refused_at_start(wrong: str) -> None:
     with pytest.raises(OptionError, match="--cors-allow-origin"):
         Config(mode="dynamic", cors_allow_origin=wrong)

@@ -23,7 +23,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_a_closed_connection_is_told_once(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_closed_connection_is_reported_once(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     left = threading.Semaphore(0)
     Departures().watch(ours, left.release)
@@ -32,7 +32,7 @@ def test_a_closed_connection_is_told_once(pair: tuple[socket.socket, socket.sock
     assert not left.acquire(blocking=False)
 
 
-def test_data_is_left_alone_and_is_no_departure(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_data_is_not_read_and_is_not_a_departure(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     departures, left = Departures(), threading.Event()
     departures.watch(ours, left.set)
@@ -42,7 +42,7 @@ def test_data_is_left_alone_and_is_no_departure(pair: tuple[socket.socket, socke
     assert ours.recv(100) == b"next request"
 
 
-def test_after_the_watch_has_ended_nothing_is_told(
+def test_after_the_watch_has_ended_nothing_is_reported(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
@@ -65,10 +65,10 @@ def test_a_connection_can_be_watched_again(pair: tuple[socket.socket, socket.soc
 
 
 def test_without_a_socket_there_is_nothing_to_watch() -> None:
-    Departures().watch(None, lambda: pytest.fail("nobody can leave"))()
+    Departures().watch(None, lambda: pytest.fail("no client can leave"))()
 
 
-def test_many_leave_at_once_and_each_is_told() -> None:
+def test_many_clients_leave_at_once_and_each_is_reported() -> None:
     departures = Departures()
     pairs = [socket.socketpair() for _ in range(50)]
     events = [threading.Event() for _ in pairs]
@@ -96,7 +96,7 @@ def test_a_socket_that_is_closed_while_others_leave_ends_no_watch() -> None:
 
     departures.watch(busy, hold)
     busy_theirs.close()
-    assert reached.wait(PATIENCE_S)  # the thread finds both of the others when it goes on
+    assert reached.wait(PATIENCE_S)  # the thread finds both of the others when it continues
     left = threading.Semaphore(0)
 
     def leave(other: socket.socket, unwatch: list[Callable[[], None]]) -> None:
@@ -149,7 +149,7 @@ def test_a_watch_that_has_ended_shows_in_health(pair: tuple[socket.socket, socke
 
 
 def _flush(departures: Departures) -> None:
-    """Returns when a departure that comes after everything else has been told."""
+    """Returns when a departure after all others has been reported."""
     ours, theirs = socket.socketpair()
     left = threading.Event()
     departures.watch(ours, left.set)

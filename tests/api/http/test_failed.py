@@ -1,4 +1,4 @@
-"""What clients and probes are told once the engine has failed, until the process ends."""
+"""What clients and probes receive once the engine has failed, until the process ends."""
 
 from __future__ import annotations
 

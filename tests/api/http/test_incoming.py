@@ -107,7 +107,7 @@ def test_requests_that_come_at_once_are_read_one_by_one(
         b"GET /health HTTP/1.1\nHost: x\n\n",
     ],
 )
-def test_what_is_too_large_or_malformed_is_not_gathered(
+def test_too_large_or_malformed_requests_are_not_gathered(
     client: socket.socket, request_: bytes
 ) -> None:
     incoming = Incoming(client, MOST_BODY_BYTES, 0.0)
@@ -123,7 +123,7 @@ def test_a_head_that_does_not_end_is_an_error_of_gunicorn(client: socket.socket)
         next(get_parser(Config(), incoming, PEER))
 
 
-def test_what_is_not_gathered_is_read_from_the_socket_until_the_deadline(
+def test_requests_that_are_not_gathered_are_read_from_the_socket_until_the_deadline(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair

@@ -99,7 +99,7 @@ def exactly(client: socket.socket, size: int) -> bytes:
     return bytes(received)
 
 
-def test_events_are_written_when_they_are_told(pairs: Iterator[Pair], serve: Serve) -> None:
+def test_events_are_written_when_announced(pairs: Iterator[Pair], serve: Serve) -> None:
     pair, told = next(pairs), Told()
     told.tell(b"before, ")
     body = serve(told, pair.ours)
@@ -112,7 +112,7 @@ def test_events_are_written_when_they_are_told(pairs: Iterator[Pair], serve: Ser
     assert b"".join(body.result(PATIENCE_S)) == b""
 
 
-def test_what_is_told_at_once_is_one_chunk(pairs: Iterator[Pair], serve: Serve) -> None:
+def test_events_announced_together_are_one_chunk(pairs: Iterator[Pair], serve: Serve) -> None:
     pair, told = next(pairs), Told()
     told.tell(b"a" * 10, b"b" * 10, None)
     serve(told, pair.ours, chunked=True).result(PATIENCE_S)
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_keeps_only_itself_waiting(
     assert b"".join(body.result(PATIENCE_S)) == b""
 
 
-def test_events_that_fail_end_their_own_stream_after_what_was_told(
+def test_events_that_fail_end_their_own_stream_after_earlier_events(
     pairs: Iterator[Pair], serve: Serve
 ) -> None:
     failing, other = next(pairs), next(pairs)
@@ -180,7 +180,7 @@ def test_a_client_that_has_gone_ends_its_own_stream(pairs: Iterator[Pair], serve
     told_gone, told_other = Told(), Told()
     bodies = serve(told_gone, gone.ours), serve(told_other, other.ours)
     gone.theirs.close()
-    told_gone.tell(b"nobody reads this")
+    told_gone.tell(b"this is not read")
     with pytest.raises(ConnectionError):
         bodies[0].result(PATIENCE_S)
     told_other.tell(b"still here", None)
@@ -188,7 +188,7 @@ def test_a_client_that_has_gone_ends_its_own_stream(pairs: Iterator[Pair], serve
     bodies[1].result(PATIENCE_S)
 
 
-def test_news_from_many_threads_are_all_told(pairs: Iterator[Pair], serve: Serve) -> None:
+def test_events_from_many_threads_are_all_written(pairs: Iterator[Pair], serve: Serve) -> None:
     streams = [(next(pairs), Told()) for _ in range(20)]
     bodies = [serve(told, pair.ours) for pair, told in streams]
 

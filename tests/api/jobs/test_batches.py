@@ -194,7 +194,7 @@ def test_one_bad_envelope_fails_the_batch_and_names_its_line(
     assert batch["error_file_id"] is None
 
 
-def test_a_file_that_is_all_wrong_is_told_so_a_hundred_times(store: FlaskClient) -> None:
+def test_a_file_with_only_wrong_lines_reports_a_hundred_of_them(store: FlaskClient) -> None:
     batch = run(store, *["wrong"] * 500)
     assert [fault["line"] for fault in batch["errors"]["data"]] == list(range(1, 101))
 
@@ -247,7 +247,7 @@ def test_a_window_that_would_go_before_all_others_is_refused(
     assert "600 s (--min-completion-window)" in error["message"]
 
 
-def test_what_a_key_may_store_is_limited_by_files_and_batches(tmp_path: Path) -> None:
+def test_the_files_and_batches_of_a_key_are_limited(tmp_path: Path) -> None:
     content = jsonl(line(1))
     config = Config(
         mode="dynamic",
@@ -298,7 +298,7 @@ def test_a_key_that_was_sent_before_means_the_same_batch(store: FlaskClient) -> 
     assert too_long.status_code == 400
 
 
-def test_what_has_ended_is_not_cancelled(store: FlaskClient) -> None:
+def test_an_ended_batch_is_not_cancelled(store: FlaskClient) -> None:
     batch = run(store, line(1))
     answer = store.post(f"/v1/batches/{batch['id']}/cancel", headers=ONE)
     assert answer.status_code == 400

@@ -29,7 +29,7 @@ def test_nothing_is_made_on_disk_before_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_read_turns_the_batch_api_off_alone(tmp_path: Path) -> None:
-    too_long = tmp_path / ("x" * 300)  # nobody can look into it, root included
+    too_long = tmp_path / ("x" * 300)  # even root cannot open it
     with serving(Config(mode="dynamic", data_dir=str(too_long))) as client:
         assert asked(client) == 200
         refused = client.get("/v1/files")

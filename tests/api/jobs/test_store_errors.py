@@ -1,4 +1,4 @@
-"""What clients are told of a store that cannot be had, and what only the log is told."""
+"""What clients learn about an unavailable store, and what only the log says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.api.conftest import serving
 WHERE = "postgresql://secret-user:secret-password@127.0.0.3:1/secret-database"
 
 
-def test_an_unavailable_store_tells_clients_no_address_and_no_user_but_tells_the_log(
+def test_an_unavailable_stores_address_is_logged_and_not_shown_to_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(Config(mode="dynamic", database_url=WHERE)) as client:

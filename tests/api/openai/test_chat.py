@@ -102,7 +102,7 @@ def test_special_tokens_in_a_message_stay_text(folder: Path) -> None:
     assert forged.encode() in b"".join(map(tokenizer.token_bytes, ids))
 
 
-def test_what_a_template_refuses_is_told_in_its_words(folder: Path) -> None:
+def test_a_templates_refusal_is_returned_in_its_words(folder: Path) -> None:
     template = load_chat_template(str(folder), load_tokenizer(str(folder)))
     late = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
     with pytest.raises(ConversationError, match="the system speaks first"):
@@ -138,7 +138,7 @@ def test_models_without_a_template_have_the_plain_one() -> None:
         ("tokenizer_config.json", '{"chat_template": [{"name": "other", "template": "x"}]}'),
     ],
 )
-def test_a_template_that_cannot_be_read_is_told(tmp_path: Path, name: str, content: str) -> None:
+def test_an_unreadable_template_is_reported(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(VocabularyError, match="chat template"):
         load_chat_template(str(tmp_path), byte_tokenizer())

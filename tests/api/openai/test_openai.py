@@ -207,7 +207,7 @@ def test_no_tokens_but_echo_and_logprobs_is_the_prompts_score(
     }
 
 
-def test_a_prompt_is_scored_as_the_evaluation_harness_asks_for_it(client: FlaskClient) -> None:
+def test_a_prompt_is_scored_as_the_evaluation_harness_requests_it(client: FlaskClient) -> None:
     """It drops the last logprob, of the one token that it must let be generated, and reads those
     before as the prompt's; an end token counts as any other."""
     prompt = next(
@@ -283,7 +283,7 @@ def test_null_is_the_same_as_left_out(client: FlaskClient) -> None:
     assert nulls["choices"] == left_out["choices"]
 
 
-def test_flex_is_the_deferred_class_and_is_told(client: FlaskClient) -> None:
+def test_flex_is_the_deferred_class_and_is_returned(client: FlaskClient) -> None:
     assert complete(client, service_tier="flex")["service_tier"] == "flex"
     assert complete(client, service_tier="auto")["service_tier"] == "default"
     assert "service_tier" not in complete(client)

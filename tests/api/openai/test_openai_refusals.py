@@ -86,7 +86,9 @@ def test_a_wrong_or_not_offered_field_is_named(
         ("metadata", {"a": "b"}),
     ],
 )
-def test_what_changes_nothing_is_taken(client: FlaskClient, field: str, value: object) -> None:
+def test_options_that_change_nothing_are_accepted(
+    client: FlaskClient, field: str, value: object
+) -> None:
     assert chat(client, max_tokens=1, **{field: value})["choices"]
 
 
@@ -137,7 +139,7 @@ def test_the_model_answers_to_each_of_its_names(renamed: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("placeholder", ["tgi", "dummy"])
-def test_what_tgis_clients_call_any_model_is_taken(client: FlaskClient, placeholder: str) -> None:
+def test_the_model_name_of_tgis_clients_is_accepted(client: FlaskClient, placeholder: str) -> None:
     assert chat(client, model=placeholder, max_tokens=1)["model"] == "embedded"
     is_error(client.get(f"/v1/models/{placeholder}"), 404, "model")
 
@@ -149,7 +151,7 @@ def test_a_name_that_no_client_could_mean_is_refused_at_start(wrong: str) -> Non
 
 
 def test_models_are_listed_only_while_requests_are_taken(tmp_path: Path) -> None:
-    """Routers and gateways send requests to whoever lists a model."""
+    """Routers and gateways send requests to the servers that list a model."""
     paths = ("/v1/models", "/v1/models/embedded")
     app = create_app(Config(mode="dynamic", data_dir=str(tmp_path)), load, byte_tokenizer())
     client, engine = app.test_client(), app.extensions["engine"]
@@ -191,7 +193,7 @@ NAMES = sorted({field for field, _ in WRONG + WRONG_COMPLETION + WRONG_CHAT} - {
 
 
 @given(path=st.sampled_from(sorted(PATHS)), fields=st.dictionaries(st.sampled_from(NAMES), JSON))
-def test_whatever_is_asked_is_answered_or_explained(
+def test_every_request_is_answered_or_refused_with_a_reason(
     client: FlaskClient, path: str, fields: Json
 ) -> None:
     answer = ask(client, path, **{"max_tokens": 2, **fields})

@@ -94,7 +94,7 @@ def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
         ({"stop": [1]}, "`stop` must be an array of strings. Given: 1"),
     ],
 )
-def test_what_may_not_be_asked_is_refused_in_tgis_words_before_any_stream(
+def test_invalid_requests_are_refused_in_tgis_words_before_any_stream(
     client: FlaskClient, parameters: dict[str, Any], message: str
 ) -> None:
     for path in PATHS:
@@ -119,7 +119,7 @@ def test_best_of_has_its_own_conditions(
     assert refused(ask(client, "/generate", "abc", **parameters), message)
 
 
-def test_what_a_stream_cannot_give_is_refused(client: FlaskClient) -> None:
+def test_options_that_a_stream_cannot_serve_are_refused(client: FlaskClient) -> None:
     answer = ask(client, "/generate_stream", "abc", best_of=2, do_sample=True)
     assert refused(answer, "`best_of` != 1 is not supported when streaming tokens")
     answer = ask(client, "/generate_stream", "abc", decoder_input_details=True)
@@ -148,7 +148,7 @@ def test_inputs_are_checked(client: FlaskClient, path: str) -> None:
         (b" " * 70_000, "application/json", 413),
     ],
 )
-def test_a_body_that_is_no_request_has_an_error_type_too(
+def test_an_invalid_body_also_has_an_error_type(
     client: FlaskClient, body: bytes, content_type: str, status: int
 ) -> None:
     for path in PATHS:
@@ -179,7 +179,7 @@ def test_a_request_with_parameters_is_greedy_and_has_no_seed(client: FlaskClient
 @pytest.mark.parametrize(
     "wish", [{"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.5}]
 )
-def test_whatever_asks_for_chance_samples_with_the_seed_that_is_told(
+def test_any_sampling_option_samples_with_the_reported_seed(
     client: FlaskClient, wish: dict[str, Any]
 ) -> None:
     told = generated(client, "abc", max_new_tokens=9, details=True, **wish)
@@ -273,7 +273,7 @@ def test_the_headers_tell_times_and_tokens(client: FlaskClient) -> None:
     assert int(head["x-time-per-token"]) <= int(head["x-inference-time"])
 
 
-def test_tokens_of_a_text_are_told_with_the_characters_they_cover(client: FlaskClient) -> None:
+def test_tokens_of_a_text_are_returned_with_the_characters_they_cover(client: FlaskClient) -> None:
     told = client.post("/tokenize", json={"inputs": "hé!"}).get_json()
     assert told == [
         {"id": 104, "text": "h", "start": 0, "stop": 1},
@@ -284,7 +284,7 @@ def test_tokens_of_a_text_are_told_with_the_characters_they_cover(client: FlaskC
     assert client.post("/tokenize", json={"inputs": ""}).get_json() == []
 
 
-def test_info_tells_the_limits(client: FlaskClient) -> None:
+def test_info_returns_the_limits(client: FlaskClient) -> None:
     told = client.get("/info").get_json()
     assert (told["max_input_tokens"], told["max_total_tokens"]) == (CONTEXT - 1, CONTEXT)
     assert (told["max_best_of"], told["max_stop_sequences"]) == (2, 4)

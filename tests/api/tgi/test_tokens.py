@@ -45,7 +45,7 @@ def test_detokenize_undoes_tokenize(client: FlaskClient, text: str) -> None:
     assert client.post("/detokenize", json={"tokens": ids}).get_json() == {"prompt": text}
 
 
-def test_tgis_chat_tokenize_tells_the_text_and_its_pieces(client: FlaskClient) -> None:
+def test_tgis_chat_tokenize_returns_the_text_and_its_pieces(client: FlaskClient) -> None:
     told = client.post("/chat_tokenize", json={"model": "tgi", "messages": USER}).get_json()
     text, pieces = told["templated_text"], told["tokenize_response"]
     assert text == CONVERSATION + "Assistant:"
@@ -72,7 +72,7 @@ def test_tgis_chat_tokenize_tells_the_text_and_its_pieces(client: FlaskClient) -
         ("/invocations", {"prompt": "x", "model": "gpt-9"}, 404, "model"),
     ],
 )  # fmt: skip
-def test_what_openais_clients_ask_wrongly_is_refused_in_openais_shape(
+def test_invalid_requests_of_openais_clients_are_refused_in_openais_shape(
     client: FlaskClient, path: str, fields: dict[str, Any], status: int, param: str
 ) -> None:
     is_error(client.post(path, json=fields), status, param)

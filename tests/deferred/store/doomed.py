@@ -1,7 +1,7 @@
 """A process that works on a store until it is killed:
 python -m tests.deferred.store.doomed FOLDER TASK.
 
-It says each step on a line of its output, and goes on when it is given a line."""
+It says each step on a line of its output, and continues when it is given a line."""
 
 from __future__ import annotations
 

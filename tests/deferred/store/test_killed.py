@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of each long step of a store on SQLite, then another process goes on."""
+"""SIGKILL in the middle of each long step of a store on SQLite, then another process continues."""
 
 import signal
 import subprocess

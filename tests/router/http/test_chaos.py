@@ -1,7 +1,7 @@
 """Three real upstreams killed, frozen, slowed and restarted at random under load.
 
 Every request ends in exactly one well-formed answer or error. The upstreams' trouble may cost those
-whose answer had begun there, and nobody else.
+whose answer had begun there, and no others.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ BEHAVE = {"events": 8, "interval": 0.01}
 
 class Victim:
     """An upstream process on a fixed port, and what can befall it. The port is bound here as well
-    (and not listened on), so that nobody else gets it while the process is dead."""
+    (and not listened on), so that no other process gets it while the process is dead."""
 
     def __init__(self) -> None:
         self.bound = listening_socket()
@@ -122,7 +122,7 @@ def run(start: Callable[..., RouterProcess], rounds: int) -> None:
             max_connect_per_upstream=6,
             probe_interval=0.3,
             probe_timeout=1,
-            wait_for=1000 * TIMEOUT_S,  # nobody is refused because a busy machine is slow
+            wait_for=1000 * TIMEOUT_S,  # no request is refused because a busy machine is slow
         ).probed()
         until(lambda: len(router.logged("upstream ready")) >= 3, "three ready upstreams")
         counts = asyncio.run(chaos(router, victims, rounds))

@@ -173,10 +173,10 @@ def test_defect_05_the_limit_is_per_upstream_not_per_model(
     assert farm.state(upstream)["peak"] == 1
 
 
-def test_defect_06_a_place_is_free_the_moment_the_answer_ends_whatever_else_is_dead(
+def test_defect_06_a_place_is_free_when_the_response_ends_even_if_other_servers_are_dead(
     farm: Farm, start: Start
 ) -> None:
-    """The dead one's probe goes on for longer than anybody waits here."""
+    """The dead one's probe lasts longer than any request waits here."""
     upstream = farm.new()
     dead = farm.new(models_delay=3600)
     router = start(dead, upstream, probe_timeout=3600)

@@ -28,7 +28,7 @@ def test_what_fails_before_the_first_byte_succeeds_elsewhere(
     assert router.in_flight() == 0
 
 
-def test_a_stream_that_breaks_before_its_first_event_begins_anew_elsewhere(
+def test_a_stream_that_breaks_before_its_first_event_is_retried_elsewhere(
     farm: Farm, start: Start
 ) -> None:
     broken, good = farm.new(cut_after=0), farm.new()
@@ -100,7 +100,7 @@ def test_the_breaker_opens_after_five_failures_of_a_server_that_only_fails(
     assert len(farm.state(upstream)["seen"]) == 5
 
 
-def test_only_what_the_server_is_to_blame_for_opens_its_breaker(farm: Farm, start: Start) -> None:
+def test_only_failures_of_the_server_open_its_breaker(farm: Farm, start: Start) -> None:
     upstream = farm.new()
     router = start(upstream, timeout=300, stream_idle=0.3, max_connect_per_upstream=16).probed()
 
@@ -138,7 +138,7 @@ def test_a_retried_request_ends_when_the_server_it_waits_for_is_lost(
         assert first.result().ok
 
 
-def test_retry_after_is_honoured_and_back_pressure_is_no_fault(farm: Farm, start: Start) -> None:
+def test_retry_after_is_honoured_and_back_pressure_is_no_failure(farm: Farm, start: Start) -> None:
     pushing, other = farm.new(status=429, headers={"Retry-After": "30"}), farm.new()
     router = start(pushing, other).probed()
     for _ in range(8):

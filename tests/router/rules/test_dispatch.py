@@ -99,7 +99,7 @@ def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
     assert youngest.state is State.WAITING
 
 
-def test_a_retried_request_that_may_not_use_the_free_place_holds_up_nobody() -> None:
+def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1))
     first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
     waiting = dispatcher.arrive("m", 0.0)
@@ -233,7 +233,7 @@ def test_invented_model_names_share_one_bound_until_the_fleet_is_known() -> None
     assert refusals == [None] * 3 + [Refusal.QUEUE_FULL] * 2
 
 
-def test_one_model_full_queue_leaves_room_for_another_model() -> None:
+def test_one_models_full_queue_does_not_block_another_model() -> None:
     fleet = fleet_of(1)
     next(iter(fleet)).probe_succeeded({"a": {}, "b": {}}, 0.01)
     dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=1))

@@ -57,7 +57,7 @@ def mixtures(draw: st.DrawFn) -> View:
         for r in draw(batches(0, 6))
     ]
     waiting = draw(queues(8))
-    everybody = [
+    all_requests = [
         replace(
             r,
             service_class=draw(st.sampled_from(["immediate", "deferred"])),
@@ -65,10 +65,10 @@ def mixtures(draw: st.DrawFn) -> View:
         )
         for r in (*waiting, *resident)
     ]
-    used = sum(r.room for r in everybody)
+    used = sum(r.room for r in all_requests)
     return view(
-        everybody[: len(waiting)],
-        everybody[len(waiting) :],
+        all_requests[: len(waiting)],
+        all_requests[len(waiting) :],
         limit=draw(st.integers(max(1, len(resident)), 10)),
         budget=max(used, 60) + draw(st.integers(0, 100)),
         used=used,
@@ -109,7 +109,7 @@ def test_immediate_requests_get_the_plan_that_they_would_get_alone(
 @every_policy
 @settings(max_examples=150)
 @given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
-def test_those_who_are_dropped_suffice_and_are_the_ones_with_the_fewest_computed_tokens(
+def test_dropped_requests_suffice_and_have_the_fewest_computed_tokens(
     make: Callable[[], Policy], shown: View, factor: float
 ) -> None:
     plan = Budget(make(), Law(), factor).plan(shown)
@@ -151,7 +151,7 @@ def test_no_iteration_takes_longer_than_the_budget(
 
 @settings(max_examples=200)
 @given(shown=mixtures().filter(lambda shown: shown.waiting or shown.resident), factor=FACTORS)
-def test_what_still_fits_is_taken(shown: View, factor: float) -> None:
+def test_requests_that_still_fit_are_admitted(shown: View, factor: float) -> None:
     """A resident deferred row that decodes is left out only if it would not have fitted."""
     policy = Budget(Orca(), Law(), factor)
     plan = policy.plan(shown)
@@ -188,7 +188,7 @@ def test_the_least_laxity_is_first() -> None:
         assert target_s > alone_s
 
 
-def test_who_is_short_of_time_overtakes_whoever_has_begun_and_is_not() -> None:
+def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -> None:
     """A row gets a token in an iteration of 10 s; so 8 tokens take 80 s."""
 
     class Slow(Law):
@@ -207,7 +207,7 @@ def test_who_is_short_of_time_overtakes_whoever_has_begun_and_is_not() -> None:
     assert [s.request.id for s in policy.plan(shown).advance] == [6, 1, 5]
 
 
-def test_a_newcomer_that_finds_no_room_holds_up_no_resident() -> None:
+def test_a_newcomer_that_does_not_fit_delays_no_resident() -> None:
     urgent = Shown(5, max_tokens=900, service_class="deferred", deadline_s=1.0)
     shown = view([urgent], [deferred(1), deferred(2)], used=24, budget=100)
     policy = Budget(Orca(), Law())
@@ -223,7 +223,7 @@ def test_where_nothing_fits_the_floor_grants_one_row_once_in_a_while() -> None:
     assert rows.count(2) == 3
 
 
-def test_without_predictions_a_few_tokens_join_and_more_where_nobody_is_there() -> None:
+def test_without_predictions_a_few_tokens_join_and_more_without_immediate_requests() -> None:
     resident = [deferred(n) for n in range(1, 10)]
     blind = Budget(Orca(), Law(known=False))
     shown = view([], [decoding(0), *resident], limit=20, used=120)

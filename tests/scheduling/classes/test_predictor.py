@@ -68,7 +68,7 @@ def test_work_counts_what_an_iteration_computes() -> None:
     assert Work.of([decode, prompt, piece]) == Work(7, 3, 2, 10 + 10 + (4 + 5), 10 + 4 + 5)
 
 
-def test_what_deferred_requests_cost_by_being_there_is_learnt_apart() -> None:
+def test_the_cost_of_the_mere_presence_of_deferred_requests_is_learnt_separately() -> None:
     rng, predictor = random.Random(1), Predictor()
     for n in range(600):
         work = random_work(rng)._replace(deferred=n % 2 == 0)
@@ -127,7 +127,7 @@ def test_more_work_never_takes_less_time(seed: int, noise: float) -> None:
 
 
 @pytest.mark.parametrize("stretch", [1, 10_000])
-def test_what_lies_between_iterations_counts_where_one_follows_the_other(stretch: int) -> None:
+def test_the_time_between_consecutive_iterations_counts(stretch: int) -> None:
     """4 ms of planning, or 1 s without work after every `stretch` iterations."""
     rng, predictor, now_s = random.Random(6), Predictor(), 0.0
     for n in range(1, 600):

@@ -60,7 +60,7 @@ def test_every_plan_keeps_the_contract_changes_nothing_and_is_the_same_for_the_s
 
 @every_policy
 @given(resident=batches())
-def test_only_those_who_are_done_retire(policy: Policy, resident: list[Shown]) -> None:
+def test_only_requests_that_are_done_retire(policy: Policy, resident: list[Shown]) -> None:
     retired = policy.retire(resident)
     check_retired(retired, resident)
     done = [request for request in resident if request.done]
@@ -70,7 +70,7 @@ def test_only_those_who_are_done_retire(policy: Policy, resident: list[Shown]) -
         assert list(retired) == done
 
 
-def test_nobatch_advances_the_one_who_is_there_and_else_the_first_who_waits() -> None:
+def test_nobatch_advances_the_resident_request_or_else_the_first_waiting_one() -> None:
     waiting = [Shown(7), Shown(8)]
     resident = [Shown(3, generated=2, computed=5)]
     assert advanced(NoBatch().plan(view(waiting, resident))) == [(3, 1)]
@@ -96,7 +96,7 @@ def test_orca_fills_the_batch_in_order_until_limit_or_memory_end_it(
     assert all(step.tokens == step.request.known - step.request.computed for step in plan.advance)
 
 
-def test_orca_lets_nobody_past_a_head_that_does_not_fit() -> None:
+def test_orca_admits_no_request_past_a_head_that_does_not_fit() -> None:
     head, small = Shown(1, prompt_tokens=50, max_tokens=50), Shown(2, prompt_tokens=1, max_tokens=1)
     resident = [Shown(0, generated=1, computed=4)]
     plan = Orca().plan(view([head, small], resident, budget=100, used=12))
@@ -151,7 +151,7 @@ def test_the_work_of_planning_a_static_batch_grows_with_its_queue_not_with_its_s
     assert memory.asked <= len(waiting)
 
 
-def test_static_keeps_the_rows_that_are_done_and_admits_nobody_meanwhile() -> None:
+def test_static_keeps_rows_that_are_done_and_admits_no_request_meanwhile() -> None:
     resident = [
         Shown(1, generated=3, computed=6),
         Shown(2, generated=2, computed=5, done=True),
@@ -191,7 +191,7 @@ def test_tgi_prefills_alone_and_lets_everybody_decode_before_it_interrupts_again
     assert advanced(policy.plan(view([Shown(4)], decoding(1, 2, 3)))) == [(4, 4)]
 
 
-def test_tgi_interrupts_for_the_ratio_of_those_who_run_or_after_so_many_tokens() -> None:
+def test_tgi_interrupts_for_the_ratio_to_running_requests_or_after_so_many_tokens() -> None:
     policy = TGI(waiting_served_ratio=0.5, max_waiting_tokens=3)
     running, waiting = decoding(1, 2, 3, 4), [Shown(9)]
     policy.plan(view([Shown(n) for n in (1, 2, 3, 4)]))  # the prefill is the first of three

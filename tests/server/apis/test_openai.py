@@ -52,7 +52,7 @@ def any_mode(
 
 def test_the_client_learns_how_much_of_its_prompt_was_known(any_mode: Server) -> None:
     client = official(any_mode)
-    prompt = "a beginning that nobody else sends"
+    prompt = "a beginning that no other test sends"
     for times in range(2):
         usage = client.completions.create(model="embedded", prompt=prompt, max_tokens=2).usage
         assert usage is not None
@@ -159,7 +159,7 @@ def test_errors_are_the_clients_own_exceptions_streamed_or_not(server: Server) -
         assert tools.value.type == "invalid_request_error"
 
 
-def test_without_a_key_there_is_no_answer(tmp_path: Path) -> None:
+def test_a_request_without_a_key_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, api_key="mine,yours") as server:
         for key in ("mine", "yours"):
             official(server, api_key=key).models.list()

@@ -28,7 +28,7 @@ EXAMPLES = 12
 UNASKED = {
     ("POST", "/v1/files"),  # multipart bodies have tests of their own
     ("GET", "/watch/events"),  # without an end
-    ("POST", "/watch/play"),  # takes as long as it is told
+    ("POST", "/watch/play"),  # takes as long as its body says
     ("GET", "/watch/trace"),  # of two types
 }
 CHECKS = [

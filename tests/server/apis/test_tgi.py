@@ -176,7 +176,7 @@ def test_a_stream_that_fails_before_its_first_token_has_a_true_status(tmp_path: 
 # --- under load -------------------------------------------------------------------------------
 
 
-def test_beyond_the_concurrent_requests_one_is_told_to_come_back(tmp_path: Path) -> None:
+def test_a_request_beyond_the_concurrent_ones_is_told_to_retry(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     steps: dict[str, object] = {STEP_S: 0.01, ENDLESS: "1", HOLD: hold}

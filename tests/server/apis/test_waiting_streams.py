@@ -46,7 +46,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 @contextmanager
 def released(hold: Path) -> Iterator[None]:
-    """Iterations go on whatever happens: comments would keep a failed test's streams open."""
+    """Iterations continue in any case: comments would keep a failed test's streams open."""
     try:
         yield
     finally:

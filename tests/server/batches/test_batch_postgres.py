@@ -52,7 +52,7 @@ def test_two_servers_share_a_job_and_one_may_leave(postgres: Postgres, tmp_path:
         with serving(tmp_path, "dynamic", steps, **options) as two:
             batch = submitted(official(one), lines)
             eventually(lambda: completed(one) > 0 and completed(two) > 0, "both to take part")
-            # whoever is asked knows all of it
+            # every server knows all of it
             assert official(two).batches.retrieve(batch.id).status == "in_progress"
             two.process.send_signal(signal.SIGTERM)
             assert two.process.wait(60) == 0

@@ -39,7 +39,7 @@ def any_mode(
         yield server
 
 
-def test_in_every_mode_a_job_is_answered_beside_immediate_requests(any_mode: Server) -> None:
+def test_every_mode_completes_a_job_alongside_immediate_requests(any_mode: Server) -> None:
     client = official(any_mode)
     batch = submitted(client, [line(n, max_tokens=TOKENS) for n in range(40)])
     assert batch.status == "validating"
@@ -170,8 +170,8 @@ def test_a_failed_generation_is_tried_three_times_and_then_a_500(tmp_path: Path)
         require_answers(output, 5)
 
 
-def test_a_server_that_is_told_to_stop_gives_its_lines_back(tmp_path: Path) -> None:
-    """It ends with status 0 though the job has long to go; its successor goes on."""
+def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
+    """It ends with status 0 though the job is unfinished; its successor continues."""
     port = free_port()
     with serving(tmp_path, "dynamic", {STEP_S: 0.02}, max_batch_size=2, port=port) as server:
         client = official(server)

@@ -106,7 +106,7 @@ def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(tmp_path: Pa
         assert server.members() == []
 
 
-def test_what_outlasts_the_drain_timeout_is_ended_with_an_error(tmp_path: Path) -> None:
+def test_a_request_that_outlasts_the_drain_timeout_ends_with_an_error(tmp_path: Path) -> None:
     with (
         serving(tmp_path, hash_model={STEP_S: 0.05}, drain_timeout=0.2) as server,
         clients(2) as call,
@@ -128,7 +128,9 @@ def test_an_idle_server_drains_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step_s", [0.05, 3600.0])
-def test_ctrl_c_tells_whoever_waits_and_leaves_no_process(tmp_path: Path, step_s: float) -> None:
+def test_ctrl_c_ends_waiting_requests_with_an_error_and_leaves_no_process(
+    tmp_path: Path, step_s: float
+) -> None:
     """Also in the middle of a long iteration, whose clients are cut off."""
     with serving(tmp_path, hash_model={STEP_S: step_s}) as server, clients(20) as call:
         waiting = [call(server.ask, "x", 1000) for _ in range(20)]

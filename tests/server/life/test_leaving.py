@@ -30,7 +30,7 @@ def before(one_place: Server) -> dict[str, int]:
 
 
 def send(server: Server, num_tokens: int, *, stream: bool) -> socket.socket:
-    """A request whose answer nobody reads yet."""
+    """A request whose response is not read yet."""
     body = json.dumps({"prompt": "x", "num_tokens": num_tokens, "stream": stream}).encode()
     client = connected(server)
     head = (

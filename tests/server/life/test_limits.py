@@ -1,4 +1,4 @@
-"""A request that can never fit is refused on arrival; the server goes on serving others."""
+"""A request that can never fit is refused on arrival; the server continues to serve others."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_body_over_the_limit_without_a_length_gets_413(server: Server) -> None
     assert answer.status_code == 413
 
 
-def test_a_static_batch_forms_for_as_long_as_it_is_told(tmp_path: Path) -> None:
+def test_a_static_batch_forms_for_the_configured_time(tmp_path: Path) -> None:
     """Two requests, the second sent once the first is seen waiting, share one batch."""
     with (
         serving(tmp_path, "static", max_wait_ms=60_000, max_batch_size=2) as server,
@@ -182,7 +182,7 @@ def test_a_static_batch_forms_for_as_long_as_it_is_told(tmp_path: Path) -> None:
         assert server.stats()["batch-size"]["histogram"] == {"2": 5}
 
 
-def test_a_static_answer_leaves_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_static_response_leaves_when_configured(tmp_path: Path) -> None:
     for release in ("batch", "request"):
         with (
             serving(

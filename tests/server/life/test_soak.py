@@ -51,7 +51,7 @@ def behave(server: Server, number: int) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
-def test_nobody_is_lost_and_the_books_close(mode: str, tmp_path: Path) -> None:
+def test_no_request_is_lost_and_all_totals_agree(mode: str, tmp_path: Path) -> None:
     with (
         serving(tmp_path, mode, {STEP_S: 0.0005}, max_batch_size=32, max_waiting=64) as server,
         clients(CLIENTS) as call,

@@ -96,9 +96,9 @@ def test_a_client_that_stops_reading_is_dropped_and_its_requests_are_cancelled(
     assert "Traceback" not in hasty.log
 
 
-def test_clients_that_stall_at_the_end_keep_nobody_waiting(hasty: Server) -> None:
+def test_clients_that_stall_at_the_end_delay_no_other_client(hasty: Server) -> None:
     """gunicorn waits two seconds for each to close its side: not in the thread that accepts, where
-    it would come to more than anybody's patience."""
+    it would exceed any timeout."""
     with ExitStack() as stack:
         stalled = [stack.enter_context(connect(hasty)) for _ in range(2 * int(PATIENCE_S))]
         for client in stalled:
@@ -121,7 +121,7 @@ def test_a_body_in_pieces_that_is_there_in_time_is_read(hasty: Server) -> None:
     ("begun", "status"),
     [(b"GET /health HTTP/1.1\r\nX-Slow: ", b""), (b"".join(request("/inference"))[:-2], b"408")],
 )
-def test_a_request_that_goes_on_byte_by_byte_ends_with_its_time(
+def test_a_request_sent_byte_by_byte_ends_at_its_timeout(
     hasty: Server, begun: bytes, status: bytes
 ) -> None:
     with connect(hasty) as client:
@@ -137,7 +137,7 @@ def test_a_request_that_goes_on_byte_by_byte_ends_with_its_time(
     assert "Traceback" not in hasty.log
 
 
-def test_whoever_waits_for_a_go_ahead_is_given_one_of_it(hasty: Server) -> None:
+def test_a_client_that_expects_100_continue_receives_it_once(hasty: Server) -> None:
     head, body = request("/inference", prompt="x", num_tokens=3)
     with connect(hasty) as client:
         client.sendall(head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
@@ -152,7 +152,7 @@ def test_a_head_without_an_end_is_refused(hasty: Server) -> None:
         assert all_of(client).startswith(b"HTTP/1.1 431 ")
 
 
-def test_more_slow_clients_than_threads_and_connections_keep_nobody_waiting(
+def test_more_slow_clients_than_threads_and_connections_delay_no_other_client(
     tmp_path: Path,
 ) -> None:
     with (
