@@ -198,7 +198,7 @@ def test_a_request_without_a_prompt_or_without_tokens_to_generate_is_no_request(
 
 
 @every_mode
-def test_who_comes_while_the_server_stops_or_is_full_is_refused_and_forgotten(mode: Mode) -> None:
+def test_requests_while_the_server_stops_or_is_full_are_refused_and_dropped(mode: Mode) -> None:
     world = World(mode, max_batch_size=2, max_waiting=2)
     world.submit([1], 3)
     world.submit([2], 3)

@@ -34,7 +34,7 @@ NEWS: dict[str, Callable[[RequestQueue], None]] = {
 
 
 @pytest.mark.parametrize("happens", NEWS.values(), ids=NEWS)
-def test_what_happens_after_the_loop_has_looked_keeps_it_awake(
+def test_an_event_after_the_loops_last_look_keeps_it_awake(
     happens: Callable[[RequestQueue], None],
 ) -> None:
     """In the order of the loop: read, is it over, sleep; the news come just before it sleeps."""
@@ -59,7 +59,7 @@ def test_ids_increase_in_the_order_of_arrival_not_of_construction() -> None:
     assert ids == sorted(set(ids))
 
 
-def test_where_memory_runs_short_the_first_to_arrive_stays() -> None:
+def test_if_memory_runs_short_the_first_to_arrive_stays() -> None:
     """Each grows until both do not fit; the one that was made first arrives last."""
     (mode,) = [mode for mode in DYNAMIC_MODES if mode.name == "orca, optimistic"]
     world = World(mode, budget=44, context=40)

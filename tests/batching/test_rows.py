@@ -41,7 +41,7 @@ def kinds(world: World, request: int) -> list[str]:
     limits=LIMITS,
     failing=st.frozensets(st.integers(1, 30), max_size=2),
 )
-def test_what_rows_add_up_to_is_what_stats_say(
+def test_the_sums_over_rows_equal_stats(
     mode: Mode, workload: list[Client], limits: dict[str, int], failing: frozenset[int]
 ) -> None:
     stats = Stats(0.0)

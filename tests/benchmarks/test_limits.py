@@ -69,6 +69,6 @@ def test_the_slower_of_reading_and_computing_decides(bandwidth: float, rate: flo
     assert least_seconds([done, done], CONFIG, "bfloat16", limits) == pytest.approx(2 * whole)
 
 
-def test_of_two_measurements_the_higher_counts() -> None:
+def test_the_higher_of_two_measurements_counts() -> None:
     a, b = Limits(1.0, {"float32": 4.0}), Limits(2.0, {"float32": 3.0})
     assert a.or_better(b) == b.or_better(a) == Limits(2.0, {"float32": 4.0})

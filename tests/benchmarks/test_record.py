@@ -66,7 +66,7 @@ WRITES = command(
 )
 
 
-def test_what_a_command_leaves_and_says_comes_into_its_folder(
+def test_the_files_and_output_of_a_command_move_to_its_folder(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
@@ -84,7 +84,7 @@ def test_what_a_command_leaves_and_says_comes_into_its_folder(
     ],
     ids=["busy", "failed", "nothing"],
 )
-def test_what_failed_or_was_not_alone_leaves_the_old_recording(
+def test_a_failed_or_disturbed_recording_leaves_the_old_one(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     program: str, allowed: float, reason: str,
 ) -> None:  # fmt: skip

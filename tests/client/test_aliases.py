@@ -56,7 +56,7 @@ def test_another_tools_name_means_our_option(theirs: str, ours: str) -> None:
         ("--duration 0", "--duration must be seconds > 0"),
     ],
 )
-def test_what_says_the_same_twice_or_nothing_is_refused(
+def test_redundant_or_ineffective_options_are_refused(
     options: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

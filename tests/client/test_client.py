@@ -184,7 +184,7 @@ def test_an_option_that_would_have_no_effect_is_refused(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_an_unstreamed_foreign_server_cannot_tell_is_no_objective(
+def test_an_objective_that_an_unstreamed_foreign_server_cannot_report_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--target", "tgi+http://127.0.0.1:1", "--no-stream", "--slo"]

@@ -33,7 +33,7 @@ from tests.client.conftest import StartServer, contestant
 RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
 
 
-def test_a_policy_is_a_contestant_of_its_own() -> None:
+def test_a_policy_is_a_separate_contestant() -> None:
     command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
     assert command == (
         str(ROOT / "server.sh"), "dynamic", "--model", "embedded",

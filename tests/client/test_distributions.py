@@ -20,7 +20,7 @@ def test_every_distribution_sends_as_many_in_the_same_time() -> None:
         assert 150 < times[-1] <= 200
 
 
-def test_what_is_said_of_the_claim_follows_from_the_figures() -> None:
+def test_the_statement_about_the_claim_follows_from_the_figures() -> None:
     means = {"uniform": (1.0, 2.0), "zipfian": (4.0, 3.0)}
     found = [
         Shape(rate, name, mean[k], 1.0, 1.0, None)

@@ -77,7 +77,7 @@ def played(capsys: pytest.CaptureFixture[str]) -> Played:
         ("loading", "HTTP 503"),
     ],
 )
-def test_what_was_answered_before_a_server_failed_is_kept(
+def test_responses_before_a_server_failed_are_kept(
     faulty: Faulty, played: Played, fault: str, words: str
 ) -> None:
     status, figures = played(faulty(fault, after=6))  # one of them to see if it streams
@@ -276,7 +276,7 @@ def searched(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[st
 
 
 @pytest.mark.parametrize("fault", ["down", "html", "loading"])
-def test_a_search_on_a_server_that_never_answers_says_so(
+def test_a_search_on_a_server_that_never_responds_reports_it(
     faulty: Faulty, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
     status, figures = searched(capsys, DOWN if fault == "down" else faulty(fault))

@@ -27,7 +27,7 @@ def plan(**changes: Any) -> Experiment:
     return Experiment(**values)
 
 
-def test_what_is_compared_runs_back_to_back_and_in_reverse_from_seed_to_seed() -> None:
+def test_compared_runs_are_back_to_back_and_reversed_from_seed_to_seed() -> None:
     jobs = [job for job in schedule(plan()) if not job.repeat]
     blocks = [jobs[k : k + 3] for k in range(0, len(jobs), 3)]
     for block in blocks:
@@ -54,7 +54,7 @@ def test_a_steady_drift_of_the_machine_cancels_in_every_ratio() -> None:
     assert {abs(gap) for gap in control} == {3}, "as far apart as any two that are compared"
 
 
-def test_where_one_server_lives_at_a_time_each_seed_starts_it_once() -> None:
+def test_with_one_server_at_a_time_each_seed_starts_it_once() -> None:
     jobs = schedule(plan(together=False))
     starts = [a.contestant for a, b in zip(jobs, [None, *jobs], strict=False)
               if b is None or a.contestant != b.contestant]  # fmt: skip

@@ -42,7 +42,7 @@ def test_nothing_is_made_before_it_is_used(tmp_path: Path) -> None:
     ended(jobs)
 
 
-def test_what_another_process_began_is_taken_up_at_start(tmp_path: Path) -> None:
+def test_work_that_another_process_began_is_resumed_at_start(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     jobs = jobs_at(tmp_path)
     jobs.start()

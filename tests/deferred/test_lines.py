@@ -46,7 +46,7 @@ def judged(**changes: object) -> NewItem | LineError:
     return Envelopes(ENDPOINTS[0], ["m", "alias"], 10_000).judge(7, json.dumps(envelope).encode())
 
 
-def test_a_good_line_keeps_its_body_as_it_is() -> None:
+def test_a_valid_line_keeps_its_body_unchanged() -> None:
     body = {"model": "m", "prompt": "é\ud800", "n": 10**30, "f": 0.1, "unknown": [None, True]}
     item = judged(custom_id="é", body=body)
     assert isinstance(item, NewItem)
@@ -93,7 +93,7 @@ def test_any_line_is_judged_and_never_an_exception(line: bytes) -> None:
         assert len(verdict.message) < 500
 
 
-def test_what_is_nested_without_end_is_no_json() -> None:
+def test_endless_nesting_is_not_json() -> None:
     fault = Envelopes(ENDPOINTS[0], ["m"], 10**6).judge(1, b"[" * 10**5)
     assert isinstance(fault, LineError)
     assert fault.code == "invalid_json_line"

@@ -171,7 +171,7 @@ def test_a_refusal_is_the_lines_error(store: JobStore, endpoints: Endpoints) -> 
     assert response["body"] == {"error": "no"}
 
 
-def test_a_failure_is_tried_again_so_often_and_no_more(
+def test_a_failure_is_retried_a_limited_number_of_times(
     store: JobStore, endpoints: Endpoints
 ) -> None:
     batch = begun(store, 2)
@@ -235,7 +235,7 @@ def test_lines_whose_window_ends_leave_the_engine(store: JobStore, endpoints: En
         lasts_s *= 2
 
 
-def test_what_the_server_does_not_take_in_now_is_kept_for_later(
+def test_lines_that_the_server_refuses_now_are_kept_for_later(
     store: JobStore, endpoints: Endpoints
 ) -> None:
     endpoints.closed = True
@@ -262,7 +262,7 @@ def test_a_cancelled_batch_begins_no_line_that_is_claimed(
     assert finalised(store, batch).status == "cancelled"
 
 
-def test_what_still_runs_long_after_its_batch_was_cancelled_leaves_the_engine(
+def test_lines_that_run_long_after_their_batch_was_cancelled_leave_the_engine(
     store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deferred.worker.HEARTBEAT_S", 0.05)

@@ -31,7 +31,7 @@ def test_any_bytes_have_tokens(data: bytes) -> None:
     assert ENCODING.decode_bytes(tokens) == data
 
 
-def test_every_id_decodes_to_bytes_of_its_own(encoding: tiktoken.Encoding) -> None:
+def test_every_id_decodes_to_its_own_bytes(encoding: tiktoken.Encoding) -> None:
     decoded = [encoding.decode_single_token_bytes(token) for token in range(encoding.n_vocab)]
     assert all(decoded)
     assert len(set(decoded)) == encoding.n_vocab == 4096

@@ -55,7 +55,7 @@ def test_a_prefill_in_two_chunks_ends_like_one_in_one(prompt: list[int], cut: in
 
 
 @given(prompt=st.lists(st.integers(0, 12), min_size=1, max_size=9))
-def test_one_row_alone_is_laid_out_as_it_is(prompt: list[int]) -> None:
+def test_a_single_row_is_laid_out_unchanged(prompt: list[int]) -> None:
     bare, rows = opened(nobatch.lay_out, [prompt])
     assert bare.advance(rows).positions == len(prompt)
     assert [rows[0].ids] == references([prompt], 1)

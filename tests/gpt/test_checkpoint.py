@@ -41,7 +41,7 @@ def logits_of(network: GPT, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_what_we_write_transformers_reads(folder: Path) -> None:
+def test_transformers_reads_our_checkpoints(folder: Path) -> None:
     tokens = torch.arange(20).view(1, -1)
     peer = GPT2LMHeadModel.from_pretrained(folder).eval()
     ours = logits_of(load_checkpoint(folder), tokens)
@@ -50,7 +50,9 @@ def test_what_we_write_transformers_reads(folder: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
-def test_what_transformers_writes_we_read_also_in_shards(tmp_path: Path, activation: str) -> None:
+def test_checkpoints_of_transformers_are_read_also_in_shards(
+    tmp_path: Path, activation: str
+) -> None:
     peer = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=61,

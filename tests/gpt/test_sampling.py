@@ -81,7 +81,7 @@ def test_sampled_frequencies_are_the_probabilities() -> None:
     assert chi_square < 18.5  # the 99.9 % point of four degrees of freedom
 
 
-def test_a_nucleus_is_drawn_from_in_proportion_and_nothing_else_is_drawn() -> None:
+def test_a_nucleus_is_drawn_from_in_proportion_and_no_other_token_is_drawn() -> None:
     probabilities = torch.tensor([0.1, 0.5, 0.025, 0.25, 0.125])
     draws = 40_000
     rows = [row(Sampling(seed=2, top_p=0.8), i + 1) for i in range(draws)]
@@ -155,7 +155,7 @@ def test_the_kernel_draws_what_its_twin_draws_from_a_large_vocabulary(asked) -> 
 
 
 @pytest.mark.parametrize("drawn_by", [sample, twin])
-def test_of_equal_tokens_at_a_boundary_the_first_are_kept(drawn_by) -> None:  # type: ignore[no-untyped-def]
+def test_the_first_of_equal_tokens_at_a_boundary_are_kept(drawn_by) -> None:  # type: ignore[no-untyped-def]
     logits = torch.zeros(400, 8)
     for asked in ({"top_k": 3}, {"top_p": 0.375}, {"typical_p": 0.375}):
         rows = [row(Sampling(seed=i, **asked)) for i in range(len(logits))]  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def by_torch(
     return found
 
 
-def test_what_computes_the_same_passes() -> None:
+def test_a_kernel_with_the_same_results_passes() -> None:
     assert differs(by_torch, 16, SMALL, CPU) is None
 
 

@@ -108,7 +108,7 @@ def test_the_page_shows_every_option() -> None:
     assert "\n".join(tgi.table()) in DOCS.read_text()
 
 
-def test_what_the_server_says_of_the_model_the_model_server_accepts() -> None:
+def test_the_model_server_accepts_the_servers_description_of_the_model() -> None:
     """It is started with the server's environment."""
     server = {option.name: option for option in Config.declared()}
     for option in ServeConfig.declared():

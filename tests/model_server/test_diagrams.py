@@ -92,7 +92,7 @@ def test_a_client_that_leaves_early_is_released_with_the_next_iteration(world: W
     assert leaver.event.is_set()
 
 
-def test_of_a_client_that_leaves_before_its_first_token_nothing_is_delivered(
+def test_a_client_that_leaves_before_its_first_token_receives_nothing(
     world: World,
 ) -> None:
     world.server.calls.take()

@@ -95,7 +95,7 @@ def under_load(engine: Driven, mishaps: list[Callable[[], None]]) -> None:
     assert len(manager.recorder.requests) == REQUESTS  # each was answered once
 
 
-def test_shards_that_are_killed_or_stopped_cost_no_answer_and_no_token(tmp_path: Path) -> None:
+def test_killed_or_stopped_shards_lose_no_response_and_no_token(tmp_path: Path) -> None:
     addresses = [unix(tmp_path, f"rank-{rank}") for rank in range(2)]
     kv_tokens = list[int | None]()
 
@@ -122,7 +122,7 @@ def test_shards_that_are_killed_or_stopped_cost_no_answer_and_no_token(tmp_path:
         assert kv_tokens[-1] == model.blocks * model.block_tokens
 
 
-def test_a_link_that_is_cut_and_heals_costs_no_answer_and_no_token(tmp_path: Path) -> None:
+def test_a_link_that_is_cut_and_restored_loses_no_response_and_no_token(tmp_path: Path) -> None:
     link = Link(str(tmp_path / "link"), str(tmp_path / "shard"))
 
     def cut() -> None:

@@ -87,7 +87,7 @@ def dearness(request: Request) -> tuple[bool, int]:
     return request.service_class == "immediate", request.computed
 
 
-def test_a_plan_that_needs_no_growth_stays_as_it_is() -> None:
+def test_a_plan_that_needs_no_growth_is_unchanged() -> None:
     resident = Shown(1, generated=2, computed=5, room=8)
     plan = Plan([Advance(resident, 1), Advance(Shown(2), 4)])
     assert with_growth(plan, view([Shown(2)], [resident], used=8, growth_tokens=3)) is plan

@@ -143,6 +143,6 @@ def test_threads_exceed_what_the_limits_admit() -> None:
         ("example.org", True, "http://example.org:8500"),
     ],
 )
-def test_a_host_beyond_this_machine_is_known_as_such(host: str, is_open: bool, url: str) -> None:
+def test_a_remote_host_is_recognised(host: str, is_open: bool, url: str) -> None:
     config = Config(mode="dynamic", host=host)
     assert (config.open_to_the_world, config.url) == (is_open, url)

@@ -67,7 +67,7 @@ def test_an_id_that_is_none_is_replaced(talking: Server, identity: str) -> None:
     assert the_line(talking, request_id=fresh)["status"] == 200
 
 
-def test_a_client_that_leaves_has_a_line_that_says_so(talking: Server) -> None:
+def test_a_departed_client_has_a_log_line(talking: Server) -> None:
     client = send(talking, 1000, stream=True)
     talking.reaches(running=1)
     client.close()

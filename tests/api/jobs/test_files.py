@@ -47,7 +47,7 @@ def error_of(answer: TestResponse) -> dict[str, Any]:
     [b"", b"one", b"\r\n--edg\r\n--edge-\r\n--edg", bytes(range(256)) * 12_345],
     ids=["empty", "short", "like a boundary", "3 MB"],
 )
-def test_what_is_uploaded_comes_back(store: FlaskClient, content: bytes) -> None:
+def test_an_uploaded_file_is_returned_unchanged(store: FlaskClient, content: bytes) -> None:
     answer = upload(store, content)
     assert answer.status_code == 200
     file = answer.json
@@ -66,7 +66,7 @@ def test_what_is_uploaded_comes_back(store: FlaskClient, content: bytes) -> None
     assert got.content_length == len(content)
 
 
-def test_a_file_lives_as_long_as_its_client_or_else_the_operator_says(store: FlaskClient) -> None:
+def test_a_file_expires_when_its_client_or_else_the_operator_chose(store: FlaskClient) -> None:
     asked = upload(
         store, b"{}", **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     ).json

@@ -146,7 +146,7 @@ def test_chat_logprobs_have_the_bytes_of_the_text(
 
 
 @given(seed=SEEDS.filter(lambda seed: seed is not None), n=st.integers(1, 5))
-def test_choice_0_is_the_request_alone_and_the_others_have_seeds_of_their_own(
+def test_choice_0_is_the_request_alone_and_the_others_have_their_own_seeds(
     client: FlaskClient, seed: int, n: int
 ) -> None:
     alone = complete(client, seed=seed)["choices"][0]

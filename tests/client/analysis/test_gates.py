@@ -33,7 +33,7 @@ def late_client(first: float, late_s: float = 0.02, every: int = 5) -> Run:
     return run_of([outcome(i, at=i * 0.1, sent=at, first=first) for i, at in enumerate(sent)])
 
 
-def test_a_late_client_voids_the_latencies_that_it_falsifies_and_no_others() -> None:
+def test_a_late_client_voids_only_the_latencies_that_it_distorts() -> None:
     run = late_client(first=0.05)
     m = measure(run)
     verdict = judge(run, m)

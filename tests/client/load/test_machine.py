@@ -32,7 +32,7 @@ def test_without_a_driver_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     assert machine()["gpus"] == []
 
 
-def test_a_server_is_described_by_its_own_words() -> None:
+def test_a_server_is_described_in_its_own_words() -> None:
     stats = {
         "mode": "dynamic",
         "model": {"name": "random:gpt2", "dtype": "bfloat16", "note": "random weights"},

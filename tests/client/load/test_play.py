@@ -53,7 +53,9 @@ def test_an_open_loop_never_waits_for_answers(server: StartServer) -> None:
     assert all(o.sent_s >= (o.intended_s or 0.0) for o in run.outcomes)
 
 
-def test_what_still_runs_after_the_drain_is_unfinished_and_saturated(server: StartServer) -> None:
+def test_requests_cut_after_the_drain_are_unfinished_and_saturate_the_run(
+    server: StartServer,
+) -> None:
     target = server("nobatch", base_s=0.03)
     run = play(workload(requests=40), target, drain_s=0.1)
     m = measure(run)

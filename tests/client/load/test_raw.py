@@ -43,9 +43,7 @@ def test_reading_gives_back_what_was_written(
 
 
 @pytest.mark.parametrize("content", [b"no gzip", None])
-def test_what_is_no_file_of_runs_is_refused_with_its_name(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_file_without_runs_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "runs.jsonl.gz"
     if content is not None:
         path.write_bytes(content)

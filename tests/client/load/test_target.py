@@ -52,7 +52,7 @@ def test_foreign_servers_are_played_and_their_own_counts_believed(
     assert {g.verdict for g in gates} == {VALID}
 
 
-def test_what_a_server_knows_is_asked_of_it_and_no_more(foreign: str) -> None:
+def test_only_the_extras_that_a_server_accepts_are_used(foreign: str) -> None:
     """So that answers are as long as was asked, and counted by the server with every event."""
     all_of_it = adapted(parse_target(f"openai+http://{foreign}?model=m"))
     body = all_of_it.dialect.body(Request(0.0, "p", 1, 7, "immediate", None, 9), stream=True)

@@ -59,9 +59,7 @@ def test_connections_are_used_again_where_that_is_asked(crew: Crew, target: Targ
     assert all(o.ok for o in run.outcomes)
 
 
-def test_what_interrupts_the_client_keeps_what_its_processes_have(
-    crew: Crew, target: Target
-) -> None:
+def test_an_interrupt_of_the_client_keeps_its_processes_records(crew: Crew, target: Target) -> None:
     """Only the client gets the signal: its processes are in separate sessions."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -81,7 +79,7 @@ def test_what_interrupts_the_client_keeps_what_its_processes_have(
     assert played(crew, target).interrupted is None, "and the processes play on"
 
 
-def test_a_process_that_is_gone_is_an_error_that_says_so(target: Target) -> None:
+def test_a_dead_process_is_reported_as_an_error(target: Target) -> None:
     with Crew(1) as crew:
         played(crew, target)
         crew._workers[0].process.kill()
@@ -107,7 +105,7 @@ def test_a_crew_plays_outside_the_main_thread_too(crew: Crew, target: Target) ->
     ],
     ids=["too few", "one of four, with its sibling", "half would be too many", "four"],
 )
-def test_the_client_has_cores_of_its_own_where_there_are_enough(
+def test_the_client_has_its_own_cores_if_there_are_enough(
     siblings: list[set[int]], workers: int, client: tuple[int, ...], servers: tuple[int, ...]
 ) -> None:
     found = divided(siblings, workers)

@@ -70,7 +70,7 @@ def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS)[1]
 
 
-def test_what_was_not_measured_is_said_not_guessed() -> None:
+def test_missing_measurements_are_stated_not_guessed() -> None:
     limit, latency, _ = sentences(headline(), POINTS)
     assert limit.startswith("No load brought dynamic batching to its limit")
     assert (

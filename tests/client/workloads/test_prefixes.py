@@ -31,7 +31,7 @@ def test_shared_prompts_begin_with_one_of_so_many_texts() -> None:
     assert len({tuple(t) for t in tokens}) == 40
 
 
-def test_a_turn_of_a_conversation_holds_all_that_was_said_before_in_the_lengths_asked_for() -> None:
+def test_a_turn_of_a_conversation_contains_the_earlier_turns_in_the_requested_lengths() -> None:
     workload = make(replace(RECIPE, prompts="conversation:turns=3,gap=1"))
     encoding = load_embedded_encoding()
     longest_first = sorted(workload.requests, key=lambda r: -len(r.prompt))

@@ -143,7 +143,7 @@ def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
         (AZURE, "azure,time_scale=0", "time_scale must be"),
     ],
 )
-def test_what_is_malformed_is_refused_with_file_line_and_what_was_expected(
+def test_a_malformed_line_is_refused_with_file_line_and_expectation(
     tmp_path: Path, text: str, kind: str, words: str
 ) -> None:
     with pytest.raises(SpecError, match=words):

@@ -45,7 +45,7 @@ def test_a_new_batch_is_validating_and_says_what_was_asked_for(store: JobStore) 
     assert batch.in_progress_at is None
 
 
-def test_a_batch_needs_a_file_of_its_owner(store: JobStore) -> None:
+def test_a_batch_needs_a_file_of_the_same_owner(store: JobStore) -> None:
     spec = spec_of(store)
     with pytest.raises(NotFoundError, match=spec.input_file_id):
         store.batches.create("other", spec, NOW_S, expires_at=EXPIRES_S)
@@ -187,7 +187,7 @@ def test_a_batch_cancelled_while_it_is_validated_has_no_files(store: JobStore) -
 
 
 @pytest.mark.parametrize("window_s", [10 * CANCELLING_S, CANCELLING_S / 10])
-def test_what_runs_when_its_batch_is_cancelled_may_go_on_for_ten_minutes_of_its_window(
+def test_running_lines_of_a_cancelled_batch_have_ten_minutes_of_its_window(
     store: JobStore, window_s: float
 ) -> None:
     batch = started(store, 3, expires_at=NOW_S + window_s)

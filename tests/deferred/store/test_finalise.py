@@ -106,7 +106,7 @@ def test_a_batch_is_finalised_when_nothing_is_left_to_run_and_by_one(store: JobS
     assert store.batches.finalise(claimed.id, "b", later, unrun).status == "completed"
 
 
-def test_who_loses_the_lease_in_the_middle_leaves_no_trace(store: JobStore) -> None:
+def test_a_worker_that_loses_the_lease_midway_leaves_no_trace(store: JobStore) -> None:
     batch = started(store, 3)
     store.batches.end_due(EXPIRES_S)
     later = EXPIRES_S + LEASE_S

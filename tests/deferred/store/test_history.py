@@ -70,7 +70,7 @@ def instructions(store: JobStore, work: Callable[[JobStore], None]) -> int:
 
 
 @pytest.mark.parametrize("work", [idle_second, JobStore.progress], ids=["idle", "progress"])
-def test_what_ended_costs_an_idle_server_nothing(
+def test_ended_batches_cost_an_idle_server_nothing(
     data_dir: Path, work: Callable[[JobStore], None]
 ) -> None:
     store = open_store(data_dir)

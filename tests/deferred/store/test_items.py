@@ -133,7 +133,7 @@ def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
     assert got.usage == Usage(9, 3, 15)
 
 
-def test_of_two_results_in_one_call_the_first_counts(store: JobStore) -> None:
+def test_the_first_of_two_results_in_one_call_counts(store: JobStore) -> None:
     batch = started(store, 1)
     (item,) = claim(store, 1)
     assert store.items.record(WORKER, [result(item), result(item, succeeded=False)]) == 1
@@ -181,7 +181,7 @@ def test_a_late_result_does_not_count_for_a_new_claim_by_the_same_worker(store: 
     assert record(store, second) == 1
 
 
-def test_what_is_released_can_be_claimed_at_once_and_counts_as_no_loss(store: JobStore) -> None:
+def test_released_lines_can_be_claimed_at_once_and_do_not_count_as_lost(store: JobStore) -> None:
     started(store, 3)
     claim(store, 2)
     others = claim(store, 1, worker="b")
@@ -199,7 +199,7 @@ def test_a_lost_item_of_a_batch_that_is_being_cancelled_is_cancelled(store: JobS
     assert store.batches.get(OWNER, batch.id).counts == RequestCounts(2, cancelled=2)
 
 
-def test_what_has_not_begun_when_its_batch_is_cancelled_is_withdrawn(store: JobStore) -> None:
+def test_lines_not_begun_when_their_batch_is_cancelled_are_withdrawn(store: JobStore) -> None:
     batch, other = started(store, 4), started(store, 2, expires_at=9000.0)
     items = claim(store, 5)
     elsewhere = claim(store, 1, worker="b")

@@ -43,9 +43,7 @@ def test_a_request_goes_to_the_upstream_that_has_its_model(farm: Farm, start: St
     assert origin(router.post(json={"model": "b"})) == second
 
 
-def test_of_idle_upstreams_the_one_with_the_faster_model_list_is_first(
-    farm: Farm, start: Start
-) -> None:
+def test_the_idle_upstream_with_the_faster_model_list_is_first(farm: Farm, start: Start) -> None:
     """Which list was the faster is the router's word: a busy machine may have slowed either."""
     slow, fast = farm.new(models_delay=0.2), farm.new()
     router = start(slow, fast, probe_interval=3600).probed()
@@ -253,7 +251,7 @@ def test_defect_11_authorization_reaches_the_upstream_as_it_was(
     assert farm.state(upstream)["seen"][-1]["headers"].get("authorization") == header
 
 
-def test_defect_12_a_failed_request_is_tried_elsewhere_and_a_full_queue_says_so(
+def test_defect_12_a_failed_request_is_retried_elsewhere_and_a_full_queue_is_reported(
     farm: Farm, start: Start, pool: ThreadPoolExecutor
 ) -> None:
     broken, good = farm.new(status=500), farm.new()

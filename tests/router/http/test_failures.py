@@ -16,7 +16,7 @@ IN_TURN = "round-robin"  # the first request goes to the upstream that is listed
     "how",
     [{"drop": "before"}, {"drop": "body"}, {"status": 500}, {"status": 503}, {"status": 429}],
 )
-def test_what_fails_before_the_first_byte_succeeds_elsewhere(
+def test_a_failure_before_the_first_byte_is_retried_elsewhere(
     farm: Farm, start: Start, how: dict[str, object]
 ) -> None:
     broken, good = farm.new(**how), farm.new()

@@ -58,7 +58,9 @@ def test_failures_of_the_past_are_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 30)), max_size=60))
-def test_it_opens_exactly_when_the_recent_rate_says_so(events: list[tuple[bool, float]]) -> None:
+def test_it_opens_exactly_when_the_recent_rate_exceeds_the_limit(
+    events: list[tuple[bool, float]],
+) -> None:
     breaker, now = Breaker(open_s=5), 0.0
     verdicts: list[tuple[float, bool]] = []
     for failed, dt in events:

@@ -382,7 +382,7 @@ def test_a_server_that_cannot_be_reached_is_to_blame_whichever_attempt_it_was() 
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SLOW, Outcome.BUSY, Outcome.DEPARTED])
-def test_what_proves_nothing_never_opens_a_breaker(outcome: Outcome) -> None:
+def test_inconclusive_results_never_open_a_breaker(outcome: Outcome) -> None:
     states = states_after(outcome, 10 * LEAST_FAILURES, attempts=1)
     assert states == [BreakerState.CLOSED] * 3
 

@@ -215,7 +215,7 @@ def test_a_newcomer_that_does_not_fit_delays_no_resident() -> None:
     assert [step.request.id for step in policy.plan(shown).advance] == [1, 2]
 
 
-def test_where_nothing_fits_the_floor_grants_one_row_once_in_a_while() -> None:
+def test_if_nothing_fits_the_minimum_grants_one_row_occasionally() -> None:
     shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
     policy = Budget(Orca(), Law(), factor=1.0)
     rows = [len(policy.plan(shown).advance) for _ in range(3 * FLOOR_ITERATIONS)]
@@ -289,7 +289,7 @@ def test_without_deferred_requests_every_wrapper_plans_what_the_policy_does(
         assert wrapped.plan(shown) == make().plan(shown)
 
 
-def test_places_that_immediate_requests_took_of_late_stay_free_for_a_while() -> None:
+def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> None:
     crowd = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
     policy = Budget(Orca(), Law())

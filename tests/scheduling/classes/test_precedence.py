@@ -69,7 +69,7 @@ def test_a_shorter_deferred_request_does_not_overtake_a_longer_immediate_one() -
     assert [step.request.id for step in plan.advance] == [1]
 
 
-def test_where_residents_grow_deferred_requests_are_the_first_to_wait_again() -> None:
+def test_if_residents_grow_deferred_requests_are_the_first_to_wait_again() -> None:
     """The plan admits both; once the resident has grown by three tokens one of them fits."""
     resident = Shown(9, generated=1, computed=4, room=4)
     waiting = [Shown(10, service_class="deferred", max_tokens=1), Shown(11, max_tokens=3)]

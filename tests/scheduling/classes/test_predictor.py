@@ -142,7 +142,7 @@ def test_the_time_between_consecutive_iterations_counts(stretch: int) -> None:
     assert predictor.seconds(work) == pytest.approx(law_s(work) + between_s, rel=0.01)
 
 
-def test_the_margin_is_the_drift_of_late() -> None:
+def test_the_margin_is_the_recent_drift() -> None:
     predictor = taught(640)
     assert predictor.seconds(Work(1, 1, 1, 1, 1)) is not None
     rng = random.Random(5)
@@ -153,7 +153,7 @@ def test_the_margin_is_the_drift_of_late() -> None:
     assert predictor.margin == pytest.approx(0.25, abs=0.03)
 
 
-def test_the_ttft_is_of_immediate_requests_of_late() -> None:
+def test_the_ttft_is_that_of_recent_immediate_requests() -> None:
     predictor = Predictor()
     assert predictor.ttft_s is None
     predictor.request(replace(REQUEST, service_class="deferred", first_token_s=900.0))

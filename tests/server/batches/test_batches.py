@@ -191,7 +191,7 @@ def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
         assert client.batches.retrieve(batch.id).status == "completed"
 
 
-def test_a_second_server_on_the_same_data_says_so_and_serves_on(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_data_reports_it_and_continues_to_serve(tmp_path: Path) -> None:
     with serving(tmp_path) as first:
         client = official(first)
         batch = submitted(client, [line(0, max_tokens=1)])
