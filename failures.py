@@ -119,7 +119,7 @@ class Failures:
         """Preempts all requests. A request that was in flight at LOSSES_IN_COMPANY losses without
         receiving a token in between may be their cause: it runs alone, and fails at the next."""
         life = self._life
-        log.warning("the model is lost with %d requests in it: %s", len(life.resident), error)
+        log.warning("the model is lost: %s (requests in it: %d)", error, len(life.resident))
         self._give_up_flights()
         at_fault = [] if isinstance(flight.pending, Exception) else self._blame(flight.batch)
         life.lose_model(now_s)
