@@ -259,6 +259,7 @@ class BatchingManager:
 
     def _deliver(self, flight: Flight, outcome: Outcome, now_s: float) -> None:
         life, memory, batch = self._life, self.memory, flight.batch
+        sharing = memory.prefix_caching
         start_s = max(flight.start_s, self._last_end_s)
         # before the responses, so that statistics include their tokens
         record = iteration_record(flight.work, batch, outcome, start_s, now_s)
@@ -274,7 +275,7 @@ class BatchingManager:
                 batch[i].logprobs += scores
         for inference, step, tokens in zip(batch, flight.steps, outcome.tokens, strict=True):
             if inference.end is None:
-                if memory.prefix_caching:
+                if sharing:
                     memory.share(inference, step.start + step.tokens)
                 if tokens:
                     self._append(inference, tokens, now_s)
