@@ -40,6 +40,7 @@ from batching import BatchingManager
 from config import Config
 from deferred.jobs import Jobs
 from engine import Engine, Load, load_configured_model
+from journal import check_writable
 from options import flag
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.nobatch import NoBatch
@@ -216,7 +217,7 @@ def _check_port(config: Config) -> None:
 def _check_record(config: Config) -> None:
     if config.record is not None:
         try:
-            open(config.record, "w").close()
+            check_writable(config.record)
         except OSError as error:
             raise StartError(
                 f"cannot write {config.record} ({error.strerror}); {flag('record')} names a file "

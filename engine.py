@@ -129,17 +129,15 @@ class Engine:
             self.recording.stop(RECORD_S)
 
     def _record(self, path: str, model: LoadedModel) -> Recording:
-        head = {
+        facts = {
             "mode": self.config.mode,
             "policy": self.config.policy if self.config.mode == "dynamic" else self.config.mode,
             "max_batch_size": self.config.max_batch_size,
             "model": model.info.name,
             "blocks": self.manager.memory.budget,
             "block_tokens": self.manager.memory.block_tokens,
-            "clock_s": time.perf_counter(),
-            "unix_s": time.time(),
         }
-        recording = Recording(Path(path), self.manager.history, head)
+        recording = Recording(Path(path), self.manager.history, facts)
         recording.start()
         return recording
 

@@ -66,6 +66,7 @@ class Inference:
         self.streaming = streaming
         self.salt = ""  # requests with the same salt share prefixes
         self.cached_tokens: int | None = None  # as in RequestRecord
+        self.request_id: str | None = None  # of its HTTP request
         self.trace: str | None = None  # traceparent of its span, if requests are traced
         self.stored = False  # set by the manager: the job store keeps it
         self.computed = 0  # tokens, those of iterations in flight included
@@ -112,6 +113,7 @@ class Inference:
             self.sampling,
             len(self.prompt_logprobs),
             self.trace,
+            self.request_id,
         )
 
     @property

@@ -1,68 +1,33 @@
-"""`--record FILE`: the history of a server as JSON lines, written by a separate thread.
+"""`--record FILE` of a server: its history, as JSON lines.
 
-The thread reads the history like any other reader, so the engine never waits for a disk. If the
-disk is too slow, lines are missing, and a line says how many. docs/metrics.md describes the format.
+The journal's thread reads the history as any other reader does: where the disk is too slow, lines
+are missing, and a line says how many. docs/metrics.md has the format.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from journal import Journal, Line
 from records import Arrived, Ended, Event, History, Iterated
 
-log = logging.getLogger(__name__)
 
-VERSION = 1
-WRITE_EVERY_S = 0.25  # a history of short iterations is overwritten within seconds
+class Recording(Journal):
+    """What happens from now on. `facts`: what the first line says of the server."""
 
-
-class Recording:
-    """Writes events from now on to `path`, which is overwritten; `head` is the first line. If the
-    disk fails, only the recording ends, with a warning."""
-
-    def __init__(self, path: Path, history: History, head: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, history: History, facts: Line) -> None:
+        super().__init__(path, "server", facts)
         self._history = history
-        self._head = head
         self._next = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """Returns when all events so far are written."""
-        self._stopping.set()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            with self.path.open("w") as file:
-                self._write(file, [{"type": "head", "version": VERSION, **self._head}])
-                stopping = False
-                while not stopping:
-                    stopping = self._stopping.wait(WRITE_EVERY_S)
-                    self._write(file, self._news())
-        except OSError as error:
-            log.warning("--record %s ends here: %s", self.path, error.strerror)
-
-    def _news(self) -> Iterable[Mapping[str, Any]]:
+    def news(self) -> Iterable[Line]:
         news = self._history.since(self._next)
         self._next = news.next
         if news.missed:
             yield {"type": "missed", "events": news.missed}
         yield from map(as_json, news.events)
-
-    @staticmethod
-    def _write(file: TextIO, lines: Iterable[Mapping[str, Any]]) -> None:
-        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        file.flush()
 
 
 def as_json(event: Event) -> dict[str, Any]:
@@ -76,6 +41,7 @@ def as_json(event: Event) -> dict[str, Any]:
                 "prompt_tokens": event.prompt_tokens,
                 "max_tokens": event.max_tokens,
                 "class": event.service_class,
+                "request_id": event.request_id,
             }
         case Iterated(sums=sums):
             return {

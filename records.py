@@ -62,6 +62,7 @@ class Arrived:
     prompt_tokens: int
     max_tokens: int
     service_class: ServiceClass
+    request_id: str | None = None  # its client's; several sequences may share it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ def arrived(inference: Inference) -> Arrived:
         inference.prompt_tokens,
         inference.max_tokens,
         inference.service_class,
+        inference.request_id,
     )
 
 

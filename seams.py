@@ -63,6 +63,7 @@ class Opening:
     sampling: Sampling
     scored: int = 0  # prompt tokens whose logprobs are known from before a preemption
     trace: str | None = None  # traceparent of its request's span, if requests are traced
+    request_id: str | None = None  # of its HTTP request, for records
 
 
 class Step(NamedTuple):

@@ -1,133 +1,168 @@
-"""The cost of a viewer of the live page: CPU time of the engine's thread for the same requests.
+"""The cost of a viewer of the live page: CPU time of the engine's thread for the same work.
 
-    python -m benchmarks.watching            # embedded model, five pairs
+    python -m benchmarks.watching            # embedded model, a minute and a half
 
-A server serves the same burst repeatedly, in turn with a viewer of `/watch/events`, without one,
-and with one that never reads. CPU time depends little on other work on the machine."""
+Separate threads serve the viewers, and the engine's thread runs the same code with and without
+them; it can only lose time by sharing caches and the interpreter. The loop runs in this process on
+a batch that is always full. Windows without a viewer, with one that reads and with one that never
+reads alternate. Each window has 64 iterations, the lifetime of a request, so all windows do the
+same work. The time is the thread's CPU time (`time.thread_time`), which depends little on other
+work on the machine.
+
+The last figure is the share of that time spent on the records that the page shows. They are written
+with and without viewers.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-import os
-import socket
-import statistics
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import requests
+import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-REQUESTS, TOKENS = 96, 100
-PATIENCE_S = 120.0
+import batching
+from batching import BatchingManager
+from benchmarks.alternate import in_turns, ratio
+from benchmarks.bare import GREEDY
+from flight import Wait
+from generate.modes import LAYOUTS, make_ledger
+from inference import Inference
+from model import LoadOptions, load_model
+from scheduling.policies.orca import Orca
+from stats import Stats
+from watch.frames import Hello
+from watch.hub import Hub
+
+ROWS, TOKENS, PROMPT = 32, 64, 16
+
+
+class Spent:
+    """CPU time of the thread within some functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            start_s = time.thread_time()
+            try:
+                return function(*args)
+            finally:
+                self.seconds += time.thread_time() - start_s
+
+        return timed
+
+
+class Load:
+    """A batch that is always full: each request that ends is replaced."""
+
+    def __init__(self) -> None:
+        model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, ROWS))
+        self.stats = Stats(time.perf_counter())
+        self.manager = BatchingManager(Orca(), self.stats, max_batch_size=ROWS, max_waiting=ROWS)
+        self.manager.serve(model, make_ledger("dynamic", model))
+        rng = np.random.default_rng(0)
+        self.prompts = rng.integers(0, model.vocab_size, (ROWS, PROMPT)).tolist()
+        self.running = [self.submit(i, (i + 1) * TOKENS // ROWS) for i in range(ROWS)]
+        self.window()  # all later windows are alike
+
+    def submit(self, number: int, tokens: int) -> Inference:
+        inference = Inference(self.prompts[number], tokens, GREEDY, time.perf_counter())
+        self.manager.enqueue(inference)
+        return inference
+
+    def window(self) -> float:
+        """CPU seconds of this thread, in which `ROWS * TOKENS` tokens are generated."""
+        start_s = time.thread_time()
+        for _ in range(TOKENS):
+            step = self.manager.step(LAYOUTS["dynamic"], time.perf_counter)
+            assert not isinstance(step, Wait)
+            for number, inference in enumerate(self.running):
+                if inference.ended:
+                    self.running[number] = self.submit(number, TOKENS)
+        return time.thread_time() - start_s
 
 
 @contextlib.contextmanager
-def server(port: int) -> Iterator[tuple[str, int]]:
-    """Its address and the process that serves."""
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "app.py", "dynamic", "--port", str(port), "--data-dir", folder]
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+def viewer(hub: Hub, reads: bool) -> Iterator[None]:
+    """A process at the other end of a pipe; a thread writes to it, like a server's to a socket."""
+    command = ["cat"] if reads else ["sleep", "600"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        pipe, told = process.stdin, hub.join(None)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # it is gone
+                for event in told:
+                    pipe.write(event)
+                    pipe.flush()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
         try:
-            give_up = time.monotonic() + PATIENCE_S
-            while time.monotonic() < give_up:
-                with contextlib.suppress(requests.ConnectionError):
-                    if requests.get(f"{url}/health", timeout=5).status_code == 200:
-                        break
-                time.sleep(0.1)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            yield url, int(children.split()[0])
+            yield
         finally:
-            process.terminate()
-            process.wait()
-
-
-def busiest_thread(pid: int) -> tuple[str, float]:
-    """The engine's, and its CPU time in s."""
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    found = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            fields = (task / "stat").read_text().rpartition(")")[2].split()
-            found[task.name] = (int(fields[11]) + int(fields[12])) * tick_s
-    return max(found.items(), key=lambda item: item[1])
-
-
-def burst(url: str) -> None:
-    body = {"requests": [{"prompt": "for i in range(", "num_tokens": TOKENS}] * REQUESTS}
-    done = requests.get(f"{url}/stats", timeout=PATIENCE_S).json()["counts"]["completed"]
-    requests.post(f"{url}/watch/play", json=body, timeout=PATIENCE_S).raise_for_status()
-    while True:
-        counts = requests.get(f"{url}/stats", timeout=PATIENCE_S).json()["counts"]
-        if counts["completed"] >= done + REQUESTS:
-            return
-        time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def reader(url: str) -> Iterator[None]:
-    with requests.get(f"{url}/watch/events", stream=True, timeout=PATIENCE_S) as answer:
-
-        def read() -> None:
-            with contextlib.suppress(Exception):  # the end of the stream
-                for _ in answer.iter_content(65536):
-                    pass
-
-        threading.Thread(target=read, daemon=True).start()
-        yield
-
-
-@contextlib.contextmanager
-def staller(url: str) -> Iterator[None]:
-    where = urlsplit(url)
-    with socket.create_connection((where.hostname, where.port)) as sock:
-        sock.sendall(b"GET /watch/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        yield
-
-
-@contextlib.contextmanager
-def none(_: str) -> Iterator[None]:
-    yield
-
-
-CASES = {"none": none, "reader": reader, "stalled": staller}
+            hub.leave(told)
+            told.drop()
+            process.kill()
+            thread.join()
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--port", type=int, default=8599, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=40, help="default: %(default)s")
     args = parser.parse_args()
-    spent: dict[str, list[float]] = {name: [] for name in CASES}
-    with server(args.port) as (url, pid):
-        burst(url)
-        for turn in range(args.pairs):
-            for name in list(CASES)[:: 1 if turn % 2 else -1]:
-                with CASES[name](url):
-                    before_s = busiest_thread(pid)[1]
-                    burst(url)
-                    spent[name].append(busiest_thread(pid)[1] - before_s)
-    tokens = REQUESTS * TOKENS
-    told = {}
-    for name, seconds in spent.items():
-        ratios = [s / base for s, base in zip(seconds, spent["none"], strict=True)]
-        told[name] = statistics.median(ratios)
+    load = Load()
+    hello: Hello = {
+        "mode": "dynamic", "policy": "orca", "model": "embedded", "lanes": ROWS,
+        "blocks": load.manager.memory.budget, "block_tokens": load.manager.memory.block_tokens,
+        "text": False,
+    }  # fmt: skip
+    hub = Hub(
+        load.manager.history,
+        lambda: hello,
+        lambda: load.stats.summary(time.perf_counter(), load.manager),
+        time.perf_counter,
+        lambda: False,
+        1,
+    )
+
+    def watched(reads: bool) -> float:
+        with viewer(hub, reads):
+            return load.window()
+
+    sides = {
+        "none": load.window,
+        "reader": lambda: watched(True),
+        "stalled": lambda: watched(False),
+    }
+    found = in_turns(sides, args.rounds)
+    told: dict[str, Any] = {}
+    for name, seconds in found.items():
+        each_us = float(np.median(seconds)) / (ROWS * TOKENS) * 1e6
+        against = ratio(seconds, found["none"])
+        told[name] = {"us_a_token": each_us, "ratio": [against.value, against.low, against.high]}
         print(
-            f"{name:8} {statistics.median(seconds) / tokens * 1e6:7.1f} us a token, "
-            f"{told[name]:.3f} times that without viewers [{min(ratios):.3f}, {max(ratios):.3f}]"
+            f"{name:8} {each_us:7.2f} us a token; {against.value:.4f} times that without viewers "
+            f"[{against.low:.4f}, {against.high:.4f}]"
         )
+    spent = Spent()
+    for function in ("planned_work", "iterated"):
+        setattr(batching, function, spent.within(getattr(batching, function)))
+    load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
+    total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))
+    told["records"] = spent.seconds / total_s
+    print(f"records: {100 * told['records']:.2f} % of the thread's time, with and without viewers")
     print(json.dumps(told))
 
 

@@ -91,7 +91,7 @@ def _compare(asked: Asked, logs: Path, started: float) -> int:
         asked.start_s,
         together=asked.together,
         workers=asked.args.workers,
-        watched=asked.args.watch,
+        watched=asked.contestants if asked.args.watch else (),
     ) as fleet:
         manifest["cores"] = str(fleet.cores)
         fleet.start(asked.contestants)

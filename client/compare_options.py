@@ -120,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--watch", action="store_true",
-        help="print the address of each server's live page when it has started; viewers "
-        "take time from what is measured, so the report goes to a temporary folder",
+        help="print the address of a live page that shows all servers side by side while they are "
+        "measured; viewers take time from that, so the report goes to a temporary folder",
     )  # fmt: skip
     p.add_argument("--json", action="store_true", help="print all figures as JSON, for machines")
     p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)

@@ -24,9 +24,13 @@ class Contestant:
     records: bool = False
 
     def launch(
-        self, logs: Path, cores: Collection[int] | None = None
+        self,
+        logs: Path,
+        cores: Collection[int] | None = None,
+        port: int | None = None,
+        pages: Sequence[str] = (),
     ) -> AbstractContextManager[servers.Server]:
-        """Its server, which may not respond yet."""
+        """Its server, which may not respond yet. ``pages``: origins of live pages that show it."""
         if self.command is None:
             assert self.target is not None  # one of the two is always there
             return nullcontext(servers.Server(self.target))
@@ -35,7 +39,9 @@ class Contestant:
         if self.records:
             number = len(self.rows(logs))  # each start writes a new file
             command += ["--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())]
-        return servers.launched(command, self.name, log, cores=cores)
+        if pages:
+            command += ["--cors-allow-origin", ",".join(pages)]
+        return servers.launched(command, self.name, log, cores=cores, port=port)
 
     def rows(self, logs: Path) -> list[Path]:
         """The files with its servers' iterations, one for each start."""

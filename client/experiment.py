@@ -6,12 +6,14 @@ Yields runs and losses as they occur and writes no report.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -48,11 +50,14 @@ class Fleet:
         *,
         together: bool,
         workers: int = 1,
-        watched: bool = False,
+        watched: Sequence[Contestant] = (),
     ) -> None:
+        """``watched``: those of our servers that one live page shows; its address is printed."""
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
         self._together = together
-        self._watched = watched  # whether addresses of live pages are printed
+        self._watched = [c.name for c in watched if c.command is not None]
+        self._pages: dict[str, str] = {}  # of those that are watched
+        self._held = ExitStack()  # their ports, which stay theirs
         self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
         self._launched: dict[str, tuple[servers.Server, ExitStack]] = {}
@@ -60,10 +65,14 @@ class Fleet:
 
     def __enter__(self) -> Self:
         self.crew.__enter__()
+        for name in self._watched:
+            port = self._held.enter_context(servers.free_port())
+            self._pages[name] = f"http://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end_all()
+        self._held.close()
         self.crew.__exit__()
 
     def start(self, contestants: Sequence[Contestant]) -> None:
@@ -92,14 +101,19 @@ class Fleet:
             except BaseException:
                 self.end(name)
                 raise
-            if self._watched and contestant.command is not None:
-                say(f"watch {name}: {server.target.url}/watch#live")
+            if name in self._watched:
+                shown = ",".join(self._pages.values())
+                say(f"watch all side by side: {self._pages[name]}/watch?with={shown}#measured")
+                self._watched.clear()  # once: the page outlives the server that it came from
         return self._ready[name]
 
     def _launch(self, contestant: Contestant) -> None:
         cores = None if self.cores.shared else self.cores.servers
         with ExitStack() as stack:
-            server = stack.enter_context(contestant.launch(self._logs, cores))
+            page = self._pages.get(contestant.name)
+            port = None if page is None else urlsplit(page).port
+            pages = list(self._pages.values())
+            server = stack.enter_context(contestant.launch(self._logs, cores, port, pages))
             self._launched[contestant.name] = server, stack.pop_all()
 
     def _end_all(self) -> None:
@@ -241,7 +255,7 @@ def _played(
     servers.reset_stats(target)
     drain_s = plan.drain_of(job)
     with live_view(title, len(workload.requests), leave=False) as watch:
-        run = crew.play(workload, target, drain_s=drain_s, watch=watch)
+        run = crew.play(workload, target, drain_s=drain_s, watch=watch, name=_name_of(job))
     dead = server.why_dead() is not None
     stats = None if dead else servers.settled_stats(target)
     measured = measure(run)
@@ -254,6 +268,11 @@ def _played(
     yield Played(job, run, stats, None if dead else servers.iterations(target))
     if run.interrupted:
         raise KeyboardInterrupt
+
+
+def _name_of(job: Job) -> str:
+    """Of its run: the live page shows together what has the same workload."""
+    return f"load{job.load:g}-seed{job.seed}/{quote(job.contestant)}/{secrets.token_hex(2)}"
 
 
 def ready(server: servers.Server, recipe: Recipe, crew: Crew) -> servers.Server:

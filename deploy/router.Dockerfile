@@ -8,7 +8,7 @@ RUN grep -E '^(aiohttp|msgspec|prometheus-client|opentelemetry-[a-z-]+)[^a-z-]' 
  && pip install --no-cache-dir $PIP_OPTIONS -r router.txt \
  && useradd --uid 10001 --no-create-home app
 COPY options.py .
-COPY tracing.py .
+COPY tracing.py journal.py .
 COPY router router
 ENV TIB_HOST=0.0.0.0 TIB_PORT=8000 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 10001:10001

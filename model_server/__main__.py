@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from journal import Journal, check_writable
 from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
 from model_server.group import Group, Shard, address_of, cores_each
 from model_server.serving.process import end_with_parent, fail, serve
+from model_server.serving.recorded import RecordedModel
 from model_server.serving.service import ModelService, ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.serving.worker import Worker
@@ -27,6 +29,7 @@ from text import folder_of
 from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
+RECORD_S = 2.0  # to write the last lines of --record
 IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: standard input comes from the group's process
 
 
@@ -67,6 +70,9 @@ def watch(config: ServeConfig) -> int:
     """Runs all shards on this machine. Raises AccessError."""
     access = Access(config.model_token, config.model_tls)
     access.check(config.listen)
+    for rank in range(config.shards):
+        if config.record is not None:
+            check_writable(record_of(config.record, rank))
     group = Group(lambda kv_tokens: shards_of(config, kv_tokens), access, config.model_patience)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: group.stop())
@@ -86,6 +92,7 @@ def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
             listen=listen,
             addresses=config.addresses or tuple(addresses),
             rendezvous=rendezvous,
+            record=None if config.record is None else record_of(config.record, rank),
             kv_memory=config.kv_memory if kv_tokens is None else f"{kv_tokens}tokens",
         )
         environment = {**os.environ, **own.as_environment(), IN_GROUP: "1"}
@@ -95,6 +102,11 @@ def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         made.append(Shard([sys.executable, "-P", "-m", "model_server"], environment, listen))
     return made
+
+
+def record_of(path: str, rank: int) -> str:
+    """Where a shard of several writes: as with --listen, further ones beside the first."""
+    return f"{path}-{rank}" if rank else path
 
 
 def run(config: ServeConfig, rank: int) -> int:
@@ -112,14 +124,25 @@ def run(config: ServeConfig, rank: int) -> int:
         end_with_parent()
     name = f"{config.otlp_service_name}.model-server"
     tracing = start_tracing(config.otlp_endpoint, name)
-    if tracing is None:
-        return serve(service, lambda: load(config, rank), config.listen, access)
+    journal = None
+    if config.record is not None:
+        facts = {"model": config.model, "mode": config.mode, "rank": rank}
+        journal = Journal(Path(config.record), "model server", facts)
+        journal.start()
+
+    def loaded() -> ServedModel:
+        model = load(config, rank)
+        if tracing is not None:
+            model = TracedModel(model, tracing, rank)
+        return model if journal is None else RecordedModel(model, journal)
+
     try:
-        return serve(
-            service, lambda: TracedModel(load(config, rank), tracing, rank), config.listen, access
-        )
+        return serve(service, loaded, config.listen, access)
     finally:
-        tracing.close()
+        if tracing is not None:
+            tracing.close()
+        if journal is not None:
+            journal.stop(RECORD_S)
 
 
 def load(config: ServeConfig, rank: int) -> ServedModel:

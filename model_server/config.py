@@ -83,6 +83,9 @@ class ServeConfig(Options):
     no traces"""
     otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
     """the server's name in traces; the model server adds .model-server to it"""
+    record: str | None = PROCESS.option(None)
+    """file that every iteration is written to, with its sequences, as JSON lines; overwritten;
+    further shards write beside it (FILE-1); none: no file"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """lowest level that is logged"""
 

@@ -3,12 +3,18 @@
 import asyncio
 import sys
 
-from router.config import parse_args
+from journal import check_writable
+from router.config import Config, parse_args
 from router.service import serve
 
 
 def main() -> None:
     config = parse_args(sys.argv[1:])
+    if config.record:
+        try:
+            check_writable(config.record)
+        except OSError as error:
+            Config.refuse(f"--record (RECORD): cannot write {config.record} ({error.strerror})")
     try:
         asyncio.run(serve(config))
     except OSError as error:

@@ -94,6 +94,9 @@ class Config(Options):
     no traces"""
     otlp_service_name: str = PROCESS.option("effective-batching-router")
     """the router's name in traces"""
+    record: str = PROCESS.option("")
+    """file that every request is written to, with the attempts that it took, as JSON lines;
+    overwritten; none: no file"""
     debug: bool = PROCESS.option(False)
     """log every request"""
 

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import logging
 import signal
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
+from journal import Journal
 from router import config as configuration
 from router import log
 from router.config import Config
@@ -63,7 +65,11 @@ async def serve(config: Config) -> None:
             idle_s=config.stream_idle,
         )
         tracing = start_tracing(config.otlp_endpoint or None, config.otlp_service_name)
-        proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics, tracing)
+        journal = None
+        if config.record:
+            journal = Journal(Path(config.record), "router", {})
+            journal.start()
+        proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics, tracing, journal)
         prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
         app = application(config, proxy, Admin(config, desk, prober, proxy, metrics))
@@ -99,6 +105,8 @@ async def serve(config: Config) -> None:
             await runner.cleanup()
             if tracing is not None:
                 tracing.close()
+            if journal is not None:
+                journal.stop(STOP_GRACE_S)
 
 
 def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:

@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "seams": set(),
     "options": set(),
     "tracing": set(),
+    "journal": set(),
     "config": {"options"},
     "gunicorn_conf": {"config", "api"},  # of api its logs and its worker
     "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
@@ -32,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inference": {"seams"},
     "queueing": {"seams", "inference"},
     "records": {"seams", "inference"},
-    "recording": {"records"},
+    "recording": {"journal", "records"},
     "watch": {"seams", "records"},
     "flight": {"seams", "inference", "records"},
     "failures": {"seams", "inference", "flight", "lifecycle", "records"},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpt": {"seams", "kernels"},
     "model": {"seams", "gpt"},
     "loading": {"model", "gpt"},
-    "model_server": {"seams", "loading", "gpt", "options", "text", "tracing"},
+    "model_server": {"seams", "loading", "gpt", "options", "text", "tracing", "journal"},
     "embedded": {"gpt"},
     "deferred": {"batching", "inference", "text"},
     "api": {
@@ -82,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "launcher": {"options", "config"},
     "client": set(),
-    "router": {"options", "tracing"},
+    "router": {"options", "tracing", "journal"},
 }
 MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "launcher", "gunicorn_conf"}
 
@@ -110,6 +111,7 @@ WITHOUT_TORCH = {
     "failures",
     "flight",
     "inference",
+    "journal",
     "lifecycle",
     "memory",
     "queueing",

@@ -63,6 +63,7 @@ class ArrivedColumns(NamedTuple):
     prompt_tokens: int
     max_tokens: int
     service_class: str
+    request_id: str | None = None
 
 
 class EndedColumns(NamedTuple):
@@ -119,6 +120,7 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
                         event.prompt_tokens,
                         event.max_tokens,
                         event.service_class,
+                        event.request_id,
                     )
                 )
             case Ended(record=record):
@@ -186,7 +188,7 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
         case "arrived":
             return Arrived(
                 line["request"], line["at_s"], line["prompt_tokens"], line["max_tokens"],
-                line["class"],
+                line["class"], line.get("request_id"),
             )  # fmt: skip
         case "iteration":
             columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))

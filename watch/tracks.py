@@ -1,18 +1,19 @@
 """Traces of a server's work, for Perfetto's viewer (ui.perfetto.dev) and for Chrome's.
 
-A server is a process of the trace. It has a track for each slot of the batch, one for the
-iterations, as many for the queue as requests waited at once, and counters of the queue, the KV
-memory and the tokens. A preempted request is one flow of arrows. Times are those of the server's
-clock, which the processes of a machine share.
+A server is a process: it has tracks for its requests, as many as it had at once, one for the
+iterations, one for each slot of the batch with what ran there, and counters of the queue, the KV
+memory and the tokens. Client, router and model server are processes of their own (`processes.py`).
+Arrows lead from a preemption to the readmission, and from process to process.
 <https://perfetto.dev/docs/instrumentation/track-events>
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     Trace,
@@ -25,16 +26,19 @@ from watch.frames import Frame, Hello
 
 NS = 1000  # per microsecond
 SEQUENCE = 1
+TRACKS = ("requests", "iterations", "slot")  # their first words, in the order shown
+PARTS = ("waits", "prefill", "decode")
 COUNTERS = ("waiting", "KV blocks in use", "KV blocks cached", "tokens generated")
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     start_us: int
     end_us: int
     name: str
-    notes: Mapping[str, int | str] = field(default_factory=dict)
-    flow: int | None = None  # slices of the same flow belong together
+    notes: Mapping[str, int | str] = {}
+    # slices that share one belong together; a string is one in all processes, a number in its own
+    flows: Sequence[str | int] = ()
+    parts: Sequence[Slice] = ()  # within it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,11 @@ class Process:
     name: str
     tracks: Mapping[str, Sequence[Slice]]
     counters: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    offset_us: int = 0  # what the trace's clock is ahead of its own
 
 
-def tracks(hello: Hello, frame: Frame) -> Process:
-    """What the server did, by track."""
+def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
+    """What the server did, by track. `offset_us`: as `Process` has it."""
     first, iterations = frame["first"], frame["iterations"]
     found: dict[str, list[Slice]] = {"iterations": []}
     for n, i in enumerate(iterations, first):
@@ -64,33 +69,56 @@ def tracks(hello: Hello, frame: Frame) -> Process:
         last = iterations[run.first + run.length - 1 - first]
         start_us = iterations[run.first - first].start_us
         begun.setdefault(run.request, start_us)
-        found.setdefault(f"place {run.lane}", []).append(
+        found.setdefault(f"slot {run.lane}", []).append(
             Slice(
                 start_us,
                 last.start_us + last.duration_us,
                 f"{KINDS[run.kind]}, request {run.request}",
                 {"request": run.request, "tokens": run.tokens, "iterations": run.length},
-                run.request if run.request in lost and run.kind <= DECODE else None,
+                (run.request,) if run.request in lost and run.kind <= DECODE else (),
             )
         )
-    ended = {row.request: row for row in frame["ended"]}
-    waits = []
-    for row in frame["arrived"]:
-        end = ended.get(row.request)
-        last_us = frame["now"] if end is None else end.end_us
-        notes_of = {"prompt tokens": row.prompt_tokens, "asked for": row.max_tokens}
-        until_us = max(row.at_us, begun.get(row.request, last_us))
-        waits.append(Slice(row.at_us, until_us, f"request {row.request} waits", notes_of))
-    found.update(_side_by_side("queue", waits))
+    found.update(side_by_side("requests", _requests(frame, begun)))
     at = [(i.start_us, (i.waiting, i.used, i.cached, i.generated)) for i in iterations]
     counters = {name: [(t, values[k]) for t, values in at] for k, name in enumerate(COUNTERS)}
-    order = sorted(found, key=lambda name: (name.split()[0] != "iterations", len(name), name))
+    order = sorted(found, key=lambda name: (TRACKS.index(name.split()[0]), len(name), name))
     title = f"server: {hello['mode']}, model {hello['model']}"
-    return Process(title, {name: found[name] for name in order}, counters)
+    return Process(title, {name: found[name] for name in order}, counters, offset_us)
 
 
-def _side_by_side(name: str, slices: Sequence[Slice]) -> dict[str, list[Slice]]:
-    """Distributes overlapping slices over as few tracks as possible."""
+def _requests(frame: Frame, begun: Mapping[int, int]) -> Iterator[Slice]:
+    """Each from its arrival to its end, in which it waits, is prefilled, and decodes; of one that
+    has not ended only how long it waited. `begun`: when each was in an iteration first."""
+    ended = {row.request: row for row in frame["ended"]}
+    for row in frame["arrived"]:
+        end = ended.get(row.request)
+        if end is None:
+            end_us = frame["now"]
+            edges: list[int | None] = [row.at_us, begun.get(row.request, end_us)]
+        else:
+            edges = [row.at_us, end.admitted_us, end.first_token_us, end.end_us]
+            end_us = end.end_us
+        parts = [
+            Slice(start, stop, name)
+            for name, (start, stop) in zip(
+                PARTS, pairwise(at for at in edges if at is not None), strict=False
+            )
+        ]
+        notes: dict[str, int | str] = {
+            "prompt tokens": row.prompt_tokens,
+            "asked for": row.max_tokens,
+            "tokens generated": 0 if end is None else end.generated,
+            "end": "runs" if end is None else end.end,
+        }
+        flows: tuple[str, ...] = ()
+        if row.request_id is not None:
+            notes["request id"] = row.request_id
+            flows = (row.request_id,)
+        yield Slice(row.at_us, end_us, f"request {row.request}", notes, flows, parts)
+
+
+def side_by_side(name: str, slices: Iterable[Slice]) -> dict[str, list[Slice]]:
+    """In as few tracks as hold slices that overlap."""
     found: list[list[Slice]] = []
     for one in sorted(slices, key=lambda one: one.start_us):
         place = next((of for of in found if of[-1].end_us <= one.start_us), None)
@@ -101,10 +129,21 @@ def _side_by_side(name: str, slices: Sequence[Slice]) -> dict[str, list[Slice]]:
     return {f"{name} {i}": of for i, of in enumerate(found)}
 
 
+class _Numbers:
+    """Of flows."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str | int], int] = {}
+
+    def of(self, pid: int, flow: str | int) -> int:
+        key = (0 if isinstance(flow, str) else pid, flow)
+        return self._known.setdefault(key, len(self._known) + 1)
+
+
 def perfetto(processes: Sequence[Process]) -> bytes:
     """As TrackEvent protobuf."""
-    trace = Trace()
-    number = iter(range(1, 2**31))
+    trace, numbers = Trace(), _Numbers()
+    uuid = iter(range(1, 2**31))
 
     def packet(at_us: int | None = None) -> Any:
         made = trace.packet.add()
@@ -115,37 +154,37 @@ def perfetto(processes: Sequence[Process]) -> bytes:
 
     def describe(name: str, parent: int) -> TrackDescriptor:
         described = packet().track_descriptor
-        described.uuid, described.parent_uuid, described.name = next(number), parent, name
+        described.uuid, described.parent_uuid, described.name = next(uuid), parent, name
         return described
+
+    def draw(one: Slice, track: int, pid: int, offset_us: int) -> None:
+        begin = packet(one.start_us + offset_us).track_event
+        begin.type, begin.track_uuid, begin.name = TrackEvent.TYPE_SLICE_BEGIN, track, one.name
+        for key, value in one.notes.items():
+            note = begin.debug_annotations.add()
+            note.name = key
+            if isinstance(value, int):
+                note.int_value = value
+            else:
+                note.string_value = value
+        begin.flow_ids.extend(numbers.of(pid, flow) for flow in one.flows)
+        for part in one.parts:
+            draw(part, track, pid, offset_us)
+        end = packet(one.end_us + offset_us).track_event
+        end.type, end.track_uuid = TrackEvent.TYPE_SLICE_END, track
 
     for pid, process in enumerate(processes, 1):
         whole = packet().track_descriptor
-        whole.uuid, whole.process.pid, whole.process.process_name = next(number), pid, process.name
+        whole.uuid, whole.process.pid, whole.process.process_name = next(uuid), pid, process.name
         for name, slices in process.tracks.items():
             track = describe(name, whole.uuid).uuid
             for one in slices:
-                begin = packet(one.start_us).track_event
-                begin.type, begin.track_uuid, begin.name = (
-                    TrackEvent.TYPE_SLICE_BEGIN,
-                    track,
-                    one.name,
-                )
-                for key, value in one.notes.items():
-                    note = begin.debug_annotations.add()
-                    note.name = key
-                    if isinstance(value, int):
-                        note.int_value = value
-                    else:
-                        note.string_value = value
-                if one.flow is not None:
-                    begin.flow_ids.append((pid << 32) + one.flow + 1)
-                end = packet(one.end_us).track_event
-                end.type, end.track_uuid = TrackEvent.TYPE_SLICE_END, track
+                draw(one, track, pid, process.offset_us)
         for name, values in process.counters.items():
             described = describe(name, whole.uuid)
             described.counter.SetInParent()
             for at_us, value in values:
-                event = packet(at_us).track_event
+                event = packet(at_us + process.offset_us).track_event
                 event.type, event.track_uuid = TrackEvent.TYPE_COUNTER, described.uuid
                 event.counter_value = value
     data: bytes = trace.SerializeToString()
@@ -154,47 +193,36 @@ def perfetto(processes: Sequence[Process]) -> bytes:
 
 def chrome(processes: Sequence[Process]) -> bytes:
     """As Chrome's JSON, which older viewers read."""
-    events = [event for pid, of in enumerate(processes, 1) for event in _chrome_events(pid, of)]
+    numbers = _Numbers()
+    events: list[dict[str, Any]] = []
+    flows: dict[int, list[dict[str, Any]]] = {}
+    for pid, process in enumerate(processes, 1):
+        events.append(_named(pid, 0, "process_name", name=process.name))
+        for tid, (name, slices) in enumerate(process.tracks.items(), 1):
+            events.append(_named(pid, tid, "thread_name", name=name))
+            events.append(_named(pid, tid, "thread_sort_index", sort_index=tid))
+            for one in _with_parts(slices):
+                of = {"pid": pid, "tid": tid, "ts": one.start_us + process.offset_us}
+                took = one.end_us - one.start_us
+                events.append({**of, "ph": "X", "dur": took, "name": one.name, "args": one.notes})
+                for flow in one.flows:
+                    flows.setdefault(numbers.of(pid, flow), []).append(of)
+        for name, values in process.counters.items():
+            for at_us, value in values:
+                of = {"pid": pid, "ts": at_us + process.offset_us}
+                events.append({**of, "ph": "C", "name": name, "args": {"value": value}})
+    for flow, starts in flows.items():
+        for i, of in enumerate(sorted(starts, key=lambda of: of["ts"])):
+            named = {"id": flow, "name": "request", "cat": "request"}
+            events.append({**of, **named, "ph": "t" if i else "s"})
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
 
 
-def _chrome_events(pid: int, process: Process) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": process.name}}
-    for tid, (name, slices) in enumerate(process.tracks.items(), 1):
-        yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
-        yield {
-            "ph": "M",
-            "pid": pid,
-            "tid": tid,
-            "name": "thread_sort_index",
-            "args": {"sort_index": tid},
-        }
-        for one in slices:
-            of = {"pid": pid, "tid": tid, "ts": one.start_us}
-            yield {
-                **of,
-                "ph": "X",
-                "dur": one.end_us - one.start_us,
-                "name": one.name,
-                "args": {**one.notes},
-            }
-    flows: dict[int, list[tuple[int, Slice]]] = {}
-    for tid, slices in enumerate(process.tracks.values(), 1):
-        for one in slices:
-            if one.flow is not None:
-                flows.setdefault(one.flow, []).append((tid, one))
-    for flow, parts in flows.items():
-        for i, (tid, one) in enumerate(sorted(parts, key=lambda part: part[1].start_us)):
-            phase = "s" if i == 0 else "t"
-            yield {
-                "ph": phase,
-                "pid": pid,
-                "tid": tid,
-                "ts": one.start_us,
-                "id": flow,
-                "name": "request",
-                "cat": "request",
-            }
-    for name, values in process.counters.items():
-        for at_us, value in values:
-            yield {"ph": "C", "pid": pid, "ts": at_us, "name": name, "args": {"value": value}}
+def _named(pid: int, tid: int, what: str, **facts: str | int) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": facts}
+
+
+def _with_parts(slices: Iterable[Slice]) -> Iterator[Slice]:
+    for one in slices:
+        yield one
+        yield from _with_parts(one.parts)

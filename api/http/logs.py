@@ -54,6 +54,8 @@ def belongs_to_request(*inferences: Inference) -> None:
     """What they cost will be in the line of the request that is being handled, if there is one."""
     if has_request_context():
         g.inferences = [*g.get("inferences", ()), *inferences]
+        for inference in inferences:
+            inference.request_id = g.request_id
 
 
 def register_log(app: Flask, clock: Callable[[], float]) -> None:

@@ -60,15 +60,19 @@ def play(
     silence_s: float = SILENCE_S,
     watch: Watcher | None = None,
     begin: Callable[[], float] = time.monotonic,
+    name: str = "run",
+    index_of: Callable[[int], int] = int,
 ) -> Run:
     """Send it. Requests that still run ``drain_s`` after the sending window are cut and counted as
     unfinished; a closed loop has no such window and is cut so long after its start.
 
     None waits for every response; a connection without a byte for ``silence_s`` has failed.
     ``begin`` returns, once all is prepared, the time on the machine's clock at which the run
-    begins. KeyboardInterrupt ends the run early and keeps what was measured."""
+    begins. The X-Request-Id of a request is ``name`` and ``index_of`` of its index, as in
+    `Run.name`. KeyboardInterrupt ends the run early and keeps what was measured."""
     with _no_collector_pauses(), _first_in_line():
-        return asyncio.run(_Player(workload, target, drain_s, silence_s, watch).run(begin))
+        player = _Player(workload, target, drain_s, silence_s, watch, name, index_of)
+        return asyncio.run(player.run(begin))
 
 
 @contextlib.contextmanager
@@ -132,8 +136,11 @@ class _Player:
         drain_s: float | None,
         silence_s: float,
         watch: Watcher | None,
+        name: str,
+        index_of: Callable[[int], int],
     ) -> None:
         self.workload, self.target = workload, target
+        self.name, self.index_of = name, index_of
         self.drain_s, self.silence_s, self.watch = drain_s, silence_s, watch
         self.progress = Progress(len(workload.requests), ttfts=[])
         self.samples: list[tuple[float, int]] = []
@@ -166,7 +173,6 @@ class _Player:
         ) as session:
             self.start = begin()
             await asyncio.sleep(self.start - time.monotonic())
-            began_unix_s = time.time()
             sampler = asyncio.create_task(self._sample())
             try:
                 if self.workload.users is None:
@@ -186,7 +192,8 @@ class _Player:
             counted=self.target.dialect.counted,
             streamed=self.target.stream,
             interrupted=self.interrupted,
-            began_unix_s=began_unix_s,
+            began_unix_s=self.start + _unix_offset_s(),
+            name=self.name,
         )
 
     async def _open_loop(self, session: aiohttp.ClientSession) -> None:
@@ -258,6 +265,12 @@ class _Player:
             await asyncio.sleep(_SAMPLE_S)
 
 
+def _unix_offset_s() -> float:
+    """Wall clock minus monotonic clock. Time passes between the two readings, so the largest of
+    several differences is the most accurate."""
+    return max(time.time() - time.monotonic() for _ in range(8))
+
+
 async def _cut(tasks: set[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -303,7 +316,10 @@ class _Exchange:
         async with session.post(
             player.url,
             data=player.bodies[self.index],
-            headers={"Content-Type": "application/json"},
+            headers={
+                "Content-Type": "application/json",
+                "X-Request-Id": f"{player.name}/{player.index_of(self.index)}",
+            },
         ) as response:
             if response.status != 200:
                 raise AnswerError(f"HTTP {response.status}: {await _beginning(response)}")
@@ -381,7 +397,7 @@ class _Exchange:
             sent_s=self.sent_s,
             first_s=first_s,
             end_s=self.end_s if failure is None else None,
-            left_s=self.end_s if failure is None and self.end_s else self.player.now(),
+            left_s=self.player.now(),
             deliveries=tuple(self.deliveries),
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.total,

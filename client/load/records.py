@@ -58,6 +58,7 @@ class Run:
     ``in_flight`` are samples (seconds, requests sent and not ended). ``counted`` states the
     basis of token counts. ``interrupted`` says why the run ended early; what was measured is kept.
     ``not_begun`` says why nothing was sent at all. ``began_unix_s`` is the start by the wall clock.
+    ``name``: each request was sent with the X-Request-Id NAME/INDEX.
     """
 
     target: str
@@ -70,6 +71,10 @@ class Run:
     interrupted: str | None = None
     not_begun: str | None = None
     began_unix_s: float | None = None
+    name: str = ""
+
+    def request_id(self, index: int) -> str:
+        return f"{self.name}/{index}"
 
     @staticmethod
     def never_begun(target: str, workload: Workload, why: str) -> Run:

@@ -1,14 +1,13 @@
 """A server's record of its iterations (``--record FILE``), as stretches of time for each request.
 
-The file's clock is mapped onto the client's run, and its requests onto those of the client: in the
-order in which they were sent, by their lengths. docs/metrics.md has the format.
+The file's clock is mapped onto the client's run; its requests are the client's by their
+X-Request-Id. docs/metrics.md has the format.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from client.load.records import Run
 
 KINDS = ("prefill", "chunk", "decode", "held", "paused")
 _GAP_S = 0.02  # between two iterations that follow each other
-_EARLY_S = 0.005  # by which clocks may differ
 
 
 class Stretch(NamedTuple):
@@ -27,67 +25,51 @@ class Stretch(NamedTuple):
     end_s: float
 
 
-@dataclass(slots=True)
-class _Recorded:
-    """One request of the file; seconds since 1970."""
-
-    at_s: float
-    tokens: int
-    stretches: list[Stretch]
-
-
 def stretches(files: Iterable[Path], run: Run) -> dict[int, list[Stretch]]:
     """By index of the client's requests, as far as they are found in a file.
 
     Empty if no file can be read; pictures then use the client's records.
     """
-    began_s = run.began_unix_s
-    if began_s is None:
+    if run.began_unix_s is None:
         return {}
-    recorded = [r for file in files for r in _read(file, began_s, began_s + run.wall_s)]
-    recorded.sort(key=lambda r: r.at_s)
-    found = {}
-    for outcome in sorted(run.outcomes, key=lambda o: o.sent_s):
-        sent_s, left_s = (began_s + t for t in (outcome.sent_s, outcome.left_s))
-        mine = next(
-            (r for r in recorded if r.tokens == outcome.requested_tokens
-             and sent_s - _EARLY_S <= r.at_s <= left_s),
-            None,
-        )  # fmt: skip
-        if mine is not None:
-            recorded.remove(mine)
-            found[outcome.index] = [
-                Stretch(s.kind, s.start_s - began_s, s.end_s - began_s) for s in mine.stretches
-            ]
+    found: dict[int, list[Stretch]] = {}
+    for file in files:
+        found |= _read(file, run, run.began_unix_s)
     return found
 
 
-def _read(file: Path, from_s: float, to_s: float) -> list[_Recorded]:
-    """The requests that arrived within that time."""
+def _read(file: Path, run: Run, began_s: float) -> dict[int, list[Stretch]]:
+    indices = {run.request_id(outcome.index): outcome.index for outcome in run.outcomes}
     try:
         head, *lines = (json.loads(line) for line in file.read_text().splitlines())
-        shift_s = head["unix_s"] - head["clock_s"]
-        arrived = {
-            line["request"]: _Recorded(line["at_s"] + shift_s, line["max_tokens"], [])
+        shift_s = head["unix_s"] - head["clock_s"] - began_s
+        index_of = {
+            line["request"]: indices[line["request_id"]]
             for line in lines
-            if line["type"] == "arrived" and from_s <= line["at_s"] + shift_s <= to_s
+            if line["type"] == "arrived" and line["request_id"] in indices
         }
+        found: dict[int, list[Stretch]] = {index: [] for index in index_of.values()}
         for line in lines:
             if line["type"] == "iteration":
-                _take(line, shift_s, arrived)
+                _take(line, shift_s, index_of, found)
     except (OSError, ValueError, LookupError, TypeError):
-        return []
-    return list(arrived.values())
+        return {}
+    return found
 
 
-def _take(iteration: dict[str, Any], shift_s: float, arrived: dict[int, _Recorded]) -> None:
+def _take(
+    iteration: dict[str, Any],
+    shift_s: float,
+    index_of: Mapping[int, int],
+    found: Mapping[int, list[Stretch]],
+) -> None:
     """Lengthens the last stretch of each of its requests, or begins a new one."""
     start_s = iteration["start_s"] + shift_s
     end_s = start_s + iteration["duration_s"]
     for request, _, _, kind in iteration["rows"]:
-        if request not in arrived:
+        if request not in index_of:
             continue
-        own = arrived[request].stretches
+        own = found[index_of[request]]
         if own and own[-1].kind == kind and start_s - own[-1].end_s <= _GAP_S:
             own[-1] = own[-1]._replace(end_s=end_s)
         else:

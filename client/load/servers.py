@@ -80,9 +80,10 @@ def launched(
     *,
     cwd: Path | None = None,
     cores: Collection[int] | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
     """Run ``command --port P`` until the block ends; it responds once ``await_health`` has
-    returned.
+    returned. Without a ``port``, which the caller keeps free, one is found.
 
     The server leads a separate process group, so that no process of it survives the block and a
     Ctrl-C in the terminal reaches only the caller. Without `cwd` it runs in the caller's folder, so
@@ -91,7 +92,8 @@ def launched(
     # it must not run jobs that are stored for the user's own server
     environment = {**os.environ, "DATA_DIR": str(log.parent.resolve() / "jobs")}
     environment.pop("DATABASE_URL", None)
-    with free_port() as port, log.open("ab") as sink:
+    kept = free_port() if port is None else contextlib.nullcontext(port)
+    with kept as port, log.open("ab") as sink:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
             stdout=sink, stderr=subprocess.STDOUT, cwd=cwd, env=environment,

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 import time
@@ -45,6 +46,7 @@ class Task:
     silence_s: float
     number: int
     of: int
+    name: str
 
     def share(self) -> Workload:
         users = self.workload.users
@@ -52,6 +54,10 @@ class Task:
             users = users // self.of + (self.number < users % self.of)
         requests = self.workload.requests[self.number :: self.of]
         return replace(self.workload, requests=requests, users=users)
+
+    def index_of(self, index: int) -> int:
+        """In the whole workload, of a request of the share."""
+        return index * self.of + self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +113,14 @@ class Crew:
         drain_s: float | None = None,
         silence_s: float = SILENCE_S,
         watch: Watcher | None = None,
+        name: str | None = None,
     ) -> Run:
-        """Like `play`. Raises WorkerError."""
+        """Like `play`; without a ``name`` the run gets a random one. Raises WorkerError."""
+        name = secrets.token_hex(4) if name is None else name
         most = len(workload.requests) if workload.users is None else workload.users
         busy = self._workers[: max(1, min(self._size, most))]
         for number, worker in enumerate(busy):
-            worker.tell(Task(workload, target, drain_s, silence_s, number, len(busy)))
+            worker.tell(Task(workload, target, drain_s, silence_s, number, len(busy), name))
         with _interrupting(busy):
             return _merged(workload, _heard(busy, watch, len(workload.requests)))
 
@@ -260,7 +268,7 @@ def _play(channel: Connection, task: Task) -> Run:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         run = play(
             share, task.target, drain_s=task.drain_s, silence_s=task.silence_s, watch=tell,
-            begin=begin,
+            begin=begin, name=task.name, index_of=task.index_of,
         )  # fmt: skip
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return run

@@ -34,6 +34,7 @@ def opening(new: seams.Opening) -> wire.Opening:
         prompt_tokens=new.prompt_tokens,
         scored=new.scored,
         trace=new.trace,
+        request_id=new.request_id,
         sampling=wire.Sampling(
             seed=sampling.seed % SEEDS,
             bias_tokens=[token for token, _ in sampling.logit_bias],
@@ -54,8 +55,15 @@ def read_opening(new: wire.Opening) -> seams.Opening:
         end_ids=tuple(sent.end_ids),
         **given,
     )
-    trace = new.trace if new.HasField("trace") else None
-    return seams.Opening(new.id, list(new.ids), new.prompt_tokens, sampling, new.scored, trace)
+    return seams.Opening(
+        new.id,
+        list(new.ids),
+        new.prompt_tokens,
+        sampling,
+        new.scored,
+        new.trace if new.HasField("trace") else None,
+        new.request_id if new.HasField("request_id") else None,
+    )
 
 
 def iteration(

@@ -126,20 +126,22 @@ class Sampling(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored", "trace")
+    __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored", "trace", "request_id")
     ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     id: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     sampling: Sampling
     scored: int
     trace: str
-    def __init__(self, id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., scored: _Optional[int] = ..., trace: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., scored: _Optional[int] = ..., trace: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Openings(_message.Message):
     __slots__ = ("session", "number", "openings")

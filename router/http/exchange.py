@@ -1,6 +1,7 @@
 """A client's request on its way through the data plane, and how an attempt at it may end."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -10,6 +11,14 @@ from tracing import Traced
 
 class ClientGoneError(ConnectionError):
     """The client closed its connection or stopped reading (aiohttp drops it quietly)."""
+
+
+class Attempt(NamedTuple):
+    """An upstream had the request; seconds of the loop's clock."""
+
+    upstream: str
+    start_s: float
+    end_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +39,8 @@ class Exchange:
     # Of the time from arrival until the answer was ready to go out (`begun_s`), the upstream's.
     upstream_s: float = 0.0
     begun_s: float = 0.0
+    passed_s: float | None = None  # when the last piece of the answer was about to be passed on
+    attempts: list[Attempt] = field(default_factory=list)
     trace: Traced | None = None
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from router.http.exchange import ClientGoneError, Exchange
+from router.http.exchange import Attempt, ClientGoneError, Exchange
 from router.rules import errors, headers
 from router.rules.errors import Problem
 from router.rules.ticket import Outcome
@@ -108,6 +108,7 @@ class Forwarder:
             upstream.spec.key,
             drop_authorization=self._drop_authorization,
         )
+        start_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limit_s) as clock, AsyncExitStack() as stack:
                 if x.trace is not None:
@@ -140,6 +141,9 @@ class Forwarder:
             raise _silent(x, upstream, error) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _broken(upstream, error) from error
+        finally:
+            end_s = x.passed_s if x.passed_s is not None else asyncio.get_running_loop().time()
+            x.attempts.append(Attempt(upstream.url, start_s, end_s))
 
     async def break_off(self, x: Exchange, problem: Problem) -> web.StreamResponse:
         """Ends an answer that has begun: an error event, and no [DONE], on an event stream; a
@@ -201,6 +205,7 @@ def _put_off(clock: asyncio.Timeout, seconds: float) -> None:
 
 async def _to_client(x: Exchange, writing: Awaitable[object]) -> None:
     """Writes; marks it, so that a timeout is known to be the client's."""
+    x.passed_s = asyncio.get_running_loop().time()
     x.writing = True
     try:
         await writing

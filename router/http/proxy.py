@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from journal import Journal, Line
 from router import log
 from router.config import Config
 from router.desk import Desk
@@ -47,8 +48,10 @@ class Proxy:
         jobs: JobRelay,
         metrics: Metrics,
         tracing: Tracing | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._tracing = tracing
+        self._journal = journal
         self._config = config
         self._desk = desk
         self._forwarder = forwarder
@@ -253,12 +256,28 @@ class Proxy:
         }
         trace.end(time.time_ns(), attributes, error=x.broken or None)
 
+    def _line(self, x: Exchange, status: int) -> Line:
+        """It ends when the last piece of its answer was about to leave: what comes later, the
+        client does not wait for."""
+        return {
+            "type": "routed",
+            "request_id": x.request_id,
+            "path": x.request.path,
+            "start_s": x.started,
+            "queued_s": x.ticket.queued_s if x.ticket is not None else 0.0,
+            "end_s": self._desk.now() if x.passed_s is None else x.passed_s,
+            "status": status,
+            "attempts": x.attempts,
+        }
+
     def _record(self, x: Exchange, status: int) -> None:
         ticket = x.ticket
         upstream = ticket.upstream.url if ticket is not None and ticket.upstream else None
         total_s = self._desk.now() - x.started
         if x.trace is not None:
             self._end_trace(x, x.trace, status)
+        if self._journal is not None:
+            self._journal.write(self._line(x, status))
         if ticket is not None and upstream is not None:
             self._metrics.requests.labels(upstream, x.model, status).inc()
             self._metrics.queue_seconds.labels(x.model).observe(ticket.queued_s)

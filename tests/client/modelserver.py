@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--base-s", type=float, default=0.002)
     parser.add_argument("--row-s", type=float, default=0.0)
     parser.add_argument("--limit", type=int, default=64)
+    parser.add_argument("--cors-allow-origin")  # for the live page, which it has not
     parser.add_argument("--fault", default="none")
     parser.add_argument("--fault-after", type=int, default=0)
     args = parser.parse_args()

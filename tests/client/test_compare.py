@@ -119,14 +119,20 @@ def test_servers_that_do_not_fit_together_live_one_at_a_time(
 ) -> None:
     modes = tuple(contestant(m, base_s=0.002) for m in ("nobatch", "dynamic"))
     plan = planned(tmp_path, modes, loads=(1.0, 2.0), control="dynamic", together=False)
-    with Fleet(RECIPE, tmp_path, 60.0, together=False, watched=True) as fleet:
+    with Fleet(RECIPE, tmp_path, 60.0, together=False, watched=modes) as fleet:
         found, _ = apart(carry_out(plan, fleet, capacity=20.0))
         one, other = (Path(f"{tmp_path}/server-{m.name}.log").stat().st_mtime for m in modes)
         assert len({p.run.target for p in found}) == 2
     assert [p.job.contestant for p in found] == ["nobatch"] * 2 + ["dynamic"] * 3
     assert one <= other
     shown = "".join(capsys.readouterr())
-    assert [f"watch {m.name}: http" in shown for m in modes] == [True, True]
+    pages = re.findall(r"(http://127.0.0.1:\d+)/watch\?with=(\S+)#measured", shown)
+    assert len(pages) == 1, "one address, that of the server that was ready first"
+    ((first, everyone),) = pages
+    assert everyone.split(",")[0] == first
+    assert len(set(everyone.split(","))) == 2
+    names = [p.run.name.rpartition("/")[0] for p in found]
+    assert names == [f"load{p.job.load:g}-seed0/{p.job.contestant}" for p in found]
 
 
 def planned(folder: Path, contestants: tuple[Contestant, ...], **changes: Any) -> Experiment:

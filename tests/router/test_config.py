@@ -137,6 +137,13 @@ def test_a_port_in_use_is_one_line_and_not_a_traceback(shared: tuple[object, str
     assert "Traceback" not in ended.stderr
 
 
+def test_a_record_that_cannot_be_written_is_refused_at_start() -> None:
+    command = [sys.executable, "-m", "router", "--upstreams", "http://a:1", "--record", "/no/x"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "--record (RECORD): cannot write /no/x (No such file or directory)" in ended.stderr
+
+
 def test_the_router_imports_nothing_of_the_server() -> None:
     ours = {p.stem for p in Path().glob("*.py")} | {p.parent.name for p in Path().glob("*/*.py")}
     code = "import sys, router.service; print('\\n'.join(sys.modules))"
@@ -144,7 +151,7 @@ def test_the_router_imports_nothing_of_the_server() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert {name.partition(".")[0] for name in loaded} & (
-        ours - {"options", "router", "tracing"}
+        ours - {"options", "router", "tracing", "journal"}
     ) == set()
 
 

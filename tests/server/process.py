@@ -154,16 +154,18 @@ def starting(
     mode: str = "dynamic",
     hash_model: Mapping[str, object] | None = None,
     prefix: Sequence[str] = (),
+    app: str = HASH_APP,
     **options: Any,
 ) -> Iterator[Server]:
     """A server with the hash model, not ready yet. `hash_model`: variables of `hash_app`;
-    `prefix`: a command that runs the server, such as nohup. Without one it is forked."""
+    `prefix`: a command that runs the server, such as nohup. Without one it is forked. `app`: what
+    gunicorn loads."""
     options = {"port": free_port(), "data_dir": str(folder / "data"), **options}
     config = Config(mode=mode, **options)  # type: ignore[arg-type]
     env = environment(
         **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
     )
-    arguments = ["-c", str(ROOT / "gunicorn_conf.py"), HASH_APP]
+    arguments = ["-c", str(ROOT / "gunicorn_conf.py"), app]
     if prefix:
         command = [*prefix, sys.executable, "-m", "gunicorn", *arguments]
         with spawned(folder, config, command, env) as server:
@@ -189,10 +191,11 @@ def serving(
     mode: str = "dynamic",
     hash_model: Mapping[str, object] | None = None,
     prefix: Sequence[str] = (),
+    app: str = HASH_APP,
     **options: Any,
 ) -> Iterator[Server]:
     """A server with the hash model that is ready."""
-    with starting(folder, mode, hash_model, prefix, **options) as server:
+    with starting(folder, mode, hash_model, prefix, app, **options) as server:
         wait_ready(server)
         yield server
 

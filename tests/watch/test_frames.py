@@ -87,8 +87,8 @@ def test_the_trace_adds_up_to_the_records_and_nests() -> None:
         for p in parsed.packet
     ]
     assert sum(note.get("generated", 0) for note in notes) == 4
-    places = [note["tokens"] for note in notes if "iterations" in note]
-    assert sum(places) == sum(i.tokens for i in frame["iterations"])
+    in_slots = [note["tokens"] for note in notes if "iterations" in note]
+    assert sum(in_slots) == sum(i.tokens for i in frame["iterations"])
     open_slices: dict[int, list[int]] = {}
     for p in parsed.packet:
         track = p.track_event.track_uuid
@@ -100,14 +100,24 @@ def test_the_trace_adds_up_to_the_records_and_nests() -> None:
     flows = [p.track_event.flow_ids[0] for p in parsed.packet if p.track_event.flow_ids]
     assert len(flows) == 4
     assert len(set(flows)) == 1
-    assert {"iterations", "place 0", "place 1", "queue 0", "waiting"} <= set(names.values())
+    assert {"iterations", "slot 0", "slot 1", "requests 0", "waiting"} <= set(names.values())
+
+
+def test_of_a_request_that_runs_the_trace_says_how_long_it_waited() -> None:
+    told = tracks(HELLO, make_frame(events()[:-1], 0, 1.0))
+    (request,) = told.tracks["requests 0"]
+    assert (request.start_us, request.end_us) == (0, 1_000_000)
+    assert [(part.name, part.start_us, part.end_us) for part in request.parts] == [
+        ("waits", 0, 10_000)
+    ]
 
 
 def test_chromes_trace_has_the_same_slices() -> None:
     told = json.loads(chrome([tracks(HELLO, make_frame(events(), 0, 1.0))]))["traceEvents"]
     slices = [event for event in told if event["ph"] == "X"]
     assert sum(s["args"].get("generated", 0) for s in slices) == 4
-    assert [s["name"] for s in slices if s["name"].startswith("request")] == ["request 7 waits"]
+    mine = [s for s in slices if s["tid"] == slices[0]["tid"]]
+    assert [s["name"] for s in mine] == ["request 7", "waits", "prefill", "decode"]
 
 
 def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> None:
@@ -130,7 +140,7 @@ def test_the_recorded_runs_are_whole_and_the_film_shows_them(tmp_path: Path) -> 
 def test_a_folder_of_recordings_becomes_one_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head = {**HELLO, "type": "head", "max_batch_size": 4, "clock_s": 0.0}
+    head = {**HELLO, "type": "head", "max_batch_size": 4, "clock_s": 0.0, "unix_s": 0.0}
     lines = [head, *map(as_json, events())]
     (tmp_path / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read(tmp_path / "one.jsonl").frame["now"] == 50_000

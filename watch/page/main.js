@@ -13,7 +13,7 @@ import { byId, count, element, seconds } from "./words.js";
 
 const LEGEND = /** @type {Record<string, string>} */ ({
   waiting: "waiting", prefill: "prefill: the prompt is read", chunk: "a part of a prefill", decode: "decode: one token per iteration",
-  held: "done, but its row is still computed", paused: "paused", preempted: "lost its place (preempted)" });
+  held: "done, but its row is still computed", paused: "paused", preempted: "preempted: lost its slot" });
 
 const key = () => byId("key").value;
 byId("key").value = sessionStorage.getItem("key") ?? new URLSearchParams(location.hash.slice(1)).get("key") ?? "";

@@ -1,26 +1,30 @@
 // @ts-check
-/** The same requests in several modes, side by side at one clock: recorded runs, or servers that run now. */
+/** The same requests in several modes, side by side at one clock: recorded runs, servers that are sent the 20
+ * requests now, or servers that a comparison measures. */
 
 import { fills, palette } from "./colours.js";
 import { follow, headers, reason } from "./feed.js";
+import { Measured } from "./measured.js";
 import { twenty } from "./play.js";
 import { Store, median } from "./store.js";
 import { nice } from "./tracks.js";
 import { MODE_NAMES, byId, element, seconds } from "./words.js";
 
 /** @typedef {import("./store.js").Request} Request */
-/** @typedef {{name: string, requests: Request[], zero: number, end: number}} Run one mode's requests; `zero`: the
- *   server's time at which the first arrived; `end`: seconds until the last was completed */
+/** @typedef {{name: string, requests: Request[], zero: number, end: number, now: number}} Run one mode's requests;
+ *   `zero`: the server's time at which the first arrived; `end`: seconds until the last was answered; `now`: how far
+ *   it is, in seconds, while it is measured, else Infinity */
 /** @typedef {{run: Run, canvas: HTMLCanvasElement, score: HTMLElement, box: HTMLElement}} Panel */
 
 const RECORDED = ["nobatch", "static", "dynamic"];
 const PATIENCE_MS = 120_000;
+const MOST_PX = 170; // of a panel's rows
 
 /** @param {string} name @param {Request[]} requests @returns {Run} */
 function runOf(name, requests) {
   const sorted = [...requests].sort((a, b) => a.arrival - b.arrival);
   const zero = sorted[0]?.arrival ?? 0;
-  return { name, requests: sorted, zero, end: Math.max(0, ...sorted.map((r) => (r.end ?? zero) - zero)) };
+  return { name, requests: sorted, zero, end: Math.max(0, ...sorted.map((r) => (r.end ?? zero) - zero)), now: Infinity };
 }
 
 /** @returns {Promise<Run[]>} */
@@ -36,7 +40,7 @@ async function recorded() {
 
 /** Each server in its turn, so that none takes the cores from another. @param {string[]} servers
  * @param {string} key @param {(text: string) => void} say @returns {Promise<Run[]>} */
-async function measured(servers, key, say) {
+async function asked(servers, key, say) {
   const runs = [];
   for (const server of servers) {
     const store = new Store();
@@ -79,7 +83,9 @@ export class Modes {
     this.end = 1;
     this.playing = false;
     this.before = 0;
+    /** @type {Measured|null} */ this.measured = null;
     byId("modes-source-field").hidden = !servers.length;
+    byId("modes-source").value = location.hash === "#measured" && servers.length ? "measured" : "recorded";
     byId("modes-play").addEventListener("click", () => this.press());
     byId("modes-source").addEventListener("change", () => this.load());
     byId("modes-at").addEventListener("input", () => {
@@ -92,11 +98,17 @@ export class Modes {
 
   async load() {
     this.playing = false;
-    const fromServers = byId("modes-source").value === "servers";
+    this.measured?.end();
+    const source = byId("modes-source").value;
+    this.measured = source === "measured" ? new Measured(this.servers, this.key) : null;
+    for (const id of ["modes-play", "modes-at", "modes-clock", "modes-speed-field", "modes-intro"]) {
+      byId(id).hidden = this.measured !== null;
+    }
+    if (this.measured) return this.build(this.measured.runs(performance.now()));
     byId("modes-play").disabled = true;
     try {
       const say = (/** @type {string} */ text) => (byId("verdict").textContent = text);
-      this.build(await (fromServers ? measured(this.servers, this.key(), say) : recorded()));
+      this.build(await (source === "servers" ? asked(this.servers, this.key(), say) : recorded()));
       say("");
     } catch (error) {
       byId("verdict").textContent = `not played: ${/** @type {Error} */ (error).message}`;
@@ -134,6 +146,7 @@ export class Modes {
 
   /** Once a frame of the screen. @param {number} now ms */
   tick(now) {
+    if (this.measured) return this.follow(this.measured.runs(now));
     if (!this.playing) return;
     this.t = Math.min(this.end, this.t + ((now - this.before) / 1000) * Number(byId("modes-speed").value));
     this.before = now;
@@ -141,7 +154,16 @@ export class Modes {
     this.draw();
   }
 
+  /** Runs that are being measured. @param {Run[]} runs */
+  follow(runs) {
+    if (this.panels.some((panel, i) => panel.run.name !== runs[i].name)) this.build(runs);
+    this.panels.forEach((panel, i) => (panel.run = runs[i]));
+    this.t = this.end = Math.max(0.001, ...runs.map((run) => run.end)) * 1.02;
+    this.draw();
+  }
+
   draw() {
+    if (this.measured) return this.drawMeasured(this.measured);
     const over = this.t >= this.end;
     byId("modes-play").textContent = this.playing ? "Pause" : over || this.t === 0 ? "Play" : "Continue";
     byId("modes-clock").textContent = `${this.t.toFixed(2)} s`;
@@ -161,6 +183,34 @@ export class Modes {
     if (over && this.panels.length) byId("verdict").textContent = verdict(this.panels.map((panel) => panel.run));
     byId("modes-next").hidden = !over;
   }
+
+  /** One workload on all servers, one after the other: each panel is as far as its server.
+   * @param {Measured} measured */
+  drawMeasured({ workload }) {
+    const rows = Math.max(1, ...this.panels.map((panel) => panel.run.requests.length));
+    for (const panel of this.panels) {
+      const { run } = panel;
+      paint(panel, run.now, this.end, rows);
+      panel.score.textContent = measuredWords(run);
+      panel.canvas.setAttribute("aria-label", `${run.name}: ${panel.score.textContent}`);
+    }
+    const running = this.panels.find(({ run }) => Number.isFinite(run.now));
+    byId("verdict").textContent = !workload
+      ? "Connected. The first run begins when the comparison has measured what the servers can do."
+      : `Workload ${workload}: the same requests for each server, one server after the other`
+        + (running ? `; now ${running.run.name}.` : ".");
+    byId("modes-next").hidden = true;
+  }
+}
+
+/** @param {Run} run */
+function measuredWords({ requests }) {
+  if (!requests.length) return "has not run this workload yet";
+  const ended = (/** @type {string[]} */ ...how) => requests.filter((r) => how.includes(r.how ?? "")).length;
+  const cut = ended("cancelled"), failed = ended("failed");
+  const first = median(requests.flatMap((r) => (r.first === null ? [] : [r.first - r.arrival])));
+  return `${ended("length", "stop")} of ${requests.length} answered` + (cut ? `, ${cut} cut` : "")
+    + (failed ? `, ${failed} failed` : "") + (first === null ? "" : `; first token after ${seconds(first)} (median)`);
 }
 
 /** What the runs show, in words. @param {Run[]} runs */
@@ -170,19 +220,19 @@ function verdict(runs) {
   const first = (/** @type {Run} */ run) => median(run.requests.map((r) => (r.first ?? Infinity) - r.arrival));
   const others = sorted.slice(1).map((run) => `${seconds(run.end)} ${run.name === "nobatch" ? "one at a time" : `with ${run.name} batching`}`).join(" and ");
   const why = best.name === "dynamic"
-    ? " One at a time, the others wait (grey). A static batch keeps its places until its longest request is done"
-      + " (hatched). With dynamic batching a place goes to the next request the moment it is free."
+    ? " One at a time, the others wait (grey). A static batch keeps its slots until its longest request is done"
+      + " (hatched). With dynamic batching a slot goes to the next request the moment it is free."
     : "";
   return `All ${best.requests.length} answers took ${seconds(best.end)} with ${best.name} batching, ${others}: `
     + `${(worst.end / best.end).toFixed(1)} times as fast. `
     + `Half of the requests had their first token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
 }
 
-/** One mode up to a time. @param {Panel} panel @param {number} t @param {number} span */
-function paint({ run, canvas }, t, span) {
+/** One mode up to a time. @param {Panel} panel @param {number} t @param {number} span @param {number} rows */
+function paint({ run, canvas }, t, span, rows = run.requests.length) {
   const p = palette(), ratio = Math.min(devicePixelRatio || 1, 2);
-  const width = canvas.clientWidth, row = width < 600 ? 6 : 7.5, axis = 17;
-  const height = run.requests.length * row + axis;
+  const width = canvas.clientWidth, row = Math.min(width < 600 ? 6 : 7.5, MOST_PX / rows), axis = 17;
+  const height = rows * row + axis;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(width * ratio);
@@ -207,7 +257,7 @@ function paint({ run, canvas }, t, span) {
   }
   const colours = fills(pen, p);
   run.requests.forEach((r, i) => {
-    const y = i * row + 0.75, tall = row - 1.5;
+    const tall = row > 4 ? row - 1.5 : 0.8 * row, y = i * row + (row - tall) / 2;
     /** @param {number} from @param {number} to @param {string|CanvasPattern} colour */
     const bar = (from, to, colour) => {
       const end = Math.min(to - run.zero, t), start = from - run.zero;

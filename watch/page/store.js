@@ -171,7 +171,7 @@ export class Store {
     return runs.slice(low, end);
   }
 
-  /** Those without a place now. */
+  /** Those without a slot now. */
   waiting() {
     return [...this.requests.values()].filter((r) => r.admitted === null && r.end === null);
   }

@@ -109,7 +109,7 @@ export class Tracks {
     /** @type {Record<string, [string, string]>} */
     const words = {
       queue: ["queue", waiting.length ? `${waiting.length}, oldest ${seconds(oldest)}` : "empty"],
-      batch: ["batch", `${lanes} of ${this.lanes} places`],
+      batch: ["batch", `${lanes} of ${this.lanes} slots`],
       tokens: ["tokens/s", count(store.rate(t))],
       waste: ["padding", "computed without use"],
       kv: ["KV memory", blocks ? `${count((100 * at(USED)) / blocks)} % in use` : ""],
@@ -171,6 +171,7 @@ export class Tracks {
     const { pen, store } = this, px = this.lanePx;
     const colours = fills(pen, p);
     const bar = px > 4 ? px - 2 : px;
+    /** @type {[number, number, number][]} */ const numbers = []; // request, x, y; above the lines between iterations
     for (let lane = 0; lane < this.lanes; lane++) {
       const y = track.top + lane * px;
       if (px > 4) {
@@ -179,36 +180,28 @@ export class Tracks {
       }
       for (const run of store.runs(lane, from, to)) {
         const start = x(run.start), wide = Math.max(x(run.end) - start, 0.6);
-        pen.globalAlpha = this.chosen === null || run.request === this.chosen ? 1 : 0.35;
+        const plain = this.chosen === null || run.request === this.chosen;
+        pen.globalAlpha = plain ? 1 : 0.35;
         pen.fillStyle = colours[run.kind];
         pen.fillRect(start, y, wide, bar);
         const request = store.requests.get(run.request);
-        this.begin(run, request, start, y, bar, wide, p);
+        if (request?.runs[0] === run && wide > 3) { // an edge where it takes its slot
+          pen.fillStyle = p.back;
+          pen.fillRect(start - 0.75, y, 1.5, bar);
+        }
+        if (plain && run.kind === DECODE && bar >= 9 && wide > 26) numbers.push([run.request, start, y + bar / 2 + 0.5]);
         if (request?.preempted.length) this.lost(request, run, x, y, bar, p);
       }
     }
     pen.globalAlpha = 1;
     this.bounds(track, x, from, to, p);
+    pen.fillStyle = p.label;
+    pen.font = `${Math.min(bar, 10)}px system-ui, sans-serif`;
+    pen.textBaseline = "middle";
+    for (const [request, start, middle] of numbers) pen.fillText(String(request), Math.max(start, this.plot()[0]) + 4, middle);
   }
 
-  /** Where a request takes its place: an edge, and its number if it fits.
-   * @param {Run} run @param {Request|undefined} request @param {number} x @param {number} y @param {number} bar @param {number} wide
-   * @param {import("./colours.js").Palette} p */
-  begin(run, request, x, y, bar, wide, p) {
-    const { pen } = this;
-    if (request?.runs[0] === run && wide > 3) {
-      pen.fillStyle = p.back;
-      pen.fillRect(x - 0.75, y, 1.5, bar);
-    }
-    if (run.kind === DECODE && bar >= 9 && wide > 26) {
-      pen.fillStyle = p.label;
-      pen.font = `${Math.min(bar, 10)}px system-ui, sans-serif`;
-      pen.textBaseline = "middle";
-      pen.fillText(String(run.request), Math.max(x, this.plot()[0]) + 4, y + bar / 2 + 0.5);
-    }
-  }
-
-  /** A cross where a request lost its place. @param {Request} r @param {Run} run @param {(t: number) => number} x
+  /** A cross where a request was preempted. @param {Request} r @param {Run} run @param {(t: number) => number} x
    * @param {number} y @param {number} bar @param {import("./colours.js").Palette} p */
   lost(r, run, x, y, bar, p) {
     const next = r.runs[r.runs.indexOf(run) + 1]?.start ?? Infinity;

@@ -16,25 +16,26 @@ UNIX_S, CLOCK_S = 1_800_000_000.0, 5_000.0  # of one moment: the start of the ru
 
 
 def played() -> Run:
-    """Two requests at once, of three tokens and of two; nothing says which came first."""
+    """Two requests at once, and one that the server never had."""
     made = [outcome(0, at=1.0, tokens=3), outcome(1, at=1.0, tokens=2), outcome(2, at=9.0)]
-    return replace(run_of(made), began_unix_s=UNIX_S)
+    return replace(run_of(made), began_unix_s=UNIX_S, name="run")
 
 
 def written(folder: Path, *, version: int = 0) -> Path:
     """Their numbers there are 7 and 6, and another client's is 5."""
 
-    def arrived(request: int, at_s: float, tokens: int) -> dict[str, Any]:
-        return {"type": "arrived", "request": request, "at_s": CLOCK_S + at_s, "max_tokens": tokens}
+    def arrived(request: int, at_s: float, request_id: str | None) -> dict[str, Any]:
+        own = {"request": request, "request_id": request_id}
+        return {"type": "arrived", "at_s": CLOCK_S + at_s, **own}
 
     def iteration(start_s: float, *rows: list[Any]) -> dict[str, Any]:
         return {"type": "iteration", "start_s": CLOCK_S + start_s, "duration_s": 0.1, "rows": rows}
 
     lines = [
         {"type": "head", "clock_s": CLOCK_S, "unix_s": UNIX_S},
-        arrived(5, -3.0, 3),
-        arrived(6, 1.001, 2),
-        arrived(7, 1.002, 3),
+        arrived(5, -3.0, None),
+        arrived(6, 1.001, "run/1"),
+        arrived(7, 1.002, "run/0"),
         iteration(1.1, [6, 0, 8, "prefill"], [7, 1, 4, "chunk"]),
         iteration(1.2, [6, 0, 1, "decode"], [7, 1, 4, "prefill"]),
         iteration(1.3, [6, 0, 0, "held"], [7, 1, 1, "decode"]),

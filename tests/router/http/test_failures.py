@@ -1,12 +1,14 @@
 """Upstreams that refuse, break, drop, freeze or push back."""
 
 import json
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tests.router.conftest import Farm, RouterProcess, until
+from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
 
 Start = Callable[..., RouterProcess]
 IN_TURN = "round-robin"  # the first request goes to the upstream that is listed first
@@ -26,6 +28,25 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere(
     assert answer.headers["X-Upstream-Origin"] == good
     assert len(farm.state(broken)["seen"]) == 1
     assert router.in_flight() == 0
+
+
+def test_the_record_tells_every_attempt_within_its_request(
+    farm: Farm, start: Start, tmp_path: Path
+) -> None:
+    broken, good = farm.new(status=500), farm.new()
+    path = tmp_path / "router.jsonl"
+    router = start(broken, good, policy=IN_TURN, record=path).probed()
+    assert router.post(headers={"X-Request-Id": "mine"}).ok
+    router.signal(signal.SIGTERM)
+    router.process.wait(TIMEOUT_S)
+    head, line = map(json.loads, path.read_text().splitlines())
+    assert (head["type"], head["process"]) == ("head", "router")
+    assert (line["type"], line["request_id"], line["status"]) == ("routed", "mine", 200)
+    assert [upstream for upstream, _, _ in line["attempts"]] == [broken, good]
+    times = [t for _, start_s, end_s in line["attempts"] for t in (start_s, end_s)]
+    assert [head["clock_s"], line["start_s"], *times, line["end_s"]] == sorted(
+        [head["clock_s"], line["start_s"], *times, line["end_s"]]
+    )
 
 
 def test_a_stream_that_breaks_before_its_first_event_is_retried_elsewhere(

@@ -1,0 +1,116 @@
+"""What processes other than a server wrote of their part: the client its runs, a router its
+requests, a model server its iterations. Each becomes a process of a trace, on the wall clock.
+
+docs/metrics.md has the formats.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from watch.frames import US
+from watch.runs import Line, RunError, offset_us, read_lines, reading
+from watch.tracks import Process, Slice, side_by_side
+
+
+def client(path: Path) -> list[Process]:
+    """A process for each run of a client's raw data (`runs.jsonl.gz`). Raises RunError."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            runs = [json.loads(line)["run"] for line in file]
+        return [_client(run) for run in runs if run["began_unix_s"] is not None]
+    except (ValueError, LookupError, TypeError, EOFError) as error:
+        raise RunError(f"{path} is no file of runs that this version wrote: {error!r}") from error
+
+
+def _client(run: Line) -> Process:
+    slices = []
+    for outcome in run["outcomes"]:
+        sent_us, left_us = outcome["sent_s"], outcome["left_s"]  # the file is in microseconds
+        parts = []
+        if (first_us := outcome["first_s"]) is not None:
+            parts = [Slice(sent_us, first_us, "until the first token")]
+            parts += [Slice(first_us, left_us, "tokens come")]
+        id = f"{run['name']}/{outcome['index']}"  # as Run.request_id of the client has it
+        notes: dict[str, int | str] = {
+            "request id": id,
+            "tokens": outcome["output_tokens"] or 0,
+            "end": outcome["failure"] or "complete",
+        }
+        if (intended_us := outcome["intended_s"]) is not None:
+            notes["sent late, µs"] = outcome["sent_s"] - intended_us
+        name = f"request {outcome['index']}"
+        slices.append(Slice(sent_us, left_us, name, notes, (id,), parts))
+    changes = itertools.accumulate(
+        sorted([(s.start_us, 1) for s in slices] + [(s.end_us, -1) for s in slices]),
+        lambda before, change: (change[0], before[1] + change[1]),
+    )
+    title = f"client: {run['target']}, {run['name']}"
+    counters = {"in flight": [*changes]}
+    zero_us = round(run["began_unix_s"] * US)
+    return Process(title, side_by_side("requests", slices), counters, zero_us)
+
+
+def router(path: Path) -> Process:
+    """Raises RunError."""
+    with reading(path):
+        return _router(*read_lines(path))
+
+
+def model_server(path: Path) -> Process:
+    """Raises RunError."""
+    with reading(path):
+        return _model_server(*read_lines(path))
+
+
+def _router(head: Line, lines: Sequence[Line]) -> Process:
+    slices = []
+    for line in (line for line in lines if line["type"] == "routed"):
+        start_us, end_us = _us(line["start_s"]), _us(line["end_s"])
+        id = line["request_id"]
+        notes: dict[str, int | str] = {"request id": id, "status": line["status"]}
+        parts = [
+            Slice(_us(start_s), _us(end_s), f"attempt {n}: {upstream}", {}, (id,))
+            for n, (upstream, start_s, end_s) in enumerate(line["attempts"], 1)
+        ]
+        slices.append(Slice(start_us, end_us, line["path"], notes, (id,), parts))
+    return Process("router", side_by_side("requests", slices), offset_us=offset_us(head))
+
+
+def _model_server(head: Line, lines: Sequence[Line]) -> Process:
+    """A track for its iterations. The arrow of a request leads to the first one that it is in."""
+    slices, known = [], set[str]()
+    for n, (line, ids) in enumerate(_iterations(lines)):
+        start_us, end_us = _us(line["start_s"]), _us(line["start_s"] + line["duration_s"])
+        notes: dict[str, int | str] = {
+            "tokens": sum(tokens for _, tokens, _ in line["rows"]),
+            "drawn": sum(drawn for _, _, drawn in line["rows"]),
+            "request ids": " ".join(ids),
+        }
+        new = [id for id in ids if id not in known]
+        known.update(new)
+        slices.append(Slice(start_us, end_us, f"iteration {n}", notes, new))
+    title = f"model server: {head['model']}, rank {head['rank']}"
+    return Process(title, {"iterations": slices}, offset_us=offset_us(head))
+
+
+def _iterations(lines: Sequence[Line]) -> Iterator[tuple[Line, list[str]]]:
+    """Each with the ids of the requests in it."""
+    id_of: dict[int, str | None] = {}
+    for line in lines:
+        match line["type"]:
+            case "opened":
+                id_of[line["sequence"]] = line["request_id"]
+            case "forgotten":
+                id_of.clear()
+            case "iteration":
+                named = (id_of.get(sequence) for sequence, _, _ in line["rows"])
+                yield line, list(dict.fromkeys(id for id in named if id is not None))
+
+
+def _us(s: float) -> int:
+    return round(s * US)
