@@ -85,7 +85,8 @@ class RaggedAttention:
                 *rows, keys.data_ptr(), values.data_ptr(), keys.shape[1],
                 self._window, self._scale,
             )  # fmt: skip
-        attend_rows(self._by_torch, self._pool, layer, q, k, v, out, self._scale)
+        if self._by_torch:
+            attend_rows(self._by_torch, self._pool, layer, q, k, v, out, self._scale)
         return out
 
 

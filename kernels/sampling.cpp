@@ -110,9 +110,14 @@ inline bool is_penalised(const Asked& asked, int64_t row) {
 
 // The known tokens of each row. [R][length], [R]
 struct History {
-  const int64_t* ids;
+  int64_t* ids;
   int64_t length;
-  const int64_t* known;
+  int64_t* known;
+
+  void append(int64_t row, int64_t token) const {
+    ids[row * length + std::min(known[row], length - 1)] = token;
+    ++known[row];
+  }
 };
 
 // The order in which sets take tokens: by key, and by id among equal keys. Returns which of W tokens
@@ -376,8 +381,10 @@ void draw(const T* logits, int64_t rows, int64_t size, const Asked& asked, int64
   {
     static thread_local Row row;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t r = 0; r < rows; ++r)
+    for (int64_t r = 0; r < rows; ++r) {
       tokens[r] = draw_row(row, logits + r * size, size, asked, history, edits, r);
+      history.append(r, tokens[r]);
+    }
   }
 }
 
@@ -385,10 +392,10 @@ void draw(const T* logits, int64_t rows, int64_t size, const Asked& asked, int64
 
 // logits: [rows][size]. asked: the addresses of its members. edited, until, gains: [rows][edits].
 // ids: [rows][length], which need not hold them all where no row asks for a penalty; known: how many
-// tokens of a row are known. tokens: [rows].
+// tokens of a row are known. tokens: [rows], which are known from then on.
 #define EXPORT(name, T)                                                                          \
   extern "C" void name(const T* logits, int64_t rows, int64_t size, const void* const* asked,    \
-                       int64_t edits, const int64_t* ids, int64_t length, const int64_t* known,  \
+                       int64_t edits, int64_t* ids, int64_t length, int64_t* known,              \
                        int64_t* tokens) {                                                        \
     Asked members;                                                                               \
     std::memcpy(&members, asked, sizeof members);                                                \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.hash_model import VOCAB_SIZE
 
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 TTFT_NOISE, TPOT_NOISE = 1.08, 1.03  # of a p99, between two runs without deferred requests
+LOADS = [0.3, pytest.param(0.6, marks=pytest.mark.long)]
 PLANNING_S = 2e-4  # and delivery, of an iteration
 
 
@@ -64,32 +66,31 @@ class Done:
         return self.outcome
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[tuple[float, str], Point]:
+@cache
+def found_at(load: float) -> dict[str, Point]:
+    """The policies' points at a share of the capacity."""
     clock = VirtualClock()
     bench = Bench(Machine(clock), VOCAB_SIZE, clock, 32, Sizes())
     predictor = Predictor()
     only = bench.play(Orca(), [], 3.0, BACKLOG, predictor, 0)
     capacity = only.deferred_tokens_per_s / only.mean_output
-    cells = []
-    for load in (0.3, 0.6):
-        times = arrivals("poisson", load * capacity, 12.0, 0)
-        bench.play(Orca(), times, 12.0, 0, predictor, 0)
-        runs = {}
-        for name, make in policies(FACTORS, 0.1).items():
-            own, backlog = copy.deepcopy(predictor), 0 if name in ALONE else BACKLOG
-            runs[name] = bench.play(make(own), times, 12.0, backlog, own, 0)
-        cells.append(Cell("poisson", load, runs))
+    times = arrivals("poisson", load * capacity, 12.0, 0)
+    bench.play(Orca(), times, 12.0, 0, predictor, 0)
+    runs = {}
+    for name, make in policies(FACTORS, 0.1).items():
+        own, backlog = copy.deepcopy(predictor), 0 if name in ALONE else BACKLOG
+        runs[name] = bench.play(make(own), times, 12.0, backlog, own, 0)
+    cells = [Cell("poisson", load, runs)]
     measured = points(cells, only.deferred_tokens_per_s, FACTORS, 32)
-    return {(p.load, p.policy): p for p in measured if p.shape == "poisson"}
+    return {p.policy: p for p in measured if p.shape == "poisson"}
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6])
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("factor", FACTORS)
 def test_immediate_requests_stay_within_the_factor_and_deferred_ones_get_what_it_allows(
-    found: dict[tuple[float, str], Point], load: float, factor: float
+    load: float, factor: float
 ) -> None:
-    point = found[load, f"budget {factor:g}"]
+    point = found_at(load)[f"budget {factor:g}"]
     assert point.ttft_p99.value <= factor * TTFT_NOISE
     assert point.tpot_p99.value <= factor * TPOT_NOISE
     assert point.tpot_p50.value <= factor * TPOT_NOISE
@@ -97,24 +98,25 @@ def test_immediate_requests_stay_within_the_factor_and_deferred_ones_get_what_it
     assert point.of_allowed >= 0.85
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6])
+@pytest.mark.parametrize("load", LOADS)
 def test_two_runs_without_deferred_requests_differ_by_the_noise_at_most(
-    found: dict[tuple[float, str], Point], load: float
+    load: float,
 ) -> None:
-    again = found[load, "alone again"]
+    again = found_at(load)["alone again"]
     assert 1 / TTFT_NOISE <= again.ttft_p99.value <= TTFT_NOISE
     assert 1 / TPOT_NOISE <= again.tpot_p99.value <= TPOT_NOISE
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6])
+@pytest.mark.parametrize("load", LOADS)
 def test_the_simple_policies_are_dominated(
-    found: dict[tuple[float, str], Point], load: float
+    load: float,
 ) -> None:
-    best = found[load, "budget 2"]
+    found = found_at(load)
+    best = found["budget 2"]
     for name in ("fifo", "priority"):
-        assert found[load, name].ttft_p99.value > best.ttft_p99.value
-        assert found[load, name].tpot_p99.value > best.tpot_p99.value
-    assert found[load, "exclusive"].of_spare < found[load, "budget 1.15"].of_spare
+        assert found[name].ttft_p99.value > best.ttft_p99.value
+        assert found[name].tpot_p99.value > best.tpot_p99.value
+    assert found["exclusive"].of_spare < found["budget 1.15"].of_spare
 
 
 def run(ttfts_s: Sequence[float], tpots_s: Sequence[float]) -> Measured:
