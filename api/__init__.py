@@ -1,2 +1,2 @@
-"""The HTTP APIs, one blueprint each. Handlers put requests into the queue and know nothing of the
-model behind it."""
+"""The HTTP APIs, one blueprint each. Handlers put requests into the queue and are independent of
+the model."""

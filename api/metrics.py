@@ -1,8 +1,8 @@
 """`/metrics` for Prometheus, with the names of text-generation-inference, so that its Grafana
-dashboard shows this server; docs/metrics.md says what each means here.
+dashboard works with this server; docs/metrics.md defines them.
 
-Taking in a record is a few additions in the loop's thread; cumulation and text are made in the
-thread of the reader.
+Receiving a record is a few additions in the loop's thread; cumulation and text are made in the
+reader's thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GENERATING = frozenset(
     )
 )
 
-# The exposition format lets a counter be called anything; the library insists on _total.
+# The exposition format allows any name for a counter; the library requires _total.
 _TOTAL_OF_TGI = re.compile(rb"^(# (?:HELP|TYPE) tgi_\w+)_total ", re.MULTILINE)
 
 
@@ -108,10 +108,10 @@ class Metrics:
         self._tokens = 0
         self._positions = 0
 
-    # --- taking in --------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------
 
     def received(self, validation_s: float) -> None:
-        """A request that was taken in, and the time since it arrived."""
+        """An accepted request, and the time since it arrived."""
         with self._lock:
             self._received += 1
             self._durations["tgi_request_validation_duration"].observe(validation_s)
@@ -121,7 +121,7 @@ class Metrics:
             self._refused[why] += 1
 
     def iteration(self, record: IterationRecord) -> None:
-        # an iteration in which every token that was computed gave one is decode and no more
+        # an iteration in which every computed token yielded one is decode only
         method = METHODS[record.tokens == record.generated]
         with self._lock:
             self._iterations[method].observe(record.duration_s)
@@ -160,13 +160,13 @@ class Metrics:
             self._by_class["eb_time_to_first_token_seconds", of].observe(ttft_s(record))
 
     def busy(self, start_s: float, end_s: float) -> None:
-        """Of no interest here: rates are Prometheus' own business."""
+        """Not used: Prometheus computes rates itself."""
 
-    # --- telling ----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------
 
     def families(self, manager: BatchingManager) -> list[Metric]:
         taken_in = Metrics()
-        with self._lock:  # no longer than it takes to copy: the loop needs it too
+        with self._lock:  # only to copy, since the loop needs it too
             for name, value in vars(self).items():
                 if name != "_lock":
                     setattr(taken_in, name, _copied(value))
@@ -179,32 +179,34 @@ class Metrics:
     def _counters(self, failed: Mapping[str, int]) -> Iterator[Metric]:
         refused, ended = self._refused, self._ended
         count = self._received + refused.total()
-        yield _counter("tgi_request_count", "Requests, refused ones too", count)
+        yield _counter("tgi_request_count", "Requests, including refused ones", count)
         yield _counter("tgi_request_success", "Answered", ended["length"] + ended["stop"])
         failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
         failures |= {why: ended[end] for end, why in FAILED.items()}
-        yield _labelled("tgi_request_failure", "Not answered, by reason", "err", failures)
+        yield _labelled(
+            "tgi_request_failure", "Requests without a response, by reason", "err", failures
+        )
         well = {method: sum(self._iterations[method].counts) for method in METHODS}
         badly = {method: failed.get(method, 0) for method in METHODS}
         calls = {method: well[method] + badly[method] for method in METHODS}
         for end, text, values in (
             ("count", "Iterations", calls),
-            ("success", "Iterations that ended well", well),
+            ("success", "Successful iterations", well),
             ("failure", "Iterations in which the model failed", badly),
         ):
             yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
-        yield _counter("eb_preemptions", "Places given up for others", self._preemptions)
+        yield _counter("eb_preemptions", "Preempted requests", self._preemptions)
         for name, tokens in self._prefix_cache.items():
-            text = "Prompt tokens, in the prefix cache"
+            text = "Prompt tokens in the prefix cache"
             yield _counter(f"eb_prefix_cache_{name}_tokens", text, tokens)
-        yield _counter("eb_cancelled", "Requests whose client left", ended["cancelled"])
+        yield _counter("eb_cancelled", "Requests whose client disconnected", ended["cancelled"])
         family = CounterMetricFamily("eb_requests", "Ended", labels=["class", "end"])
         for of in CLASSES:
             for end in get_args(End):
                 family.add_metric([of, end], self._ended_by_class[of, end])
         yield family
-        yield _labelled("eb_deferred_tokens", "Of deferred requests", "kind", self._deferred)
-        yield _counter("eb_generated_tokens", "Tokens handed to requests", self._generated)
+        yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", self._deferred)
+        yield _counter("eb_generated_tokens", "Generated tokens", self._generated)
         padding = self._positions - self._tokens
         positions = {"wanted": self._tokens, "padding": padding}
         yield _labelled("eb_positions", "Positions computed", "kind", positions)
@@ -235,11 +237,11 @@ class Metrics:
 
 
 _REQUEST_DURATIONS = {
-    "tgi_request_duration": "From arrival to end, in seconds, as are all durations",
+    "tgi_request_duration": "From arrival to end, in seconds like all durations",
     "tgi_request_validation_duration": "From arrival to the queue",
     "tgi_request_queue_duration": "From arrival to admission",
     "tgi_request_inference_duration": "From admission to end",
-    "tgi_request_mean_time_per_token_duration": "From admission to end, by generated tokens",
+    "tgi_request_mean_time_per_token_duration": "From admission to end, per generated token",
 }
 _OWN_DURATIONS = {
     "eb_time_to_first_token_seconds": "From arrival to first token",
@@ -251,7 +253,7 @@ _ITERATION_DURATIONS = {
 }
 _LENGTHS = {
     "tgi_request_input_length": "Tokens of the prompt",
-    "tgi_request_max_new_tokens": "Tokens asked for",
+    "tgi_request_max_new_tokens": "Requested tokens",
     "tgi_request_generated_tokens": "Tokens generated",
 }
 
@@ -284,8 +286,8 @@ def _of_counts(
 
 def _gauges(manager: BatchingManager) -> Iterator[Metric]:
     counts = manager.counts
-    yield GaugeMetricFamily("tgi_queue_size", "Requests that wait", counts["waiting"])
-    yield GaugeMetricFamily("tgi_batch_current_size", "Requests that run", counts["running"])
+    yield GaugeMetricFamily("tgi_queue_size", "Waiting requests", counts["waiting"])
+    yield GaugeMetricFamily("tgi_batch_current_size", "Running requests", counts["running"])
     if manager.model is not None:
         memory, size = manager.memory, manager.memory.block_tokens
         for names, text, value in (

@@ -1,4 +1,4 @@
-"""The experiment's own API: `/inference` and `/stats`.
+"""The project's own API: `/inference` and `/stats`.
 
 Exactly `num_tokens` tokens are generated; no end token stops a request, so that a workload means
 the same work in every mode.

@@ -1,4 +1,4 @@
-"""What every handler needs: the queue, the vocabulary, the records, and the wait for an answer."""
+"""Shared by all handlers: the queue, the vocabulary, the records, and waiting for a response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILED_STATUS: Mapping[Cut | None, int] = {None: 500, "shutdown": 503, "timeout"
 
 
 class Description(TypedDict):
-    """What runs; `model` is null while it is loaded."""
+    """The running server; `model` is null while it is being loaded."""
 
     mode: Literal["nobatch", "static", "dynamic"]
     policy: str
@@ -66,7 +66,7 @@ class Service:
             raise ApiError(400, f"field '{field}': {error}") from error
 
     def require_ready(self) -> None:
-        """Raises ApiError while nothing is taken in; asked early it spares the tokenizer."""
+        """Raises ApiError while no requests are accepted; called early, it saves tokenizing."""
         if (reason := self.manager.unavailable) is not None:
             raise ApiError(503, reason, {"Retry-After": str(RETRY_AFTER_S)})
 
@@ -76,8 +76,8 @@ class Service:
             raise ApiError(503, "the thread that notices departed clients has ended")
 
     def require_possible(self, requests: int, prompt_tokens: int, field: str) -> None:
-        """Raises ApiError for so many requests at once, of prompts with so many tokens in all, as
-        not even an empty queue takes; a single one it takes however long."""
+        """Raises ApiError for more requests at once, or more prompt tokens in total, than an empty
+        queue accepts; it accepts a single prompt of any length."""
         most, most_tokens = self.config.max_waiting, self.config.max_waiting_prompt_tokens
         if requests > most:
             raise ApiError(
@@ -95,7 +95,7 @@ class Service:
             )
 
     def submit(self, *inferences: Inference) -> None:
-        """All of them, or none: raises ApiError when one is not taken in."""
+        """Submits all or none: raises ApiError if one is refused."""
         deferred = sum(inference.service_class == "deferred" for inference in inferences)
         most = self.manager.queue.max_waiting_deferred
         if deferred > most:
@@ -107,7 +107,8 @@ class Service:
         self._submit(self.manager.enqueue, inferences, presented_owner())
 
     def submit_stored(self, owner: str, *inferences: Inference) -> None:
-        """As `submit`, for lines of an owner's stored jobs: the queue's limits are not for them."""
+        """As `submit`, for lines of an owner's stored jobs, to which the queue's limits do not
+        apply."""
         self._submit(self.manager.enqueue_stored, inferences, owner)
 
     def _submit(
@@ -117,8 +118,8 @@ class Service:
         owner: str,
     ) -> None:
         if not all(inference.prompt_tokens for inference in inferences):
-            # a normalizer that strips, or a chat template, may leave nothing of a text
-            raise ApiError(400, "no token is left of the prompt, at least one is needed")
+            # a normalizer or a chat template may leave an empty text
+            raise ApiError(400, "the prompt has no token left; at least one is needed")
         belongs_to_request(*inferences)
         trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):
@@ -141,11 +142,12 @@ class Service:
                 self.manager.cancel(inference)
 
     def watch(self, client: socket.socket | None, *inferences: Inference) -> Callable[[], None]:
-        """Cancels the requests when their client leaves; returns what ends the watch."""
+        """Cancels the requests when their client disconnects; returns a function that ends the
+        watch."""
         return self.departures.watch(client, lambda: self.cancel(*inferences))
 
     def finish(self, inference: Inference, client: socket.socket | None) -> RequestRecord:
-        """Waits for the whole answer. Raises ApiError where there is none."""
+        """Waits for the whole response. Raises ApiError if there is none."""
         unwatch = self.watch(client, inference)
         try:
             inference.event.wait()
@@ -154,7 +156,7 @@ class Service:
         return self.outcome(inference)
 
     def outcome(self, inference: Inference) -> RequestRecord:
-        """The record of a request that has ended well. Raises ApiError for the others."""
+        """The record of a successful request. Raises ApiError for the others."""
         record = inference.record
         assert record is not None
         if record.end == "failed":

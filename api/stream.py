@@ -1,4 +1,4 @@
-"""Answers that leave while they are generated: text pieces, and server-sent events."""
+"""Responses sent while they are generated: text pieces, and server-sent events."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Piece:
 
 
 def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece | None]:
-    """What was generated since the last piece, until the request has ended; None where that is
-    nothing before its next news."""
+    """The text generated since the last piece, until the request has ended; None if there is none
+    before the next news."""
     sent = inference.prompt_tokens
     while True:
         ended = inference.record is not None  # read before the ids: none follow an end
@@ -43,7 +43,7 @@ def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece | N
 
 
 def awaited(items: Iterable[Item | None], news: Event) -> Iterator[Item]:
-    """All of them; where there is none yet, waits for news."""
+    """All of them; waits for news if there is none yet."""
     for item in items:
         if item is None:
             news.wait()
@@ -52,7 +52,7 @@ def awaited(items: Iterable[Item | None], news: Event) -> Iterator[Item]:
             yield item
 
 
-# made once: json.dumps makes an encoder in every call that names its separators
+# made once, since json.dumps makes an encoder in every call with separators
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -66,11 +66,11 @@ def event_stream(
     events: Iterable[bytes | None],
     shape: Shape = plain_shape,
 ) -> Response:
-    """The answers of submitted requests, which have their `news` in common, as `events`, with None
-    where there is nothing to send before the next news. Raises ApiError when one fails before the
-    first token, so that even then the status is true; but no later than `--stream-heartbeat`, when
-    the head and a comment are sent for the sake of proxies. Cancels the requests when the client
-    leaves, before, during or instead of reading."""
+    """The responses of submitted requests, which share their `news`, as `events`, with None
+    where there is nothing to send before the next news. Raises ApiError if one fails before the
+    first token, so that the status is true; but not after `--stream-heartbeat`, when the head and
+    a comment are sent to keep proxies from closing the stream. Cancels the requests when the client
+    disconnects, before, while or instead of reading."""
     client, news = request.environ.get("gunicorn.socket"), inferences[0].news
     unwatch = service.watch(client, *inferences)
 
@@ -93,13 +93,13 @@ def event_stream(
         body = service.writer.serve(inferences, client, told, chunked=chunked)
     response = Response(body, mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-cache"
-    response.headers["X-Accel-Buffering"] = "no"  # proxies of nginx's kind must not hold it back
+    response.headers["X-Accel-Buffering"] = "no"  # proxies like nginx must not buffer it
     response.call_on_close(close)
     return response
 
 
 def _guarded(events: Iterable[bytes | None], shape: Shape) -> Iterator[bytes | None]:
-    """An answer that fails after it has begun ends with an error event."""
+    """A response that fails after it has begun ends with an error event."""
     try:
         yield from events
     except ApiError as error:

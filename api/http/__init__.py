@@ -1,1 +1,1 @@
-"""What all dialects share of HTTP: bodies, errors, keys, CORS, streams and departed clients."""
+"""HTTP code shared by all dialects: bodies, errors, keys, CORS, streams and departed clients."""

@@ -12,7 +12,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from api.http.errors import ApiError, explain, show
 
 COOLEST, HOTTEST = 1e-6, 1e6  # temperatures; logits divided by less would overflow
-FRESH_SEED_BITS = 32  # of a seed that is drawn: any client's JSON holds it exactly
+FRESH_SEED_BITS = 32  # of a drawn seed, which any client's JSON represents exactly
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -32,7 +32,7 @@ def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
 
 
 def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
-    """A JSON object of any fields. Raises as `read_body` does."""
+    """A JSON object with any fields. Raises like `read_body`."""
     if not request.is_json:
         kind = request.content_type or "none"
         raise ApiError(
@@ -47,7 +47,7 @@ def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
 
 
 def _read(request: Request, most_bytes: int) -> bytes:
-    # werkzeug refuses a longer Content-Length, but cuts a chunked body at the limit in silence
+    # werkzeug refuses a longer Content-Length, but silently cuts a chunked body at the limit
     request.max_content_length = most_bytes + 1
     body = request.get_data(cache=False)
     if len(body) > most_bytes:
@@ -65,4 +65,4 @@ def _parse(body: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

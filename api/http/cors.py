@@ -1,9 +1,8 @@
 """Which pages of other origins may call the server from a browser (`--cors-allow-origin`).
 
-A browser asks with OPTIONS first, which Flask answers for every route; here are the headers that
-it looks for. An origin that is allowed may use the method and the headers that it asks for: what a
-client's SDK adds to its requests changes with every release, and what the server does not know it
-refuses or ignores anyway. <https://fetch.spec.whatwg.org/#http-cors-protocol>
+A browser first sends OPTIONS, which Flask answers for every route; this adds the headers that it
+needs. An allowed origin may use any method and headers: the headers of clients' SDKs change with
+every release, and the server refuses or ignores unknown ones anyway. <https://fetch.spec.whatwg.org/#http-cors-protocol>
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 from flask import Flask, Response, request
 
 EVERYONE = "*"
-ASKED = {  # the browser's question -> our answer
+ASKED = {  # request header -> response header
     "Access-Control-Request-Method": "Access-Control-Allow-Methods",
     "Access-Control-Request-Headers": "Access-Control-Allow-Headers",
 }
-MAX_AGE_S = 600  # for which the answer holds
+MAX_AGE_S = 600  # for which the response is valid
 
 
 def register_cors(app: Flask, allowed: str | None) -> None:

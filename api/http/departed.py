@@ -1,9 +1,8 @@
-"""Clients that leave while their answer is computed.
+"""Clients that disconnect while their response is computed.
 
-A WSGI application hears of it only when it writes, which for most of a request's life it does
-not. So one thread watches the sockets of all open requests: end of file means that the client is
-gone, queued, in prefill or decoding, streaming or not.
-"""
+A WSGI application notices a departure only when it writes, which it does not for most of a
+request's life. So one thread watches the sockets of all open requests: end of file means that the
+client is gone, whether its request is queued, in prefill or decoding, streaming or not."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ class Departures:
         return self._thread.is_alive()
 
     def watch(self, client: socket.socket | None, leave: Callable[[], None]) -> Callable[[], None]:
-        """Calls `leave`, at most once, when the client has gone. Returns what ends the watch,
-        which must be called before the socket is closed and may be called twice. Without a
-        socket (the server is not gunicorn) there is nothing to watch."""
+        """Calls `leave`, at most once, when the client is gone. Returns a function that ends the
+        watch; call it before the socket is closed, once or twice. Without a socket (the server is
+        not gunicorn) there is nothing to watch."""
         if client is None:
             return lambda: None
         watch = _Watch(client, leave)
@@ -56,7 +55,7 @@ class Departures:
         return unwatch
 
     def _end(self, watch: _Watch) -> bool:
-        """Returns whether this call ended it. Under the lock, since the next request on the same
+        """Returns whether this call ended it. Uses the lock, since the next request on the same
         connection may be watched as soon as this watch has ended, and its watch must stay."""
         with self._lock:
             ends, watch.on = watch.on, False
@@ -75,7 +74,7 @@ class Departures:
                 if self._end(watch) and _is_gone(watch.client):
                     try:
                         watch.leave()
-                    except Exception:  # the other clients are watched all the same
+                    except Exception:  # the other clients are still watched
                         log.exception("a request whose client has left cannot be cancelled")
 
 

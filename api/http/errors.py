@@ -24,9 +24,9 @@ from inference import DrainingError, OverloadedError, RefusedError, TooLongError
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # a place frees with every request that ends
+RETRY_AFTER_S = 1  # a slot becomes free with every request that ends
 SHOWN_CHARACTERS = 60  # of a client's value in an error
-CLIENT_GONE = 499  # nginx's number for it; only logs see it
+CLIENT_GONE = 499  # nginx's number for it, used only in logs
 
 
 class ApiError(Exception):
@@ -62,7 +62,7 @@ def plain_shape(error: ApiError) -> Error:
 
 
 def refusal(error: RefusedError) -> ApiError:
-    """Which status a refused request gets, in every dialect."""
+    """The status of a refused request, in every dialect."""
     match error:
         case TooLongError():
             return ApiError(400, str(error))
@@ -75,7 +75,7 @@ def refusal(error: RefusedError) -> ApiError:
 
 
 def explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    """What is wrong with the fields and what they may be, from the schema's descriptions."""
+    """What is wrong with the fields and what is allowed, from the schema's descriptions."""
     fields = {spec.alias or name: spec for name, spec in schema.model_fields.items()}
     sentences: dict[str, str] = {}  # by field: a union reports each of its members
     for found in error.errors(include_url=False):
@@ -105,8 +105,8 @@ def show(value: object) -> str:
 
 
 def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:
-    """Whatever goes wrong, routing included, is answered in the shape of the dialect whose prefix
-    the path has, else as `{"error": ...}`."""
+    """Returns every error, routing included, in the shape of the dialect with the path's prefix,
+    otherwise as `{"error": ...}`."""
 
     def answer(error: ApiError) -> Response:
         shape = next(
@@ -128,11 +128,11 @@ def error_response(error: ApiError, shape: Shape) -> Response:
 
 
 def http_error(error: HTTPException) -> ApiError:
-    """What werkzeug refuses, in our words."""
+    """werkzeug's refusals in this project's words."""
     message = f"{error.name}: {error.description}"
     status, headers = error.code or 500, {}
     if isinstance(error, RequestEntityTooLarge):
-        message = "the body is larger than the server takes (--max-body-bytes)"
+        message = "the body is larger than the server accepts (--max-body-bytes)"
     elif isinstance(error, ClientDisconnected):
         message = "the body ended before it was complete"
         if isinstance(error.__context__, TimeoutError):
@@ -149,4 +149,4 @@ def http_error(error: HTTPException) -> ApiError:
 def internal_error(error: Exception) -> ApiError:
     """An internal error: only the log has the details."""
     log.error("a request failed inside the server", exc_info=error)
-    return ApiError(500, "internal error; the server's log says more")
+    return ApiError(500, "internal error; see the server's log")

@@ -1,9 +1,8 @@
-"""What a connection has sent: gathered while no thread is involved, then read like a socket.
+"""The data that a connection has sent: gathered without a thread, then read like a socket.
 
 A thread would wait as long as its client takes to send a request, and a thousand slow clients would
-hold a thousand threads. So the worker gathers a request first. What is understood of it here only
-decides when a thread takes it over; what it means is for gunicorn's parser to say, which reads the
-same bytes.
+hold a thousand threads. So the worker gathers a request first. This code only decides when a thread
+takes over; gunicorn's parser, which reads the same bytes, interprets the request.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Incoming:
     `most_body_bytes` is not gathered."""
 
     def __init__(self, client: socket.socket, most_body_bytes: int, deadline_s: float) -> None:
-        self.deadline_s = deadline_s  # of what is being waited for
+        self.deadline_s = deadline_s  # of the data that is awaited
         self._client = client
         self._most_body_bytes = most_body_bytes
         self._received = bytearray()
@@ -38,10 +37,10 @@ class Incoming:
 
     def _forget(self) -> None:
         self.path = b""  # known with the head
-        self.whole = False  # head and body are here
+        self.whole = False  # head and body are complete
         self.expects = False  # the client waits for "100 Continue" before it sends the body
         self._searched = 0  # bytes in which no head ends
-        self._body_at: int | None = None  # where it begins, once the head is here
+        self._body_at: int | None = None  # where it begins, once the head is complete
         self._length: int | None = None  # of the body; None: it comes in chunks
         self._chunk_at = 0  # where the next chunk begins
 
@@ -54,12 +53,12 @@ class Incoming:
         return self._body_at is not None
 
     def next(self, read_ahead: bytes) -> None:
-        """For the next request on the connection, of which the parser may have read something."""
+        """For the next request on the connection, of which the parser may have read a part."""
         self._received[:0] = read_ahead
         self._forget()
 
     def feed(self, data: bytes) -> None:
-        """Nothing: the client will send no more."""
+        """The client will send no more."""
         self._ended = not data
         self._received += data
         self.deadline_s += len(data) / BYTES_PER_S
@@ -80,7 +79,7 @@ class Incoming:
         return self.whole or too_large or self._ended
 
     def recv(self, size: int) -> bytes:
-        """As a socket's: what was gathered, then what comes until the deadline. Raises
+        """Like a socket's: first the gathered data, then what arrives until the deadline. Raises
         TimeoutError, and gunicorn's error for a head that is too long."""
         if not self._received and not self._ended:
             return self._wait(size)
@@ -95,7 +94,7 @@ class Incoming:
         poller.register(self._client, select.POLLIN)
         left_s = self.deadline_s - time.monotonic()
         if left_s <= 0 or not poller.poll(left_s * 1000):
-            raise TimeoutError("the rest of the request did not come in time")
+            raise TimeoutError("the rest of the request did not arrive in time")
         data = self._client.recv(size)
         self.deadline_s += len(data) / BYTES_PER_S
         return data
@@ -117,7 +116,7 @@ class Incoming:
         return True
 
     def _has_last_chunk(self) -> bool:
-        """Also where something else is: gunicorn refuses it."""
+        """Also if something else is there, which gunicorn refuses."""
         while (end := self._received.find(b"\r\n", self._chunk_at)) >= 0:
             try:
                 size = int(self._received[self._chunk_at : end].partition(b";")[0], 16)

@@ -1,5 +1,5 @@
-"""Who may ask: `Authorization: Bearer KEY`, on everything but `/health` and the files of
-the live page."""
+"""Authorization: `Authorization: Bearer KEY`, on everything but `/health` and the files of the live
+page."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def is_open(path: str) -> bool:
 
 
 def presented_key() -> str:
-    """The key with which the present request was let in; "" where none is asked for."""
+    """The key of the present request; "" if none is required."""
     key: str = g.get("api_key", "")
     return key
 
 
 def presented_owner() -> str:
-    """Who asks, without a key that could leak: its hash; "" where none is asked for."""
+    """The present client as a hash of its key, which cannot leak the key; "" if none is
+    required."""
     key = presented_key()
     return hashlib.sha256(key.encode()).hexdigest() if key else ""
 
 
 def require_keys(app: Flask, keys: Sequence[str]) -> None:
-    """Without keys everyone may. A browser asks with OPTIONS, which carries none, whether it
-    may ask."""
+    """Without keys every request is allowed, and so are a browser's preflight requests (OPTIONS),
+    which carry none."""
     if not keys:
         return
     allowed = [key.encode() for key in keys]
@@ -48,7 +49,7 @@ def require_keys(app: Flask, keys: Sequence[str]) -> None:
         if scheme.lower() != "bearer" or not any(known):
             raise ApiError(
                 401,
-                "this server needs a key: Authorization: Bearer KEY, with one that --api-key names",
+                "this server requires a key: Authorization: Bearer KEY, one of --api-key",
                 {"WWW-Authenticate": "Bearer"},
                 code="invalid_api_key",
             )

@@ -1,6 +1,6 @@
-"""Logs: plain or JSON, an id for every request, and one line when its answer has left.
+"""Logs: plain or JSON, an id for every request, and one line after its response.
 
-The id is the client's `X-Request-Id` where it sent a usable one, else a fresh one; the answer
+The id is the client's `X-Request-Id` if it sent a valid one, otherwise a fresh one; the response
 carries it either way. Nothing is logged per token.
 """
 
@@ -29,7 +29,7 @@ PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; fields of a request stand beside the message."""
+    """One JSON object a line, with the message and the fields of the request."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -51,7 +51,7 @@ def formatter(kind: str) -> logging.Formatter:
 
 
 def belongs_to_request(*inferences: Inference) -> None:
-    """What they cost will be in the line of the request that is being handled, if there is one."""
+    """Adds their cost to the line of the request that is being handled, if there is one."""
     if has_request_context():
         g.inferences = [*g.get("inferences", ()), *inferences]
         for inference in inferences:
@@ -85,7 +85,7 @@ def register_log(app: Flask, clock: Callable[[], float]) -> None:
             fields.update(_cost(inferences))
             log.log(level, "%s", _Line(fields), extra={"fields": fields})
 
-        response.call_on_close(tell)  # a stream's answer has left only then
+        response.call_on_close(tell)  # only then a stream's response is complete
         return response
 
 
@@ -96,7 +96,7 @@ def _cost(inferences: Sequence[Inference]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "prompt_tokens": sum(inference.prompt_tokens for inference in inferences),
         "generated_tokens": sum(inference.generated for inference in inferences),
-        # of one that ends in this moment, its client has just left
+        # one that is just ending: its client has disconnected
         "ends": [record.end if record is not None else "cancelled" for record in records],
     }
     if (first := records[0]) is not None and first.first_token_s is not None:
@@ -105,7 +105,7 @@ def _cost(inferences: Sequence[Inference]) -> dict[str, Any]:
 
 
 class _Line:
-    """Made only when it is printed."""
+    """Formatted only when it is printed."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields

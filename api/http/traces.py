@@ -1,8 +1,8 @@
 """A trace of each request: its HTTP span, a `generate` span for each sequence with Text Generation
 Inference's attribute names, and in it the spans `queue`, `prefill` and `decode`.
 
-The last three are made from the request's record when its response has left, so that traces cost
-the engine nothing.
+The last three are made from the request's record after its response, so that traces cost the engine
+nothing.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def register_traces(app: Flask, tracing: Tracing, model: str) -> None:
                 generation.end(model)
             trace.end(time.time_ns(), attributes, error=failed)
 
-        response.call_on_close(end)  # a stream's response has left only then
+        response.call_on_close(end)  # only then a stream's response is complete
         return response
 
 
 def trace_generations(clock: Callable[[], float], *inferences: Inference) -> None:
-    """Begins the spans of sequences that are about to be queued, if the HTTP request that is being
-    handled is traced. `clock`: the one that records read."""
+    """Begins the spans of sequences that are about to be queued, if the present HTTP request is
+    traced. `clock`: the clock of the records."""
     if not has_request_context() or (trace := g.get("trace")) is None:
         return
     generations = [_Generation(trace, inference, clock) for inference in inferences]
@@ -75,7 +75,9 @@ class _Generation:
 
     def end(self, model: str) -> None:
         inference, record = self._inference, self._inference.record
-        end_s = record.end_s if record is not None else self._clock()  # its client has just left
+        end_s = (
+            record.end_s if record is not None else self._clock()
+        )  # its client has just disconnected
         arrival_s = inference.arrival_s
         admitted_s = inference.admitted_s if inference.admitted_s is not None else end_s
         first_s = inference.first_token_s if inference.first_token_s is not None else end_s
@@ -105,7 +107,7 @@ class _Generation:
 
 
 def duration(seconds: float) -> str:
-    """As Text Generation Inference writes them: `850µs`, `12.5ms`, `1.25s`."""
+    """In Text Generation Inference's format: `850µs`, `12.5ms`, `1.25s`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.9g}{unit}"

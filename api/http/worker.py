@@ -1,9 +1,9 @@
-"""gunicorn's worker with threads, except that a connection holds one only while its request runs.
+"""gunicorn's worker with threads, except that a connection holds a thread only while its request
+runs.
 
-Whatever waits for a client waits in the poller: for a request, for the rest of it, and after an
-answer for the client's own end. So slow clients cost memory and a file each, no thread, until their
-time is over; should connections run out, the one that waits longest is closed.
-"""
+The poller waits for clients: for a request, for the rest of it, and after a response for the
+client's end. So a slow client costs memory and a file but no thread, until its time is over. If
+connections run out, the one that waits longest is closed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from api.http.incoming import PIECE_BYTES, Incoming
 log = logging.getLogger(__name__)
 
 KEPT_PATHS = frozenset({b"/health", b"/metrics"})
-KEPT_THREADS = 4  # for these, whatever all others do
+KEPT_THREADS = 4  # reserved for these
 LINGER_S = (
     1.0  # what a client sends after its answer is read so long, else it may not see the answer
 )
-SCAN_S = 0.25  # between two looks for deadlines that have passed
+SCAN_S = 0.25  # between two searches for passed deadlines
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class GatheringWorker(ThreadWorker):  # type: ignore[misc]
-    """A subclass names the limits."""
+    """A subclass sets the limits."""
 
     client_timeout_s: float
     most_body_bytes: int
@@ -57,7 +57,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def accept(self, listener: Any) -> None:
         try:
             super().accept(listener)
-        except OSError as error:  # no file is left for it
+        except OSError as error:  # no file descriptor is left
             log.warning("a connection cannot be accepted: %s", error)
             self._drop_oldest()
         if self.nr_conns >= self.worker_connections:
@@ -68,22 +68,22 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         deadline_s = time.monotonic() + self.client_timeout_s
         conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s)
         conn.parser = get_parser(self.cfg, conn.incoming, conn.client)
-        conn.data_ready = True  # whenever a thread gets it
+        conn.data_ready = True  # once a thread gets it
         self._wait(conn, self._read)
 
     def handle_request(self, request: Any, conn: TConn) -> object:
         if conn.incoming.whole:
             request._expected_100_continue = False  # it was sent
-        else:  # where the next request would begin is not known
+        else:  # the beginning of the next request is unknown
             request.force_close()
         return super().handle_request(request, conn)
 
     def _keepalive_after(self, conn: TConn, keepalive: object) -> bool:
-        """Drops what the application did not read of a body; all of it is here."""
+        """Drops the part of a complete body that the application did not read."""
         return bool(keepalive and conn.parser.finish_body())
 
     def finish_request(self, conn: TConn, handled: Future[object]) -> None:
-        if conn.sock.fileno() < 0:  # gunicorn closes where an answer breaks off
+        if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
             self.nr_conns -= 1
             return
         now_s = time.monotonic()
@@ -100,7 +100,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._wait(conn, self._discard)
             try:
                 conn.sock.shutdown(socket.SHUT_WR)
-            except OSError:  # it has gone
+            except OSError:  # it is gone
                 self._drop(conn)
 
     def _wait(self, conn: TConn, readable: Callable[[TConn, socket.socket], None]) -> None:
@@ -144,8 +144,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         )
 
     def _discard(self, conn: TConn, client: socket.socket) -> None:
-        """A client that writes all of its request before it reads sees its answer only if what it
-        writes is taken, and a connection that is closed over unread bytes is reset."""
+        """A client that writes its whole request before it reads sees the response only if its data
+        is read, and a connection closed with unread data is reset."""
         try:
             if client.recv_into(self._waste):
                 return
@@ -172,7 +172,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if self._waiting else timeout)
 
     def murder_pending(self) -> None:
-        """gunicorn's loop calls it after all events: ends what has waited too long."""
+        """gunicorn's loop calls it after all events: ends connections that have waited too long."""
         now_s = time.monotonic()
         if now_s < self._scanned_s + SCAN_S:
             return
@@ -181,11 +181,11 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             if conn.incoming.deadline_s > now_s:
                 continue
             if readable == self._read and conn.incoming.has_head:
-                self._hand_over(conn)  # its handler finds that the body did not come in time
+                self._hand_over(conn)  # its handler reports that the body did not arrive in time
             else:
                 self._drop(conn)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """The end of the server waits no longer for a client."""
+        """The server's end does not wait for a client."""
         for conn in self._waiting:
             conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)

@@ -1,11 +1,11 @@
 """One thread that writes the events of all streams, so that the handlers' threads sleep until
 their stream ends or its client falls behind.
 
-If each thread wrote its own stream, every iteration would wake hundreds, which then fight with the
-engine for the interpreter's lock: with 512 streams on two cores an event took 0.4 ms of processor
-time in these threads, and takes 0.03 ms in this one.
+If each thread wrote its own stream, every iteration would wake hundreds, which would compete with
+the engine for the interpreter's lock: with 512 streams on two cores an event took 0.4 ms of
+processor time in these threads, and takes 0.03 ms in this one.
 
-A stream that is silent gets comments, which clients skip, so that no proxy takes it for dead.
+A silent stream gets comments, which clients skip, so that no proxy closes it.
 <https://html.spec.whatwg.org/multipage/server-sent-events.html#authoring-notes>
 """
 
@@ -41,14 +41,14 @@ class Writer:
     ) -> Iterator[bytes]:
         """The body of gunicorn's answer: empty, since `events` go to the client's socket, in
         chunks if `chunked`. None among them means that nothing is to be sent before the next news
-        of the requests. Raises what `events` and the socket raise."""
+        of the requests. Raises the errors of `events` and the socket."""
         stream = _Stream(client, events, chunked, self._told, self._heartbeat_s)
         for inference in inferences:
             inference.news = stream
         yield b""  # gunicorn sends the head
         while not stream.ended:
             stream.lend()
-            client.sendall(stream.unsent)  # waits for this client in this thread alone
+            client.sendall(stream.unsent)  # only this thread waits for this client
             if stream.error is not None:
                 raise stream.error
 
@@ -73,8 +73,8 @@ class _Stream(threading.Event):
         super().__init__()
         self.ended = False
         self.error: BaseException | None = None
-        self.unsent = b""  # what the socket did not take at once
-        self.lent = False  # to the writer, which alone touches the stream then
+        self.unsent = b""  # data that the socket did not accept at once
+        self.lent = False  # to the writer, which then has exclusive use of the stream
         self._client = client
         self._events = events
         self._chunked = chunked
