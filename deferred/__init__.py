@@ -1,5 +1,5 @@
-"""Durable jobs: the Files and Batches of the Batch API, and what works them off.
+"""Durable jobs: the Files and Batches of the Batch API, and their execution.
 
-The store (`store/`) keeps files, batches and their items in SQLite or PostgreSQL; it knows
-neither HTTP nor line formats nor the engine.
+The store (`store/`) keeps files, batches and their items in SQLite or PostgreSQL; it is independent
+of HTTP, line formats and the engine.
 """

@@ -1,6 +1,6 @@
-"""The life of the jobs besides their lines: validates, expires, finalises, sweeps.
+"""The life of jobs apart from their lines: validates, expires, finalises, sweeps.
 
-A thread of its own, since a large file takes seconds that the lines of other jobs must not wait.
+A separate thread, since a large file takes seconds, for which other jobs' lines must not wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_S = 1.0  # other servers may have made batches
 SWEEP_S = 60.0
 BACK_OFF_S = 1.0
 LOOK_S = 1.0
-ASIDE_S = 30.0  # how long a batch that could not do its step is left alone: others come first
+ASIDE_S = 30.0  # how long a batch whose step failed is skipped, so that others come first
 STROKE_LINES = 4  # a fraction of a millisecond
 
 
@@ -44,9 +44,9 @@ class Clerk:
         hurried: Callable[[], bool],
         started: Callable[[], None],
     ) -> None:
-        """`names`: as `Jobs`. `retention_s`: how long a batch that has ended is kept. `hurried`:
-        whether immediate requests wait for the interpreter. `started`: told when a batch has lines
-        to be claimed."""
+        """`names`: as in `Jobs`. `retention_s`: how long an ended batch is kept. `hurried`: whether
+        immediate requests wait for the interpreter. `started`: called when a batch has lines to
+        claim."""
         self._store = store
         self._name = name
         self._names = names
@@ -56,10 +56,10 @@ class Clerk:
         self._started = started
         self._news = threading.Event()
         self._sweep_s = 0.0
-        self._aside_s: dict[str, float] = {}  # batches that are left alone, and since when
+        self._aside_s: dict[str, float] = {}  # skipped batches, and since when
         self._failing = False  # the last turn had a step that could not be done
         self._look_s = 0.0
-        self.progress: Progress | None = None  # about a second old; None: the store is away
+        self.progress: Progress | None = None  # about a second old; None: no store
 
     def wake(self) -> None:
         self._news.set()
@@ -80,7 +80,7 @@ class Clerk:
                 if self.progress is not None:
                     log.error("the job store is unavailable: %s", error)
                 self.progress, wait_s = None, BACK_OFF_S
-            except Exception:  # a fault of ours must not end all jobs
+            except Exception:  # an internal error must not end all jobs
                 log.exception("a turn of the batch clerk failed; it continues")
                 wait_s = BACK_OFF_S
             self._news.wait(wait_s)
@@ -158,7 +158,7 @@ class Clerk:
             self._set_aside(batch)
         except Exception:  # or it would be claimed again for ever, before all others
             log.exception("%s cannot be validated", batch.id)
-            explained = "the file cannot be validated; the server's log says more"
+            explained = "the file cannot be validated; see the server's log"
             fault = LineError("server_error", explained)
             batches.fail(batch.id, self._name, [fault], time.time())
         return True

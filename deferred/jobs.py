@@ -41,8 +41,8 @@ class Jobs:
         retention_s: float,
         hurried: Callable[[], bool],
     ) -> None:
-        """`where`: as `open_store`; `names`: what clients call the model, batches have the first;
-        the others: as `Worker` and `Clerk`."""
+        """`where`: as in `open_store`; `names`: the model's names, of which batches have the first;
+        the others: as in `Worker` and `Clerk`."""
         self._where = where
         self._runner = runner
         self._names = names
@@ -91,11 +91,11 @@ class Jobs:
                 hand.wake()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends both threads; lines that are not done are given back."""
+        """Ends both threads and returns unfinished lines to the store."""
         self._stopping.set()
         end_s = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=timeout_s):  # a database is slow to be opened
-            return  # nothing began yet, and nothing will
+        if not self._lock.acquire(timeout=timeout_s):  # opening the database takes long
+            return  # nothing has begun, and nothing will
         try:
             for hand in (self._worker, self._clerk):
                 if hand is not None:
@@ -114,12 +114,12 @@ class Jobs:
 
     @property
     def progress(self) -> Progress | None:
-        """As the clerk saw it last; None while there is no store to ask."""
+        """The clerk's latest figures; None without a store."""
         return None if self._clerk is None else self._clerk.progress
 
     def describe(self) -> dict[str, Any]:
-        """For `/stats`; asks no database. `store`: unused, open or unavailable, which the log
-        explains: clients read this, too."""
+        """For `/stats`, without querying the database. `store`: unused, open or unavailable; only
+        the log explains why, since clients read this, too."""
         progress = self.progress
         if progress is None:
             unused = self._clerk is None and self._failure is None

@@ -1,8 +1,8 @@
-"""The lines of a batch's files: what a job may consist of, and how its answers are written.
+"""The lines of a batch's files: the format of a job and of its results.
 
 Bytes in, bytes out; no store, no clock. The formats and limits are those of OpenAI's Batch API
-(platform.openai.com/docs/api-reference/batch). Only the envelope of a line is judged here, all or
-nothing; a body that its endpoint refuses is that line's own error, found when it is run.
+(platform.openai.com/docs/api-reference/batch). Only the envelope of a line is checked here, all or
+nothing; a body that its endpoint refuses is an error of that line alone, found when it runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Json = dict[str, Any]
 
 
 def split(chunks: Iterable[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1. Of a line of more than `most_bytes`
-    that many and one are given, so that memory stays bounded."""
+    """The lines that are not blank, with their numbers from 1. A line of more than `most_bytes` is
+    cut to one byte more, so that memory stays bounded."""
     number, held = 0, b""
     for chunk in chunks:
         *complete, rest = chunk.split(b"\n")
@@ -41,11 +41,10 @@ def split(chunks: Iterable[bytes], most_bytes: int) -> Iterator[tuple[int, bytes
 
 
 class Envelopes:
-    """Judges the lines of one file, in their order. That no two have the same custom_id is seen by
-    the store."""
+    """Checks the lines of one file in order. The store checks that custom_ids are unique."""
 
     def __init__(self, endpoint: str, names: Sequence[str], most_line_bytes: int) -> None:
-        """`names`: of the model that is served; a line that names none means it."""
+        """`names`: of the served model, which a line without a name means."""
         self._endpoint = endpoint
         self._names = names
         self._most_line_bytes = most_line_bytes

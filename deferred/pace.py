@@ -1,5 +1,5 @@
-"""How the threads of the jobs share the interpreter with those whom immediate requests wait for:
-in short strokes, each followed by a rest."""
+"""How the jobs' threads share the interpreter with the threads of immediate requests: in short
+bursts, each followed by a rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store hands out and takes in. Times are unix seconds (UTC); None: not reached yet."""
+"""The store's records. Times are unix seconds (UTC); None: not reached yet."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of an item: `text` is its whole line (JSON, no newline) of the output file where
-    it `succeeded`, of the error file where not."""
+    """The result of an item: `text` is its whole line (JSON, no newline) of the output file if it
+    `succeeded`, otherwise of the error file."""
 
     ticket: Ticket
     succeeded: bool
@@ -160,7 +160,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where all jobs of all owners stand."""
+    """The progress of all jobs of all owners."""
 
     batches: Mapping[BatchStatus, int]  # a status that none has is left out
     items: Mapping[ItemState, int]  # of batches that started; all states are named

@@ -1,6 +1,6 @@
-"""Works off the lines of the jobs: claims them, has them executed, records what came of them.
+"""Executes the lines of jobs: claims them, submits them to the engine, records the results.
 
-One thread, which touches neither torch nor HTTP. It keeps a bounded number of requests in the
+One thread, without torch and HTTP. It keeps a bounded number of requests in the
 engine's queue, where the policy decides when they run; waking is coalesced, results are committed
 in groups and lines claimed in groups, so that a line costs the interpreter little. A database that
 is gone for a while costs only time: running lines continue, results wait, nothing new is claimed.
@@ -29,7 +29,7 @@ from inference import Inference
 
 log = logging.getLogger(__name__)
 
-STROKE_LINES = 8  # that are begun in a turn while immediate requests run: some milliseconds
+STROKE_LINES = 8  # begun in a turn while immediate requests run: some milliseconds
 TURN_S = 0.02  # ends are looked for no more often
 FLUSH_S = 0.05  # how long a result waits for others to be committed with it
 FLUSH_RESULTS = 256
@@ -51,7 +51,7 @@ class Answer:
 
 
 class NotNowError(Exception):
-    """The server takes nothing in, or ended the request for reasons of its own: try it again."""
+    """The server accepts nothing, or ended the request for its own reasons: retry."""
 
 
 class Call(Protocol):
@@ -99,9 +99,9 @@ class Worker:
         hurried: Callable[[], bool] = lambda: False,
         none_left: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name`: unique to this process's life. `window`: requests that are in the engine's hands
-        at a time. `hurried`: whether immediate requests wait for the interpreter. `none_left`:
-        told when all that was claimed has been recorded."""
+        """`name`: unique to this process's life. `window`: requests in the engine at a time.
+        `hurried`: whether immediate requests wait for the interpreter. `none_left`: called when
+        all claimed lines have been recorded."""
         self._store = store
         self._runner = runner
         self._name = name
@@ -128,7 +128,7 @@ class Worker:
         self._news.set()
 
     def stop(self) -> None:
-        """`run` gives back what it holds, and returns."""
+        """Makes `run` return its lines to the store and end."""
         self._pace.stop()
         self._news.set()
 
@@ -138,7 +138,7 @@ class Worker:
         while not self._pace.stopped:
             try:
                 wait_s = self._turn(time.monotonic())
-            except Exception:  # a fault of ours must not end all jobs
+            except Exception:  # an internal error must not end all jobs
                 log.exception("a turn of the batch worker failed; it continues")
                 wait_s = BACK_OFF_S[0]
             self._news.wait(wait_s)
@@ -159,7 +159,7 @@ class Worker:
                 self._back_off(error, now_s)
             else:
                 if self._back_off_s:
-                    log.info("the job store is there again")
+                    log.info("the job store is available again")
                 self._back_off_s = 0.0
         later_s = self._start()
         due_s = [self._beat_s]
@@ -192,7 +192,7 @@ class Worker:
                 continue
             del self._running[ticket]
             if answer.status >= 500 and running.tries < MOST_TRIES:
-                log.warning("line %d of %s failed; again", running.item.line, running.item.batch_id)
+                log.warning("line %d of %s is retried", running.item.line, running.item.batch_id)
                 self._claimed.appendleft((running.item, running.tries))
             else:
                 self._finish(running.item, answer, now_s)
@@ -319,9 +319,7 @@ class Worker:
                 self._store.items.record(self._name, self._results)
             self._store.items.release(self._name)
         except StoreUnavailableError as error:
-            log.warning(
-                "lines could not be given back, they will be when the lease ends: %s", error
-            )
+            log.warning("lines were not returned; they will be when the lease ends: %s", error)
 
 
 def _lost(item: Item) -> Answer:

@@ -181,7 +181,7 @@ def test_a_server_that_shuts_down_returns_its_lines(tmp_path: Path) -> None:
         eventually(lambda: running(server) > 0, "running lines")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
-        assert "could not be given back" not in server.log
+        assert "lines were not returned" not in server.log
     with serving(tmp_path, "dynamic", max_batch_size=16, port=port) as server:
         client = official(server)
         batch = ended(client, batch.id)
