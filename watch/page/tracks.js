@@ -195,10 +195,15 @@ export class Tracks {
     }
     pen.globalAlpha = 1;
     this.bounds(track, x, from, to, p);
-    pen.fillStyle = p.label;
     pen.font = `${Math.min(bar, 10)}px system-ui, sans-serif`;
     pen.textBaseline = "middle";
-    for (const [request, start, middle] of numbers) pen.fillText(String(request), Math.max(start, this.plot()[0]) + 4, middle);
+    for (const [request, start, middle] of numbers) {
+      const words = String(request), left = Math.max(start, this.plot()[0]) + 3;
+      pen.fillStyle = p.decode;
+      pen.fillRect(left, middle - bar / 2, pen.measureText(words).width + 2, bar - 0.5);
+      pen.fillStyle = p.label;
+      pen.fillText(words, left + 1, middle);
+    }
   }
 
   /** A cross where a request was preempted. @param {Request} r @param {Run} run @param {(t: number) => number} x
