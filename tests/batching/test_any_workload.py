@@ -274,7 +274,7 @@ def test_a_request_that_could_never_fit_is_refused(mode: Mode) -> None:
     with pytest.raises(TooLongError, match=r"prompt \(30 tokens\) and num_tokens \(11\)"):
         world.submit([1] * 30, 11)
     world = World(mode, budget=50, context=60)
-    with pytest.raises(TooLongError, match="takes 51 tokens of KV memory, the server has 50"):
+    with pytest.raises(TooLongError, match="needs 51 tokens of KV memory, the server has 50"):
         world.submit([1] * 30, 21)
     world.submit([1] * 30, 20)
     world.run()
