@@ -29,7 +29,7 @@ from tqdm import tqdm
 from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import WORKS, machine, save
 from benchmarks.limits import Limits, Pass, describe, least_seconds, measure
-from benchmarks.peers.checkpoint import prepare
+from benchmarks.peers.checkpoint import prepare, prepare_int8
 from benchmarks.peers.environments import (
     BUILD,
     HERE,
@@ -93,6 +93,8 @@ class Work:
     ) -> Result:
         jobs = self.jobs[:requests]
         limit = 1 if runner == "nobatch" else LIMIT
+        if (runner, dtype) == ("with_vllm", "int8"):
+            prepare_int8(self.folder)
         task = Task(
             runner, str(self.folder), dtype, limit,
             [job.prompt for job in jobs], [job.output_tokens for job in jobs],

@@ -4,12 +4,14 @@ require one."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gpt.checkpoint import load_network, save_checkpoint
+from model_server.quantise import quantise
 from text import bytes_of_characters, load_tokenizer
 
 _END = "<|endoftext|>"
@@ -35,6 +37,14 @@ def prepare(model: str, root: Path) -> Path:
             + "\n"
         )
     return folder
+
+
+def prepare_int8(folder: Path) -> None:
+    """The same with int8 weights, for engines that read our format, in a folder beside it."""
+    out = folder.with_name(f"{folder.name}-int8")
+    if not (out / "config.json").exists():  # written last
+        shutil.rmtree(out, ignore_errors=True)
+        quantise(str(folder), out)
 
 
 def _save_tokenizer(model: str, folder: Path, vocab_size: int) -> None:

@@ -48,11 +48,12 @@ ALL = ("bfloat16", "float32", "int8")
 
 PEERS = [
     Peer("OpenVINO GenAI", "openvino", "with_openvino", dtypes=ALL),
-    Peer("vLLM", "vllm", "with_vllm", variables=VLLM_VARIABLES, preload=(MALLOC,)),
+    Peer("vLLM", "vllm", "with_vllm", ALL, variables=VLLM_VARIABLES, preload=(MALLOC,)),
     Peer(
         "vLLM, Intel's OpenMP",
         "vllm",
         "with_vllm",
+        ALL,
         variables=VLLM_VARIABLES,
         preload=(MALLOC, OPENMP),
     ),

@@ -13,9 +13,10 @@ def load(task: Task) -> Engine:
     import torch
     from vllm import LLM, SamplingParams, TokensPrompt
 
+    int8 = task.dtype == "int8"
     engine = LLM(
-        model=task.folder,
-        dtype=task.dtype,
+        model=f"{task.folder}-int8" if int8 else task.folder,
+        dtype="bfloat16" if int8 else task.dtype,
         max_num_seqs=task.limit,
         max_model_len=1024,
         enforce_eager="PEER_EAGER" in os.environ,
@@ -38,9 +39,10 @@ def load(task: Task) -> Engine:
         return [list(answer.outputs[0].token_ids) for answer in answers]
 
     how = "eager" if "PEER_EAGER" in os.environ else "compiled"
+    rest = "W8A8, all else and the head in bfloat16, " if int8 else ""
     loaded = [Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
     return Engine(
         generate,
-        f"{how}, preloaded: {', '.join(loaded) or 'nothing'}, {torch.get_num_threads()} threads "
-        f"bound to cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']}, no prefix cache",
+        f"{how}, {rest}preloaded: {', '.join(loaded) or 'nothing'}, {torch.get_num_threads()} "
+        f"threads bound to cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']}, no prefix cache",
     )

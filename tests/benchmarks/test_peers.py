@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.common import Job
 from benchmarks.limits import Limits, Pass
 from benchmarks.peers import __main__ as peers
+from benchmarks.peers.checkpoint import prepare_int8
 from benchmarks.peers.environments import HERE, PEERS
-from gpt.network import GPTConfig
+from gpt.checkpoint import load_checkpoint, save_checkpoint
+from gpt.linear.quantised import is_quantised
+from gpt.network import GPT, GPTConfig
 
 
 class SmallWork(peers.Work):
@@ -78,6 +82,16 @@ def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: P
     card = peers.table("it", results, limits, found)
     assert "| float32 | fast | 3 | 2 | 80 | 80.0 | 1.25 [1.25, 1.25], a tie |" in card
     assert "| float32 | broken | - | 2 | - | - | - | - | no tokens |" in card
+
+
+def test_an_engine_that_reads_our_int8_gets_it_in_a_folder_beside_the_others(
+    tmp_path: Path,
+) -> None:
+    network = GPT(GPTConfig(vocab_size=11, context=16, n_layer=1, n_head=1, n_embd=4))
+    save_checkpoint(network, tmp_path / "model", torch.float32)
+    for _ in range(2):  # one that is there stays
+        prepare_int8(tmp_path / "model")
+    assert is_quantised(load_checkpoint(tmp_path / "model-int8"))
 
 
 def test_every_peer_has_pins_and_a_runner() -> None:
