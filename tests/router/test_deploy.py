@@ -200,9 +200,10 @@ def test_images_run_as_nobody_and_copy_what_exists(image: str) -> None:
 def test_the_routers_image_holds_all_that_the_router_imports(tmp_path: Path) -> None:
     for line in (DEPLOY / "router.Dockerfile").read_text().splitlines():
         if line.startswith("COPY"):
-            source = DEPLOY.parent / line.split()[1]
-            copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, tmp_path / source.name)
+            for name in line.split()[1:-1]:
+                source = DEPLOY.parent / name
+                copy = shutil.copytree if source.is_dir() else shutil.copy
+                copy(source, tmp_path / source.name)
     command = [sys.executable, "-m", "router", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
