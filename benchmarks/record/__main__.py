@@ -5,8 +5,10 @@
     python -m benchmarks.record --only embedded   # these, old or not
 
 In order, one at a time, on an idle machine: each recording begins when others do not use the cores,
-and is discarded if they used more than 5 % of a core meanwhile. After an interruption the same
-command continues where it stopped, since finished recordings are not old.
+and is discarded if they used more than 5 % of a core meanwhile. A virtual machine's hypervisor may
+always take more than that: `QUIET_CORES=0.15` accepts 15 %. Each recording states what others used.
+After an interruption the same command continues where it stopped, since finished recordings are not
+old.
 """
 
 from __future__ import annotations
