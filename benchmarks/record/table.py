@@ -89,7 +89,7 @@ TABLE: tuple[Recording, ...] = (
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
     _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
-    _bench("prefix", 25, "prefix", "results/reference-prefix", "prefix.json", LOOP),
+    _bench("prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix", "prefix.json", LOOP),
     _bench("step", 2, "step", "results/reference-step", "step.json", LOOP),
     # it writes watch/page/recorded/ itself
     Recording(
