@@ -132,6 +132,8 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
         if not (out / recording.shows).exists():
             _say(f"{recording.name} failed: it left no {recording.shows}")
             return False
+        for inner in (path for path in out.iterdir() if path.is_dir()):
+            shutil.rmtree(root / recording.folder / inner.name, ignore_errors=True)
         shutil.copytree(out, root / recording.folder, dirs_exist_ok=True)
     _say(f"{recording.name} recorded in {recording.folder}, {took}")
     return True

@@ -75,6 +75,19 @@ def test_the_files_and_output_of_a_command_move_to_its_folder(
     assert (checkout / "results" / "it" / "printed.txt").read_text() == "said\n"
 
 
+def test_a_recording_replaces_its_folders_whole(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
+    inner = checkout / "results" / "it" / "workloads"
+    inner.mkdir()
+    (inner / "old.jsonl").write_text("of an earlier load")
+    program = WRITES.replace("print", '(pathlib.Path(sys.argv[1]) / "workloads").mkdir(); print')
+    assert record(replace(IT, command=program), checkout)
+    assert inner.is_dir()
+    assert not any(inner.iterdir())
+
+
 @pytest.mark.parametrize(
     ("program", "allowed", "reason"),
     [
