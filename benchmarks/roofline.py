@@ -1,6 +1,6 @@
 """The linear kernels under the machine's roofline, as a picture.
 
-    python -m benchmarks.roofline --out docs/img/kernels-roofline.png
+    python -m benchmarks.roofline --picture docs/img/kernels-roofline.png
 
 Operations per second of every variant over rows, and their limit (Williams et al., "Roofline", CACM
 52(4), 2009): reading the weights, and the peak of the fastest instruction. Measured on one core in
@@ -103,15 +103,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="the picture, a .png")
+    parser.add_argument("--picture", type=Path, help="where to draw it, a .png")
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     limits = measure(PRECISIONS)
     found = [curve for precision in PRECISIONS for curve in curves(precision)]
     limits = limits.or_better(measure(PRECISIONS))
-    draw(found, limits, args.out)
+    if args.picture is not None:
+        draw(found, limits, args.picture)
     report = {"limits": asdict(limits), "rows": ROWS, "curves": [asdict(c) for c in found]}
-    save(report, table(found), None, "roofline")
+    save(report, table(found), args.out, "roofline")
 
 
 if __name__ == "__main__":

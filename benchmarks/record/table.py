@@ -61,6 +61,7 @@ def _bench(
 
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
+_KERNELS, _PRODUCTS = "results/reference-kernels", ("gpt/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store.py", "benchmarks/store_history.py")
 
 TABLE: tuple[Recording, ...] = (
@@ -89,6 +90,11 @@ TABLE: tuple[Recording, ...] = (
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
     _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
+    _bench("linear", 3, "linear", _KERNELS, "linear.json", _PRODUCTS),
+    _bench(
+        "roofline", 2, "roofline --picture docs/img/kernels-roofline.png", _KERNELS,
+        "roofline.json", _PRODUCTS, "development",
+    ),
     _bench("prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix", "prefix.json", LOOP),
     _bench("step", 2, "step", "results/reference-step", "step.json", LOOP),
     # it writes watch/page/recorded/ itself
