@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import batching
 from batching import BatchingManager
 from benchmarks.alternate import in_turns, ratio
 from benchmarks.bare import GREEDY
+from benchmarks.common import save
 from flight import Wait
 from generate.modes import LAYOUTS, make_ledger
 from inference import Inference
@@ -121,6 +123,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=40, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
     load = Load()
     hello: Hello = {
@@ -147,23 +150,22 @@ def main() -> None:
         "stalled": lambda: watched(False),
     }
     found = in_turns(sides, args.rounds)
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    rows = ["| viewer | µs a token | times that without |", "| --- | ---: | --- |"]
     for name, seconds in found.items():
         each_us = float(np.median(seconds)) / (ROWS * TOKENS) * 1e6
         against = ratio(seconds, found["none"])
-        told[name] = {"us_a_token": each_us, "ratio": [against.value, against.low, against.high]}
-        print(
-            f"{name:8} {each_us:7.2f} us a token; {against.value:.4f} times that without viewers "
-            f"[{against.low:.4f}, {against.high:.4f}]"
-        )
+        report[name] = {"us_a_token": each_us, "ratio": asdict(against)}
+        interval = f"{against.value:.3f} [{against.low:.3f}, {against.high:.3f}]"
+        rows.append(f"| {name} | {each_us:.2f} | {interval} |")
     spent = Spent()
     for function in ("planned_work", "iterated"):
         setattr(batching, function, spent.within(getattr(batching, function)))
     load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
     total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))
-    told["records"] = spent.seconds / total_s
-    print(f"records: {100 * told['records']:.2f} % of the thread's time, with and without viewers")
-    print(json.dumps(told))
+    report["records"] = share = spent.seconds / total_s
+    rows += ["", f"Records: {100 * share:.2f} % of the thread's time, with and without viewers."]
+    save(report, "\n".join(rows), args.out, "watching")
 
 
 if __name__ == "__main__":

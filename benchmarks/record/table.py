@@ -106,6 +106,10 @@ TABLE: tuple[Recording, ...] = (
         "remote", 30, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
         "development",
     ),
+    _bench(
+        "watching", 2, "watching", "results/reference-watching", "watching.json",
+        (*LOOP, "watch/hub.py", "watch/frames.py"),
+    ),
     _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
     _bench("store-history", 2, "store_history", _STORE, "history-sqlite.json", _STORED),
     Recording(
