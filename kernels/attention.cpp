@@ -19,6 +19,7 @@ constexpr int W = 16;  // lanes; compilers split these vectors where registers a
 constexpr int C = HEAD_DIM / W;  // vectors of a head
 static_assert(HEAD_DIM % W == 0, "heads of whole vectors");
 typedef float Floats __attribute__((vector_size(4 * W)));
+typedef int32_t Ints __attribute__((vector_size(4 * W)));
 typedef uint32_t Words __attribute__((vector_size(4 * W)));
 typedef uint16_t Halves __attribute__((vector_size(2 * W)));
 
@@ -26,29 +27,62 @@ struct bf16 {
   uint16_t bits;
 };
 
-inline Floats load(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
-
-inline Floats load(const bf16* from) {
-  Halves half;
-  std::memcpy(&half, from, sizeof half);
-  const Words wide = __builtin_convertvector(half, Words) << 16;
+inline Floats from_bits(Words wide) {
   Floats x;
   std::memcpy(&x, &wide, sizeof x);
   return x;
 }
 
-inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-
-inline void store(bf16* to, Floats x) {
+// To the upper half of each word; to nearest, ties to even.
+inline Words rounded(Floats x) {
   Words wide;
   std::memcpy(&wide, &x, sizeof wide);
-  wide += 0x7fff + ((wide >> 16) & 1);  // round to nearest, ties to even
-  const Halves half = __builtin_convertvector(wide >> 16, Halves);
-  std::memcpy(to, &half, sizeof half);
+  return wide + 0x7fff + ((wide >> 16) & 1);
+}
+
+// Calls use(c, x) for each vector c of a head, as floats. bfloat16 is read two numbers at a time: of
+// each pair of vectors, the first holds the numbers at even places and the second those at odd
+// places. That takes one operation a vector; a conversion in order takes four with GCC.
+// `store_head` restores the order.
+template <typename Use>
+inline void each_vector(const float* head, Use use) {
+  for (int c = 0; c < C; ++c) {
+    Floats x;
+    std::memcpy(&x, head + c * W, sizeof x);
+    use(c, x);
+  }
+}
+
+template <typename Use>
+inline void each_vector(const bf16* head, Use use) {
+  for (int c = 0; c + 1 < C; c += 2) {
+    Words pairs;
+    std::memcpy(&pairs, head + c * W, sizeof pairs);
+    use(c, from_bits(pairs << 16));
+    use(c + 1, from_bits(pairs & 0xffff0000));
+  }
+  if (C % 2) {
+    Halves half;
+    std::memcpy(&half, head + (C - 1) * W, sizeof half);
+    use(C - 1, from_bits(__builtin_convertvector(half, Words) << 16));
+  }
+}
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store_head(float* to, const Floats* head) {
+  for (int c = 0; c < C; ++c) store(to + c * W, head[c]);
+}
+
+inline void store_head(bf16* to, const Floats* head) {
+  for (int c = 0; c + 1 < C; c += 2) {
+    const Words pairs = (rounded(head[c]) >> 16) | (rounded(head[c + 1]) & 0xffff0000);
+    std::memcpy(to + c * W, &pairs, sizeof pairs);
+  }
+  if (C % 2) {
+    const Halves half = __builtin_convertvector(rounded(head[C - 1]) >> 16, Halves);
+    std::memcpy(to + (C - 1) * W, &half, sizeof half);
+  }
 }
 
 // Adds neighbours: sums of a's pairs, then sums of b's.
@@ -57,48 +91,60 @@ inline Floats add_pairs(Floats a, Floats b) {
          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-// exp for x <= 0 to about 2 ulp, branch-free (expf does not vectorise): Cephes' scheme, 2^n times a
-// polynomial on [-ln2/2, ln2/2].
-inline float exp_negative(float x) {
-  x = std::max(x, -87.0f);
-  const float n = std::nearbyint(x * 1.44269504f);
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+// exp for x <= 0 to about 2 ulp: Cephes' scheme, 2^n times a polynomial on [-ln2/2, ln2/2].
+inline Floats exp_negative(Floats x) {
+  x = x > -87.0f ? x : Floats{} - 87.0f;
+  constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: sums with it are whole numbers
+  const Floats n = (x * 1.44269504f + rounder) - rounder;
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &exponent, sizeof scale);
-  return p * scale;
+  return p * from_bits(reinterpret_cast<Words>((__builtin_convertvector(n, Ints) + 127) << 23));
 }
 
+// Hides from the compiler how the address came about. It would otherwise compute all addresses of a
+// loop in advance, many more than there are registers.
+template <typename T>
+inline void hide(const T*& address) {
+  asm volatile("" : "+r"(address));
+}
 
 // Prefetches one head's keys or values at 16 positions. Positions are a whole token apart, so the
 // processor predicts neither the next position nor the next block; without this, decoding over long
 // contexts took twice as long.
 template <typename T>
 inline void prefetch(const T* at, int64_t stride) {
-  for (int i = 0; i < W; ++i)
+#pragma GCC unroll 1
+  for (int i = 0; i < W; ++i, at += stride)
     for (size_t byte = 0; byte < C * W * sizeof(T); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(at + i * stride) + byte);
+      __builtin_prefetch(reinterpret_cast<const char*>(at) + byte);
 }
 
-// Scores of one query for 16 keys at distances of `stride`, summed together.
 template <typename T>
-inline void score(const Floats* query, const T* keys, int64_t stride, float* scores) {
-  Floats dots[W];
-  for (int i = 0; i < W; ++i) {
-    const T* key = keys + i * stride;
-    dots[i] = query[0] * load(key);
-    for (int c = 1; c < C; ++c) dots[i] += query[c] * load(key + c * W);
+inline Floats dot(const Floats* query, const T* key) {
+  Floats sum{};
+  each_vector(key, [&](int c, Floats x) { sum += query[c] * x; });
+  return sum;
+}
+
+// Scores of one query for the next N keys, `stride` apart, 16 / N partial sums of each. The recursion
+// keeps all sums in registers.
+template <int N, typename T>
+__attribute__((always_inline)) inline Floats score(const Floats* query, const T*& key,
+                                                   int64_t stride) {
+  if constexpr (N == 1) {
+    const Floats sum = dot(query, key);
+    key += stride;
+    hide(key);
+    return sum;
+  } else {
+    const Floats left = score<N / 2>(query, key, stride);
+    return add_pairs(left, score<N / 2>(query, key, stride));
   }
-  for (int n = W / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) dots[i] = add_pairs(dots[2 * i], dots[2 * i + 1]);
-  store(scores, dots[0]);
 }
 
 template <typename T>
@@ -107,19 +153,29 @@ inline void add_values(const float* weights, const T* values, int64_t stride, in
   Floats total[C];
   for (int c = 0; c < C; ++c) total[c] = sum[c];
   for (int64_t i = 0; i < n; ++i)
-    for (int c = 0; c < C; ++c) total[c] += weights[i] * load(values + i * stride + c * W);
+    each_vector(values + i * stride, [&](int c, Floats x) { total[c] += weights[i] * x; });
   for (int c = 0; c < C; ++c) sum[c] = total[c];
 }
 
-inline void softmax(float* scores, int64_t n) {
-  const float peak = *std::max_element(scores, scores + n);
-  float total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t t = 0; t < n; ++t) {
-    scores[t] = exp_negative(scores[t] - peak);
-    total += scores[t];
-  }
-  for (int64_t t = 0; t < n; ++t) scores[t] /= total;
+// Softmax of the scores from `low` to `end` of `width`, which is a multiple of W.
+inline void softmax(float* scores, int64_t low, int64_t end, int64_t width) {
+  std::fill(scores, scores + low, -INFINITY);
+  std::fill(scores + end, scores + width, -INFINITY);
+  const auto each = [&](auto change) {
+    for (int64_t t = 0; t < width; t += W) {
+      Floats x;
+      std::memcpy(&x, scores + t, sizeof x);
+      change(x);
+      store(scores + t, x);
+    }
+  };
+  Floats peaks = Floats{} - INFINITY, totals{};
+  each([&](Floats& x) { peaks = x > peaks ? x : peaks; });
+  float peak = peaks[0], total = 0;
+  for (int i = 1; i < W; ++i) peak = std::max(peak, peaks[i]);
+  each([&](Floats& x) { totals += x = exp_negative(x - peak); });
+  for (int i = 0; i < W; ++i) total += totals[i];
+  each([&](Floats& x) { x /= total; });
 }
 
 template <typename T>
@@ -155,32 +211,35 @@ struct Task {
     return (block * call.block_tokens + position % call.block_tokens) * token + head * dim;
   }
 
-  void run() {
+  // Of a row with one new token.
+  void attend_one() {
+    write();
+    attend(call.first[row], call.start[row] + 1, head, heads,
+           [&](const T* pool, int64_t t) { return pool + slot(t); }, call.keys, call.values, token);
+  }
+
+  // Of a row with several, whose queries read the same keys: gathered and converted to floats, these
+  // stay in the cache. `heads` is 1.
+  void attend_all() {
+    write();
     const int64_t first = call.first[row], count = call.count[row], start = call.start[row];
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t to = slot(start + i), from = first + i;
+    const int64_t low = lowest(start + 1) / W * W, end = start + count;
+    for (int64_t t = low; t < end; ++t) {
+      const int64_t from = slot(t), to = (t - low) * dim;
+      each_vector(call.keys + from, [&](int c, Floats x) { store(&scratch.keys[to + c * W], x); });
+      each_vector(call.values + from, [&](int c, Floats x) { store(&scratch.values[to + c * W], x); });
+    }
+    for (int64_t i = 0; i < count; ++i)
+      attend(first + i, start + i + 1, head, 1,
+             [&](const float* packed, int64_t t) { return packed + (t - low) * dim; },
+             scratch.keys.data(), scratch.values.data(), dim);
+  }
+
+  void write() {
+    for (int64_t i = 0; i < call.count[row]; ++i) {
+      const int64_t to = slot(call.start[row] + i), from = call.first[row] + i;
       std::memcpy(call.keys + to, call.k + from * call.k_stride + head * dim, heads * dim * sizeof(T));
       std::memcpy(call.values + to, call.v + from * call.v_stride + head * dim, heads * dim * sizeof(T));
-    }
-    if (count == 1) {
-      attend(first, start + 1, head, heads, [&](const T* pool, int64_t t) { return pool + slot(t); },
-             call.keys, call.values, token);
-      return;
-    }
-    // many queries read the same keys: gathered and converted to floats, they stay in the cache
-    const int64_t low = lowest(start + 1) / W * W, end = start + count;
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t t = low; t < end; ++t) {
-        const int64_t from = slot(t) + h * dim, to = (t - low) * dim;
-        for (int c = 0; c < C; ++c) {
-          store(&scratch.keys[to + c * W], load(call.keys + from + c * W));
-          store(&scratch.values[to + c * W], load(call.values + from + c * W));
-        }
-      }
-      for (int64_t i = 0; i < count; ++i)
-        attend(first + i, start + i + 1, head + h, 1,
-               [&](const float* packed, int64_t t) { return packed + (t - low) * dim; },
-               scratch.keys.data(), scratch.values.data(), dim);
     }
   }
 
@@ -193,10 +252,11 @@ struct Task {
               const S* values, int64_t stride) {
     const int64_t low = lowest(end), from = low / W * W, width = (end - from + W - 1) / W * W;
     const T* queries = call.q + query_token * call.q_stride + h0 * group * dim;
-    for (int64_t i = 0; i < n * group * C; ++i) {
-      scratch.query[i] = load(queries + i * W) * call.scale;
-      scratch.sum[i] = Floats{};
-    }
+    for (int64_t j = 0; j < n * group; ++j)
+      each_vector(queries + j * dim, [&](int c, Floats x) {
+        scratch.query[j * C + c] = x * call.scale;
+        scratch.sum[j * C + c] = Floats{};
+      });
     const auto each = [&](auto work) {  // (head, its query, place of the query's scratch)
       for (int64_t h = 0; h < n; ++h)
         for (int64_t j = h * group; j < (h + 1) * group; ++j) work(h, j);
@@ -205,11 +265,12 @@ struct Task {
       const S *now = at(keys, t), *next = t + W < end ? at(keys, t + W) : at(values, from);
       each([&](int64_t h, int64_t j) {
         if (j == h * group) prefetch(next + h * dim, stride);
-        score(&scratch.query[j * C], now + h * dim, stride, &scratch.scores[j * width + t - from]);
+        const S* key = now + h * dim;
+        store(&scratch.scores[j * width + t - from], score<W>(&scratch.query[j * C], key, stride));
       });
     }
     for (int64_t j = 0; j < n * group; ++j)
-      softmax(&scratch.scores[j * width + low - from], end - low);
+      softmax(&scratch.scores[j * width], low - from, end - from, width);
     for (int64_t t = from; t < end; t += W) {
       const S *now = at(values, t), *next = at(values, std::min(t + W, (end - 1) / W * W));
       const int64_t skip = std::max<int64_t>(0, low - t), stop = std::min<int64_t>(W, end - t);
@@ -220,17 +281,18 @@ struct Task {
       });
     }
     T* result = call.out + (query_token * call.heads + h0 * group) * dim;
-    for (int64_t i = 0; i < n * group * C; ++i) store(result + i * W, scratch.sum[i]);
+    for (int64_t j = 0; j < n * group; ++j) store_head(result + j * dim, &scratch.sum[j * C]);
   }
 };
 
-// Heads per task: neighbours share pages and streams of memory, but every thread needs work.
+// Neighbouring heads of keys and values that a task of a decoding row takes. All of them read whole
+// tokens in sequence, which is fastest, but every thread needs tasks: one if they are equally long,
+// otherwise some.
 inline int64_t heads_together(int64_t rows, int64_t kv_heads) {
-  int64_t together = 1;
-  while (together < 8 && kv_heads % (2 * together) == 0 &&
-         rows * kv_heads >= 2 * together * 2 * omp_get_max_threads())
-    together *= 2;
-  return together;
+  const int64_t wanted = (rows > 1 ? 4 : 1) * omp_get_max_threads();
+  int64_t tasks = 1;
+  while (kv_heads % tasks || (tasks < kv_heads && rows * tasks < wanted)) ++tasks;
+  return kv_heads / tasks;
 }
 
 template <typename T>
@@ -248,15 +310,21 @@ void attend_rows(const Call<T>& call) {
     scratch.scores.resize(queries * longest);
     scratch.query.resize(queries * C);
     scratch.sum.resize(queries * C);
+    // rows differ in length, so a free thread takes the next task; the longest tasks come first
     if (most > 1) {
       scratch.keys.resize(longest * HEAD_DIM);
       scratch.values.resize(longest * HEAD_DIM);
+#pragma omp for schedule(dynamic) nowait
+      for (int64_t task = 0; task < call.rows * call.kv_heads; ++task) {
+        const int64_t row = task / call.kv_heads, head = task % call.kv_heads;
+        if (call.count[row] > 1) Task<T>{call, scratch, row, head, 1}.attend_all();
+      }
     }
-    // rows differ in length, so a free thread takes the next task
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < call.rows * tasks; ++task)
-      if (call.count[task / tasks])
-        Task<T>{call, scratch, task / tasks, task % tasks * heads, heads}.run();
+    for (int64_t task = 0; task < call.rows * tasks; ++task) {
+      const int64_t row = task / tasks, head = task % tasks * heads;
+      if (call.count[row] == 1) Task<T>{call, scratch, row, head, heads}.attend_one();
+    }
   }
 }
 
