@@ -89,7 +89,10 @@ TABLE: tuple[Recording, ...] = (
         "deferred-gpt2-medium", 45, "deferred --model random:gpt2-medium --dtype bfloat16 "
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
-    _bench("sampling", 6, "sampling", "results/reference-sampling", "sampling.json", LOOP),
+    _bench(
+        "sampling", 6, "sampling --dtypes bfloat16", "results/reference-sampling", "sampling.json",
+        LOOP,
+    ),
     _bench("linear", 3, "linear", _KERNELS, "linear.json", _PRODUCTS),
     _bench(
         "roofline", 2, "roofline --picture docs/img/kernels-roofline.png", _KERNELS,
