@@ -78,11 +78,10 @@ class RaggedAttention:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         count, rows = self._rows
         if self._kernel is not None and count:
-            keys, values = self._pool.keys[layer], self._pool.values[layer]
             self._kernel(
                 q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
                 count, q.shape[1], k.shape[1], q.stride(0), k.stride(0), v.stride(0),
-                *rows, keys.data_ptr(), values.data_ptr(), keys.shape[1],
+                *rows, *self._pool.addresses[layer], self._pool.shape.block_tokens,
                 self._window, self._scale,
             )  # fmt: skip
         if self._by_torch:

@@ -53,7 +53,10 @@ class KVPool:
     def __init__(self, shape: KVShape, blocks: int) -> None:
         size = (2, shape.n_layer, blocks, shape.block_tokens, shape.kv_heads, shape.head_dim)
         self.shape = shape
-        self.keys, self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        both = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.keys, self.values = both
+        # of each layer's keys and values: read in every layer of every iteration, slow to compute
+        self.addresses = [tuple(part.data_ptr() for part in layer) for layer in both.unbind(1)]
 
     def slots(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as `[slots, kv_heads, head_dim]`: slot = block x block_tokens

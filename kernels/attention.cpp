@@ -17,6 +17,7 @@ namespace {
 
 constexpr int W = 16;  // lanes; compilers split these vectors where registers are narrower
 constexpr int C = HEAD_DIM / W;  // vectors of a head
+constexpr int64_t TOKENS = 16;   // of a row, that read keys and values together
 static_assert(HEAD_DIM % W == 0, "heads of whole vectors");
 typedef float Floats __attribute__((vector_size(4 * W)));
 typedef int32_t Ints __attribute__((vector_size(4 * W)));
@@ -211,77 +212,109 @@ struct Task {
     return (block * call.block_tokens + position % call.block_tokens) * token + head * dim;
   }
 
+  int64_t lowest(int64_t end) const { return std::max<int64_t>(0, end - call.window); }
+
+  // Copies keys and values of the new tokens to their slots.
+  void write() {
+    const size_t bytes = heads * dim * sizeof(T);
+    for (int64_t i = 0; i < call.count[row]; ++i) {
+      const int64_t to = slot(call.start[row] + i), from = call.first[row] + i;
+      std::memcpy(call.keys + to, call.k + from * call.k_stride + head * dim, bytes);
+      std::memcpy(call.values + to, call.v + from * call.v_stride + head * dim, bytes);
+    }
+  }
+
+  // Scales the queries of a token and begins their sums, from place `to` of the scratch on.
+  void begin(int64_t query_token, int64_t to) {
+    const T* queries = call.q + query_token * call.q_stride + head * group * dim;
+    for (int64_t j = 0; j < heads * group; ++j)
+      each_vector(queries + j * dim, [&](int c, Floats x) {
+        scratch.query[(to + j) * C + c] = x * call.scale;
+        scratch.sum[(to + j) * C + c] = Floats{};
+      });
+  }
+
+  void finish(int64_t query_token, int64_t from) {
+    T* result = call.out + (query_token * call.heads + head * group) * dim;
+    for (int64_t j = 0; j < heads * group; ++j)
+      store_head(result + j * dim, &scratch.sum[(from + j) * C]);
+  }
+
   // Of a row with one new token.
   void attend_one() {
     write();
-    attend(call.first[row], call.start[row] + 1, head, heads,
-           [&](const T* pool, int64_t t) { return pool + slot(t); }, call.keys, call.values, token);
-  }
-
-  // Of a row with several, whose queries read the same keys: gathered and converted to floats, these
-  // stay in the cache. `heads` is 1.
-  void attend_all() {
-    write();
-    const int64_t first = call.first[row], count = call.count[row], start = call.start[row];
-    const int64_t low = lowest(start + 1) / W * W, end = start + count;
-    for (int64_t t = low; t < end; ++t) {
-      const int64_t from = slot(t), to = (t - low) * dim;
-      each_vector(call.keys + from, [&](int c, Floats x) { store(&scratch.keys[to + c * W], x); });
-      each_vector(call.values + from, [&](int c, Floats x) { store(&scratch.values[to + c * W], x); });
-    }
-    for (int64_t i = 0; i < count; ++i)
-      attend(first + i, start + i + 1, head, 1,
-             [&](const float* packed, int64_t t) { return packed + (t - low) * dim; },
-             scratch.keys.data(), scratch.values.data(), dim);
-  }
-
-  void write() {
-    for (int64_t i = 0; i < call.count[row]; ++i) {
-      const int64_t to = slot(call.start[row] + i), from = call.first[row] + i;
-      std::memcpy(call.keys + to, call.k + from * call.k_stride + head * dim, heads * dim * sizeof(T));
-      std::memcpy(call.values + to, call.v + from * call.v_stride + head * dim, heads * dim * sizeof(T));
-    }
-  }
-
-  int64_t lowest(int64_t end) const { return std::max<int64_t>(0, end - call.window); }
-
-  // One token's queries of `n` heads from `h0` on, over the positions before `end`. `at` gives the
-  // address of the first of these heads at a position, `stride` the distance within 16 positions.
-  template <typename S, typename At>
-  void attend(int64_t query_token, int64_t end, int64_t h0, int64_t n, At at, const S* keys,
-              const S* values, int64_t stride) {
-    const int64_t low = lowest(end), from = low / W * W, width = (end - from + W - 1) / W * W;
-    const T* queries = call.q + query_token * call.q_stride + h0 * group * dim;
-    for (int64_t j = 0; j < n * group; ++j)
-      each_vector(queries + j * dim, [&](int c, Floats x) {
-        scratch.query[j * C + c] = x * call.scale;
-        scratch.sum[j * C + c] = Floats{};
-      });
-    const auto each = [&](auto work) {  // (head, its query, place of the query's scratch)
-      for (int64_t h = 0; h < n; ++h)
+    const int64_t end = call.start[row] + 1, low = lowest(end), from = low / W * W;
+    const int64_t width = (end - from + W - 1) / W * W;
+    begin(call.first[row], 0);
+    const auto each = [&](auto work) {  // (head, its query)
+      for (int64_t h = 0; h < heads; ++h)
         for (int64_t j = h * group; j < (h + 1) * group; ++j) work(h, j);
     };
     for (int64_t t = from; t < end; t += W) {
-      const S *now = at(keys, t), *next = t + W < end ? at(keys, t + W) : at(values, from);
+      const T* now = call.keys + slot(t);
+      const T* next = t + W < end ? call.keys + slot(t + W) : call.values + slot(from);
       each([&](int64_t h, int64_t j) {
-        if (j == h * group) prefetch(next + h * dim, stride);
-        const S* key = now + h * dim;
-        store(&scratch.scores[j * width + t - from], score<W>(&scratch.query[j * C], key, stride));
+        if (j == h * group) prefetch(next + h * dim, token);
+        const T* key = now + h * dim;
+        store(&scratch.scores[j * width + t - from], score<W>(&scratch.query[j * C], key, token));
       });
     }
-    for (int64_t j = 0; j < n * group; ++j)
+    for (int64_t j = 0; j < heads * group; ++j)
       softmax(&scratch.scores[j * width], low - from, end - from, width);
     for (int64_t t = from; t < end; t += W) {
-      const S *now = at(values, t), *next = at(values, std::min(t + W, (end - 1) / W * W));
+      const T* now = call.values + slot(t);
+      const T* next = call.values + slot(std::min(t + W, (end - 1) / W * W));
       const int64_t skip = std::max<int64_t>(0, low - t), stop = std::min<int64_t>(W, end - t);
       each([&](int64_t h, int64_t j) {
-        if (j == h * group) prefetch(next + h * dim, stride);
-        add_values(&scratch.scores[j * width + t - from + skip], now + h * dim + skip * stride,
-                      stride, stop - skip, &scratch.sum[j * C]);
+        if (j == h * group) prefetch(next + h * dim, token);
+        add_values(&scratch.scores[j * width + t - from + skip], now + h * dim + skip * token,
+                   token, stop - skip, &scratch.sum[j * C]);
       });
     }
-    T* result = call.out + (query_token * call.heads + h0 * group) * dim;
-    for (int64_t j = 0; j < n * group; ++j) store_head(result + j * dim, &scratch.sum[j * C]);
+    finish(call.first[row], 0);
+  }
+
+  // Of a row with several, which read the same keys. Gathered and converted to floats, all of them
+  // stay in the second-level cache, and 16 in the first while TOKENS tokens read them. `heads` is 1.
+  void attend_all() {
+    write();
+    const int64_t low = lowest(call.start[row] + 1) / W * W, count = call.count[row];
+    for (int64_t t = low; t < call.start[row] + count; ++t) {
+      const int64_t from = slot(t), to = (t - low) * dim;
+      each_vector(call.keys + from, [&](int c, Floats x) { store(&scratch.keys[to + c * W], x); });
+      each_vector(call.values + from,
+                  [&](int c, Floats x) { store(&scratch.values[to + c * W], x); });
+    }
+    for (int64_t i = 0; i < count; i += TOKENS) attend_some(i, std::min(count, i + TOKENS), low);
+  }
+
+  void attend_some(int64_t first, int64_t last, int64_t from) {
+    const int64_t start = call.start[row], width = (start + last - from + W - 1) / W * W;
+    const auto each = [&](auto work) {  // (low, end, query) of what a query attends to
+      for (int64_t i = first; i < last; ++i)
+        for (int64_t j = (i - first) * group; j < (i - first + 1) * group; ++j)
+          work(lowest(start + i + 1), start + i + 1, j);
+    };
+    for (int64_t i = first; i < last; ++i) begin(call.first[row] + i, (i - first) * group);
+    for (int64_t t = from; t < start + last; t += W)
+      each([&](int64_t low, int64_t end, int64_t j) {
+        if (t >= end || t + W <= low) return;
+        const float* key = &scratch.keys[(t - from) * dim];
+        store(&scratch.scores[j * width + t - from], score<W>(&scratch.query[j * C], key, dim));
+      });
+    each([&](int64_t low, int64_t end, int64_t j) {
+      const int64_t own = low / W * W;
+      softmax(&scratch.scores[j * width + own - from], low - own, end - own,
+              (end - own + W - 1) / W * W);
+    });
+    for (int64_t t = from; t < start + last; t += W)
+      each([&](int64_t low, int64_t end, int64_t j) {
+        if (t >= end || t + W <= low) return;
+        const int64_t skip = std::max(t, low), stop = std::min(t + W, end);
+        add_values(&scratch.scores[j * width + skip - from], &scratch.values[(skip - from) * dim],
+                   dim, stop - skip, &scratch.sum[j * C]);
+      });
+    for (int64_t i = first; i < last; ++i) finish(call.first[row] + i, (i - first) * group);
   }
 };
 
@@ -303,7 +336,8 @@ void attend_rows(const Call<T>& call) {
     most = std::max(most, call.count[r]);
   }
   const int64_t heads = heads_together(call.rows, call.kv_heads), tasks = call.kv_heads / heads;
-  const int64_t queries = heads * (call.heads / call.kv_heads);
+  const int64_t queries =
+      std::max(heads, most > 1 ? TOKENS : 1) * (call.heads / call.kv_heads);
 #pragma omp parallel
   {
     Scratch scratch;

@@ -135,6 +135,8 @@ class KernelLinear(nn.Module):
             excess = 128 * weight.sum(1, dtype=torch.int32)
             scale = torch.cat([F.pad(linear.scale, (0, absent)), excess.view(torch.float32)])
         self.register_buffer("scale", scale)
+        # read in every layer of every iteration, slow to look up: nothing moves these buffers
+        self.addresses = self.weight.data_ptr(), self.bias.data_ptr(), self.scale.data_ptr()
         gelu = _activation(linear)
         self.fused_gelu = gelu == "tanh"
         self.gelu_after = None if self.fused_gelu else gelu
@@ -144,8 +146,8 @@ class KernelLinear(nn.Module):
         x = x.contiguous()
         y = x.new_empty(len(x), self.outputs)
         self.function(
-            x.data_ptr(), len(x), self.inputs, self.weight.data_ptr(), self.bias.data_ptr(),
-            self.scale.data_ptr(), self.fused_gelu, y.data_ptr(), self.outputs,
+            x.data_ptr(), len(x), self.inputs, *self.addresses, self.fused_gelu, y.data_ptr(),
+            self.outputs,
         )  # fmt: skip
         return y if self.gelu_after is None else F.gelu(y, approximate=self.gelu_after)
 
