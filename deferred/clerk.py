@@ -1,6 +1,7 @@
-"""The life of jobs apart from their lines: validates, expires, finalises, sweeps.
+"""Validates, expires, finalises and sweeps batches.
 
-A separate thread, since a large file takes seconds, for which other jobs' lines must not wait.
+It runs in a thread apart from the worker's: a large file takes seconds, and the lines of other
+batches must not wait for it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from deferred.store import JobStore
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0  # other servers may have made batches
+POLL_S = 1.0  # other servers may have created batches
 SWEEP_S = 60.0
 BACK_OFF_S = 1.0
-LOOK_S = 1.0
-ASIDE_S = 30.0  # how long a batch whose step failed is skipped, so that others come first
-STROKE_LINES = 4  # a fraction of a millisecond
+LOOK_S = 1.0  # between two updates of `progress`
+ASIDE_S = 30.0  # how long a batch is skipped after a failed step, so that others come first
+STROKE_LINES = 4  # validated between two rests: a fraction of a millisecond
 
 
 class _StoppedError(Exception):
-    """The server stops in the middle of a step, which can be repeated."""
+    """The server stops during a step. The step can be repeated."""
 
 
 class Clerk:
@@ -56,10 +57,10 @@ class Clerk:
         self._started = started
         self._news = threading.Event()
         self._sweep_s = 0.0
-        self._aside_s: dict[str, float] = {}  # skipped batches, and since when
-        self._failing = False  # the last turn had a step that could not be done
+        self._aside_s: dict[str, float] = {}  # id of a skipped batch: since when
+        self._failing = False  # a step of the last turn failed
         self._look_s = 0.0
-        self.progress: Progress | None = None  # about a second old; None: no store
+        self.progress: Progress | None = None  # None: the store is unavailable
 
     def wake(self) -> None:
         self._news.set()
@@ -81,16 +82,16 @@ class Clerk:
                     log.error("the job store is unavailable: %s", error)
                 self.progress, wait_s = None, BACK_OFF_S
             except Exception:  # an internal error must not end all jobs
-                log.exception("a turn of the batch clerk failed; it continues")
+                log.exception("internal error in the batch clerk; it continues")
                 wait_s = BACK_OFF_S
             self._news.wait(wait_s)
             self._news.clear()
 
     def _turn(self) -> bool:
-        """Whether there may be more to do at once. A step that fails keeps no other from its turn:
-        on a full disk it is sweeping that frees space.
+        """Runs each step once. Returns whether there may be more to do now. A failed step does not
+        stop the others: on a full disk, the sweep frees space.
 
-        Raises StoreUnavailableError where the database cannot be read, and _StoppedError.
+        Raises StoreUnavailableError if the database cannot be read, and _StoppedError.
         """
         now_s = time.monotonic()
         self._aside_s = {id: s for id, s in self._aside_s.items() if now_s - s < ASIDE_S}
@@ -104,10 +105,10 @@ class Clerk:
                 self._look()
                 failed = True
                 if not self._failing:
-                    log.error("the job store cannot do a step of the batches: %s", error)
+                    log.error("the job store failed, batches wait: %s", error)
             except Exception:
                 failed = True
-                log.exception("a step of the batch clerk failed; it continues")
+                log.exception("internal error in a step of the batch clerk; it continues")
         self._failing = failed
         self._look()
         return found and not failed
@@ -117,7 +118,7 @@ class Clerk:
         self._look_s = time.monotonic() + LOOK_S
 
     def _rest(self) -> None:
-        """Between two strokes, outside of transactions. Raises _StoppedError,
+        """Call it between two short pieces of work, outside transactions. Raises _StoppedError,
         StoreUnavailableError."""
         self._pace.rest()
         if self._pace.stopped:
@@ -126,16 +127,16 @@ class Clerk:
             self._look()
 
     def _set_aside(self, batch: Batch) -> None:
-        """What keeps this batch from its next step must neither keep others from theirs nor take
-        their space. Raises StoreUnavailableError where it is not the batch: the database is gone.
-        """
+        """Skips the batch for a while and removes what the failed step wrote, so that it neither
+        blocks other batches nor takes their space. Raises StoreUnavailableError if the database
+        itself is unavailable."""
         self._look()
         log.exception("%s failed; the next attempt is in %g s", batch.id, ASIDE_S)
         self._aside_s[batch.id] = time.monotonic()
         try:
             self._store.batches.give_up(batch.id, self._name, self._rest)
         except StoreError as error:
-            log.warning("what was written for %s stays until then: %s", batch.id, error)
+            log.warning("the partial result of %s is kept until then: %s", batch.id, error)
 
     def _expire(self) -> bool:
         return self._store.batches.end_due(time.time()) > 0
@@ -151,12 +152,12 @@ class Clerk:
         try:
             self._validate(batch)
         except LeaseLostError:
-            log.info("%s was cancelled, or expired, while it was validated", batch.id)
+            log.info("%s was cancelled or expired during validation", batch.id)
         except _StoppedError:
             raise
         except StoreError:
             self._set_aside(batch)
-        except Exception:  # or it would be claimed again for ever, before all others
+        except Exception:  # otherwise this batch would be claimed first for ever
             log.exception("%s cannot be validated", batch.id)
             explained = "the file cannot be validated; see the server's log"
             fault = LineError("server_error", explained)
@@ -173,10 +174,10 @@ class Clerk:
             ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun, self._rest)
             log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
         except LeaseLostError:
-            log.info("%s is finalised by another server", batch.id)
+            log.info("another server finalises %s", batch.id)
         except _StoppedError:
             raise
-        except Exception:  # or it would be claimed again for ever, before all others
+        except Exception:  # otherwise this batch would be claimed first for ever
             self._set_aside(batch)
         return True
 
@@ -214,7 +215,7 @@ class Clerk:
             faults.sort(key=lambda fault: fault.line or 0)
             told = faults[: lines.MOST_ERRORS]
             self._store.batches.fail(batch.id, self._name, told, time.time())
-            log.info("%s failed its validation: %s", batch.id, faults[0].message)
+            log.info("%s failed validation: %s", batch.id, faults[0].message)
             return
         self._store.batches.start(batch.id, self._name, time.time())
         log.info("%s has %d requests", batch.id, total)
@@ -227,7 +228,7 @@ class Clerk:
                 self._rest()
 
     def _sweep(self) -> bool:
-        """False: more to sweep may wait for the next turn."""
+        """Returns False: the rest of a large sweep can wait for the next turn."""
         if time.monotonic() >= self._sweep_s:
             now_s = time.time()
             swept = self._store.sweep(now_s, now_s - self._retention_s, self._rest)

@@ -1,15 +1,15 @@
-"""The store's refusals and failures, as types that its callers distinguish."""
+"""The errors that the store raises."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Any of those below."""
+    """Base class of the errors below."""
 
 
 class StoreUnavailableError(StoreError):
-    """The database did not answer in time, is locked, full or gone. Nothing of the call is visible;
-    it may be tried again."""
+    """The database is locked, full or gone, or did not answer in time. The call had no visible
+    effect and may be repeated."""
 
 
 class StoreInUseError(StoreError):
@@ -17,15 +17,15 @@ class StoreInUseError(StoreError):
 
 
 class UnknownSchemaError(StoreError):
-    """A later version of this program made the database, or one before the first release."""
+    """The database was made by a later version of this program, or before the first release."""
 
 
 class NotFoundError(StoreError):
-    """No such file or batch, or it belongs to another owner, or it is deleted or expired."""
+    """The file or batch does not exist, was deleted, has expired, or belongs to another owner."""
 
 
 class QuotaExceededError(StoreError):
-    """The owner stores as much as is allowed; nothing of the call is kept."""
+    """The owner would store more than is allowed; nothing of the call is kept."""
 
 
 class FileTooLargeError(StoreError):
@@ -41,5 +41,5 @@ class IdempotencyMismatchError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """The batch is no longer this worker's to validate or finalise: it was cancelled, it expired,
-    or another worker took over. Stop and forget it."""
+    """The worker no longer holds this batch: it was cancelled, it expired, or another worker took
+    over. Stop working on it."""

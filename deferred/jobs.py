@@ -1,5 +1,7 @@
-"""The deferred jobs of one server: their store, as soon as it is available, and the two threads
-that work on it. An existing store is opened at start, a new one at its first use."""
+"""The deferred jobs of one server: their store, and the two threads that work on it.
+
+An existing store is opened at start, a new one at its first use.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from deferred.worker import Runner, Worker
 
 log = logging.getLogger(__name__)
 
-STORE_FILE = "jobs.db"  # that `open_store` makes in a folder
-RETRY_S = 2.0  # opening a store that is in use or unavailable
-REMEMBERED_S = 1.0  # a failure to open it, so that callers do not queue for the same one
+STORE_FILE = "jobs.db"  # the name that `open_store` gives a database in a folder
+RETRY_S = 2.0  # between attempts to open a store that is in use or unavailable
+REMEMBERED_S = 1.0  # callers get the last failure for so long; they would queue for the next one
 
 
 class Jobs:
@@ -41,8 +43,8 @@ class Jobs:
         retention_s: float,
         hurried: Callable[[], bool],
     ) -> None:
-        """`where`: as in `open_store`; `names`: the model's names, of which batches have the first;
-        the others: as in `Worker` and `Clerk`."""
+        """`where`: as in `open_store`. `names`: the model's names; batches store the first. The
+        others: as in `Worker` and `Clerk`."""
         self._where = where
         self._runner = runner
         self._names = names
@@ -62,7 +64,7 @@ class Jobs:
 
     @property
     def store(self) -> JobStore:
-        """Opens it if need be. Raises StoreError."""
+        """The store, opened at its first use. Raises StoreError."""
         with self._lock:
             if self._store is None:
                 self._open()
@@ -70,7 +72,7 @@ class Jobs:
             return self._store
 
     def start(self) -> None:
-        """Lines may be executed from now on."""
+        """Allows lines to be executed: starts the threads now, or when the store is opened."""
         with self._lock:
             self._started = True
             if self._store is not None:
@@ -81,11 +83,11 @@ class Jobs:
     def _may_exist(self) -> bool:
         try:
             return isinstance(self._where, str) or (self._where / STORE_FILE).exists()
-        except OSError:  # opening it will fail
+        except OSError:  # opening it will report this error
             return True
 
     def wake(self) -> None:
-        """There is a new batch, or one was cancelled."""
+        """Call it after a batch was created or cancelled."""
         for hand in (self._worker, self._clerk):
             if hand is not None:
                 hand.wake()
@@ -94,8 +96,8 @@ class Jobs:
         """Ends both threads and returns unfinished lines to the store."""
         self._stopping.set()
         end_s = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=timeout_s):  # opening the database takes long
-            return  # nothing has begun, and nothing will
+        if not self._lock.acquire(timeout=timeout_s):  # the database is still being opened
+            return  # no thread has started, and none will
         try:
             for hand in (self._worker, self._clerk):
                 if hand is not None:
@@ -118,8 +120,8 @@ class Jobs:
         return None if self._clerk is None else self._clerk.progress
 
     def describe(self) -> dict[str, Any]:
-        """For `/stats`, without querying the database. `store`: unused, open or unavailable; only
-        the log explains why, since clients read this, too."""
+        """The figures of `/stats`, without a query. `store`: unused, open or unavailable. Clients
+        read this, so only the log says why."""
         progress = self.progress
         if progress is None:
             unused = self._clerk is None and self._failure is None
@@ -150,11 +152,11 @@ class Jobs:
             return open_store(self._where)
         except StoreError:
             raise
-        except Exception as error:  # of libraries: a URL that is none, a driver's own
-            raise StoreUnavailableError(f"it cannot be opened: {error}") from error
+        except Exception as error:  # from a library: an invalid URL, a driver's error
+            raise StoreUnavailableError(f"the job store cannot be opened: {error}") from error
 
     def _resume(self) -> None:
-        """There may be jobs that an earlier process began."""
+        """Opens the store, which may hold jobs of an earlier process."""
         while not self._stopping.is_set():
             try:
                 _ = self.store

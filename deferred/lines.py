@@ -1,8 +1,9 @@
 """The lines of a batch's files: the format of a job and of its results.
 
 Bytes in, bytes out; no store, no clock. The formats and limits are those of OpenAI's Batch API
-(platform.openai.com/docs/api-reference/batch). Only the envelope of a line is checked here, all or
-nothing; a body that its endpoint refuses is an error of that line alone, found when it runs.
+(platform.openai.com/docs/api-reference/batch). This module checks only the envelopes: one wrong
+envelope fails the batch. The endpoint checks a body when its line runs; a wrong body fails only
+that line.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Json = dict[str, Any]
 
 
 def split(chunks: Iterable[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1. A line of more than `most_bytes` is
-    cut to one byte more, so that memory stays bounded."""
+    """Yields the lines that are not blank with their numbers, from 1. Longer lines are cut to
+    `most_bytes` + 1, so that memory is bounded."""
     number, held = 0, b""
     for chunk in chunks:
         *complete, rest = chunk.split(b"\n")
@@ -44,7 +45,7 @@ class Envelopes:
     """Checks the lines of one file in order. The store checks that custom_ids are unique."""
 
     def __init__(self, endpoint: str, names: Sequence[str], most_line_bytes: int) -> None:
-        """`names`: of the served model, which a line without a name means."""
+        """`names`: the served model's names. A line may leave the model out."""
         self._endpoint = endpoint
         self._names = names
         self._most_line_bytes = most_line_bytes
@@ -137,7 +138,8 @@ class Envelopes:
         if self._named is not None and model != self._named:
             return LineError(
                 "model_mismatch",
-                f"a batch has one model, {_show(self._named)} before, got {_show(model)}",
+                f"all lines of a batch must name the same model: {_show(self._named)} in an "
+                f"earlier line, got {_show(model)}",
                 number,
                 "body.model",
             )
@@ -153,15 +155,15 @@ class Envelopes:
         return None
 
 
-NO_FILE = LineError("file_not_found", "the input file is gone: it was deleted, or has expired")
-EMPTY_FILE = LineError("empty_file", "the file holds no request")
+NO_FILE = LineError("file_not_found", "the input file was deleted or has expired")
+EMPTY_FILE = LineError("empty_file", "the file has no requests")
 TOO_MANY_LINES = LineError("too_many_tasks", f"a batch has at most {MOST_LINES} requests")
 
 
 def duplicate(line: int, custom_id: str, first_line: int) -> LineError:
     return LineError(
         "duplicate_custom_id",
-        f"'custom_id' {_show(custom_id)} is that of line {first_line} already",
+        f"'custom_id' {_show(custom_id)} is already used in line {first_line}",
         line,
         "custom_id",
     )
@@ -174,7 +176,7 @@ def _missing(number: int, name: str, wanted: str) -> LineError:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _show(value: object) -> str:
@@ -199,7 +201,7 @@ UNRUN: dict[Unrun, tuple[str, str]] = {
 
 
 def line_id(batch_id: str, number: int) -> str:
-    """The same whenever and wherever the line is executed."""
+    """The id of a line in the result files. It stays the same when the line is executed again."""
     digest = hashlib.blake2b(f"{batch_id}:{number}".encode(), digest_size=16)
     return f"batch_req_{digest.hexdigest()}"
 
@@ -207,7 +209,7 @@ def line_id(batch_id: str, number: int) -> str:
 def answered(
     batch_id: str, number: int, custom_id: str, request_id: str, status: int, body: Json
 ) -> bytes:
-    """A line of the output file, or, where the status is an error's, of the error file."""
+    """A line of the output file, or of the error file if `status` is an error."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return _line(batch_id, number, custom_id, response, None)
 

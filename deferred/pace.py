@@ -1,5 +1,5 @@
-"""How the jobs' threads share the interpreter with the threads of immediate requests: in short
-bursts, each followed by a rest."""
+"""Leaves the interpreter to immediate requests: the jobs' threads work in short bursts, each
+followed by a rest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 
-RESTS = 4  # times as long as was worked: a fifth of a processor, of which the interpreter has one
+RESTS = 4  # rest per work: a thread gets a fifth of the one core that the interpreter uses
 
 
 class Pace:
-    """Of one thread, in which all is called but `stop`."""
+    """The pace of one thread. Only `stop` may be called from another one."""
 
     def __init__(self, hurried: Callable[[], bool]) -> None:
         """`hurried`: whether other threads need the interpreter."""
         self._hurried = hurried
         self._stopped = threading.Event()
-        self._rested_s = 0.0  # by this thread's processor time
+        self._rested_s = 0.0  # this thread's CPU time at the end of its last rest
 
     @property
     def stopped(self) -> bool:
@@ -28,11 +28,11 @@ class Pace:
         return self._hurried()
 
     def stop(self) -> None:
-        """Ends this rest and all to come."""
+        """Ends the current rest and skips later ones."""
         self._stopped.set()
 
     def rest(self, least_s: float = 0.0) -> None:
-        """As much as this thread has worked since the last rest asks for."""
+        """Rests in proportion to the work since the last rest if others are hurried."""
         rest_s = least_s
         if self._hurried():
             rest_s = max(least_s, RESTS * (time.thread_time() - self._rested_s))

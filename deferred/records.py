@@ -10,10 +10,10 @@ BatchStatus = Literal[
     "validating",  # its lines are being read; then `failed` or `in_progress`
     "failed",
     "in_progress",
-    "finalizing",  # nothing runs any more; the output files are being written
+    "finalizing",  # no line runs any more; the output files are being written
     "completed",
     "expired",
-    "cancelling",  # what runs may finish; then the files are written, then `cancelled`
+    "cancelling",  # running lines may finish; then the files are written, then `cancelled`
     "cancelled",
 ]
 ItemState = Literal["pending", "running", "completed", "failed", "expired", "cancelled"]
@@ -36,7 +36,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Record]):
-    """A part of a list; the next begins after the last one's id."""
+    """Part of a list. The next part begins after the id of the last record."""
 
     data: tuple[Record, ...]
     has_more: bool
@@ -44,7 +44,7 @@ class Page(Generic[Record]):
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why a batch failed its validation; `line` counts from 1, None where it is about the whole."""
+    """Why a batch failed validation. `line`: from 1; None: the error concerns the whole file."""
 
     code: str
     message: str
@@ -54,8 +54,8 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """What a client asks for. `model` is the one that the accepting server serves: of servers that
-    share a database, only those that serve it validate and execute the batch."""
+    """The batch that a client asks for. `model`: the model of the server that accepted it. Among
+    servers that share a database, only those with this model validate and execute the batch."""
 
     input_file_id: str
     endpoint: str
@@ -67,7 +67,8 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """`expired` and `cancelled` were not executed; the last four make up `total` at the end."""
+    """`expired` and `cancelled` requests were not executed. At the end, the last four add up to
+    `total`."""
 
     total: int = 0
     completed: int = 0
@@ -107,7 +108,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """One validated line. `body` is the request's body as JSON, kept as it is."""
+    """One validated line. `body`: the request's body as JSON."""
 
     line: int  # in the file, from 1
     custom_id: str
@@ -116,7 +117,7 @@ class NewItem:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A line whose custom_id an earlier line has."""
+    """A line with the custom_id of an earlier line."""
 
     line: int
     custom_id: str
@@ -125,7 +126,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The right to record one execution of one item; opaque to all but the store."""
+    """The right to record one execution of one item. Only the store reads its fields."""
 
     batch: int
     line: int
@@ -144,13 +145,13 @@ class Item:
     line: int
     custom_id: str
     body: bytes
-    lost: int  # how often a process that executed it vanished before it recorded a result
+    lost: int  # how many processes ended while they executed it
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an item: `text` is its whole line (JSON, no newline) of the output file if it
-    `succeeded`, otherwise of the error file."""
+    """The result of an item. `text`: its whole line (JSON, no newline) in the output file if it
+    `succeeded`, otherwise in the error file."""
 
     ticket: Ticket
     succeeded: bool
@@ -162,8 +163,8 @@ class Result:
 class Progress:
     """The progress of all jobs of all owners."""
 
-    batches: Mapping[BatchStatus, int]  # a status that none has is left out
-    items: Mapping[ItemState, int]  # of batches that started; all states are named
+    batches: Mapping[BatchStatus, int]  # only statuses that occur
+    items: Mapping[ItemState, int]  # of batches that started; all states
     next_deadline: float | None  # the earliest of the batches in progress
 
 
@@ -174,4 +175,4 @@ class Swept:
     files: int = 0
     items: int = 0
     batches: int = 0
-    unfinished: bool = False  # it stopped at its limit: call again
+    unfinished: bool = False  # it reached its limit: call again

@@ -1,9 +1,9 @@
-"""Executes the lines of jobs: claims them, submits them to the engine, records the results.
+"""Executes the lines of batches: claims them, submits them to the engine, records the results.
 
-One thread, without torch and HTTP. It keeps a bounded number of requests in the
-engine's queue, where the policy decides when they run; waking is coalesced, results are committed
-in groups and lines claimed in groups, so that a line costs the interpreter little. A database that
-is gone for a while costs only time: running lines continue, results wait, nothing new is claimed.
+One thread, without torch and HTTP. It keeps a bounded number of requests in the engine's queue; the
+policy decides when they run. Lines are claimed and results committed in groups, so that a line
+costs the interpreter little. While the database is unavailable, running lines continue, their
+results wait, and no line is claimed.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from inference import Inference
 
 log = logging.getLogger(__name__)
 
-STROKE_LINES = 8  # begun in a turn while immediate requests run: some milliseconds
-TURN_S = 0.02  # ends are looked for no more often
+STROKE_LINES = 8  # submitted in a turn while immediate requests run: some milliseconds
+TURN_S = 0.02  # shortest time between two turns
 FLUSH_S = 0.05  # how long a result waits for others to be committed with it
 FLUSH_RESULTS = 256
 POLL_S = 1.0  # other servers and other threads may have added lines
-BACK_OFF_S = 0.5, 10.0  # of a store that is unavailable
+BACK_OFF_S = 0.5, 10.0  # first and longest wait for an unavailable store
 MOST_TRIES = 3  # of a line whose generation fails
-MOST_LOST = 25  # processes that may vanish while they execute a line
+MOST_LOST = 25  # processes that may end while they execute one line
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the endpoint says: an HTTP status and its body."""
+    """The endpoint's answer: HTTP status and body."""
 
     status: int
     body: Json
@@ -51,7 +51,7 @@ class Answer:
 
 
 class NotNowError(Exception):
-    """The server accepts nothing, or ended the request for its own reasons: retry."""
+    """The server accepts no requests now, or ended this one for reasons of its own: retry."""
 
 
 class Call(Protocol):
@@ -61,20 +61,21 @@ class Call(Protocol):
     def inferences(self) -> Sequence[Inference]: ...
 
     def read(self) -> Answer | None:
-        """None while it is not complete. Raises NotNowError."""
+        """The answer; None until it is complete. Raises NotNowError."""
         ...
 
     def cancel(self) -> None: ...
 
 
 class Runner(Protocol):
-    """The endpoints, as a line reaches them."""
+    """Calls the endpoints for lines."""
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
     ) -> Call | Answer:
-        """Puts a line's requests into the queue; `news` is set when there is something to read.
-        An Answer: the endpoint refuses it. `deadline_s`: from now. Raises NotNowError."""
+        """Puts a line's requests into the queue and sets `news` when there is something to read.
+        Returns an Answer if the endpoint refuses the line. `deadline_s`: from now. Raises
+        NotNowError."""
         ...
 
 
@@ -99,7 +100,7 @@ class Worker:
         hurried: Callable[[], bool] = lambda: False,
         none_left: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name`: unique to this process's life. `window`: requests in the engine at a time.
+        """`name`: unique to this process. `window`: most requests in the engine at a time.
         `hurried`: whether immediate requests wait for the interpreter. `none_left`: called when
         all claimed lines have been recorded."""
         self._store = store
@@ -110,11 +111,11 @@ class Worker:
         self._none_left = none_left
         self._news = threading.Event()
         self._pace = Pace(hurried)
-        self._claimed: deque[tuple[Item, int]] = deque()  # and tries
+        self._claimed: deque[tuple[Item, int]] = deque()  # each with its tries so far
         self._running: dict[Ticket, _Running] = {}
         self._results: list[Result] = []
         self._first_result_s = 0.0
-        self._beat_s = 0.0  # these and the following by the monotonic clock: not before
+        self._beat_s = 0.0  # earliest time of the next heartbeat, monotonic; so the ones below
         self._claim_s = 0.0
         self._withdraw_s = 0.0
         self._store_s = 0.0
@@ -123,7 +124,7 @@ class Worker:
     # --- from any thread --------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be lines to claim, or a batch was cancelled."""
+        """Call it when there may be lines to claim, or a batch was cancelled."""
         self._claim_s = self._withdraw_s = 0.0
         self._news.set()
 
@@ -139,7 +140,7 @@ class Worker:
             try:
                 wait_s = self._turn(time.monotonic())
             except Exception:  # an internal error must not end all jobs
-                log.exception("a turn of the batch worker failed; it continues")
+                log.exception("internal error in the batch worker; it continues")
                 wait_s = BACK_OFF_S[0]
             self._news.wait(wait_s)
             self._news.clear()
@@ -147,7 +148,7 @@ class Worker:
         self._give_back()
 
     def _turn(self, now_s: float) -> float:
-        """Returns how long nothing is to be done unless there is news."""
+        """Returns the seconds until the next turn is due, if there is no news earlier."""
         self._collect(now_s)
         if now_s >= self._store_s:
             try:
@@ -214,7 +215,8 @@ class Worker:
         late = self._results and now_s >= self._first_result_s + FLUSH_S
         if not (late or len(self._results) >= FLUSH_RESULTS):
             return
-        self._store.items.record(self._name, self._results)  # those not counted were taken over
+        # the store drops results of lines that another worker took over
+        self._store.items.record(self._name, self._results)
         self._results = []
         if not (self._running or self._claimed):
             self._none_left()
@@ -228,16 +230,16 @@ class Worker:
         for ticket in [ticket for ticket in self._running if ticket not in held]:
             self._drop(ticket)
         self._claimed = deque(entry for entry in self._claimed if entry[0].ticket in held)
-        # after our own heartbeat: what ran on while the store was away is still ours
+        # after our own heartbeat, so that lines that ran while the store was unavailable stay ours
         self._store.items.recover(time.time())
         self._beat_s = now_s + HEARTBEAT_S
 
     def _withdraw(self, now_s: float) -> None:
-        """Begins no line of a batch that is being cancelled."""
+        """Drops the lines of cancelled batches that have not begun."""
         tickets = [*self._queued, *(item.ticket for item, _ in self._claimed)]
         if now_s < self._withdraw_s or not tickets:
             return
-        self._withdraw_s = now_s + POLL_S  # before it is done: a wake that comes meanwhile counts
+        self._withdraw_s = now_s + POLL_S  # set first, so that a concurrent `wake` is not lost
         withdrawn = self._store.items.withdraw(self._name, tickets)
         for ticket in withdrawn & self._running.keys():
             self._drop(ticket)
@@ -261,7 +263,7 @@ class Worker:
         )
         self._claimed.extend((item, 0) for item in claimed)
         if claimed:
-            self._claim_s = 0.0  # there may be more, to be claimed when these have begun
+            self._claim_s = 0.0  # there may be more: claim again once these have begun
 
     @property
     def _may_claim(self) -> bool:
@@ -269,7 +271,7 @@ class Worker:
 
     @property
     def _held_bytes(self) -> int:
-        """Of bodies, beside those that are claimed and have not begun."""
+        """Size of the bodies of running lines."""
         return sum(len(running.item.body) for running in self._running.values())
 
     @property
@@ -277,7 +279,7 @@ class Worker:
         return self._window - sum(len(r.call.inferences) for r in self._running.values())
 
     def _start(self) -> float:
-        """Starts claimed lines as far as there is space; returns how long the others must wait."""
+        """Starts claimed lines while there is space; returns how long the others must wait."""
         room, now_s = self._room, time.monotonic()
         left = STROKE_LINES if self._pace.hurried else self._window
         while self._claimed and room > 0 and left > 0:
@@ -319,7 +321,7 @@ class Worker:
                 self._store.items.record(self._name, self._results)
             self._store.items.release(self._name)
         except StoreUnavailableError as error:
-            log.warning("lines were not returned; they will be when the lease ends: %s", error)
+            log.warning("lines were not returned; they will be when their lease ends: %s", error)
 
 
 def _lost(item: Item) -> Answer:

@@ -1,11 +1,11 @@
-"""The durable store of jobs. SQLite in a folder by default; PostgreSQL to share work.
+"""The durable store of jobs: SQLite in a folder by default, PostgreSQL to share work.
 
-All methods are safe to call from any thread, and each is one or a few short transactions. They
-raise `StoreUnavailableError` after a bounded wait when the database is gone, locked or full; then
-nothing of the call is visible, and it may be repeated.
+Any thread may call any method. Each method is one or a few short transactions. It raises
+`StoreUnavailableError` after a bounded wait if the database is gone, locked or full. The call then
+had no visible effect and may be repeated.
 
-Own tables rather than a job library: the engine picks rows at each step, pauses them, and counts of
-50,000 rows must be visible while they run; queues that run a function in a worker give none of it.
+The store does not use a job library. Those run one function per job in a worker; here the engine
+picks lines at each step and may pause them, and clients see the counts of 50,000 lines as they run.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from deferred.store.quota import OPEN_STATUSES
 from deferred.store.schema import batch_items, batches, ended_totals, files
 from deferred.store.transitions import give_back
 
-SWEEP_FILES = 8  # a call
-SWEEP_COMMITS = 8  # of items, and of batches, a call
+SWEEP_FILES = 8  # per call
+SWEEP_COMMITS = 8  # for items and batches together, per call
 ENDS: tuple[ItemState, ...] = ("completed", "failed", "expired", "cancelled")
-VACUUM_PAGES = 4096  # a call, given back to the disk
+VACUUM_PAGES = 4096  # returned to the disk per call
 
-# By status. Built once, as SQLAlchemy takes longer for that than a database for the answer.
+# By status. Built once: SQLAlchemy takes longer to build it than a database to answer it.
 PROGRESS = union_all(
     select(
         batches.c.status,
@@ -75,8 +75,8 @@ class JobStore:
         self._history = History(database)
 
     def progress(self) -> Progress:
-        """For `/stats` and `/metrics`: cheap, whatever the number of items and of batches that have
-        ended."""
+        """The figures of `/stats` and `/metrics`. The cost does not grow with the number of items
+        or of ended batches."""
         with self._database.read() as connection:
             rows = connection.execute(PROGRESS).all()
             running = connection.execute(RUNNING).scalar_one()
@@ -91,10 +91,10 @@ class JobStore:
     def sweep(
         self, now_s: float, ended_before_s: float, rest: Callable[[], None] = lambda: None
     ) -> Swept:
-        """Removes the bytes of deleted and expired files, uploads that broke off (a day ago, or
-        before this process on SQLite), the items of ended batches, and batches that ended before
-        `ended_before_s`; some of them a call. `rest` is called between transactions; what it raises
-        interrupts."""
+        """Removes deleted and expired files, broken uploads (after a day; on SQLite also those of
+        earlier processes), the items of ended batches, and batches that ended before
+        `ended_before_s`. One call removes a limited number. `rest` is called between transactions;
+        an exception from it interrupts the sweep."""
         removed_files = 0
         while removed_files < SWEEP_FILES and self.files.sweep(now_s, rest):
             removed_files += 1
@@ -115,31 +115,32 @@ class JobStore:
         return Swept(removed_files, removed_items, removed_batches, unfinished)
 
     def _shrink(self) -> None:
-        """Gives some of SQLite's freed pages back to the disk."""
+        """Returns some of SQLite's freed pages to the disk."""
         with self._database.write(durable=False) as connection:
             sqlite = connection.connection.driver_connection
             if sqlite is not None:
-                # it frees a page a step, and execute() takes one step of what has no columns
+                # The pragma frees one page per step; execute() makes only one step of a statement
+                # without columns.
                 sqlite.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
     def close(self) -> None:
-        """Closes the connections and gives the SQLite database free for another process."""
+        """Closes the connections. Another process may then open the SQLite database."""
         self._database.close()
 
 
 def open_store(where: str | Path) -> JobStore:
-    """Opens, and makes or migrates where needed, the database.
+    """Opens the database. Creates or migrates it first if needed.
 
     Args:
-        where: a folder (made if missing) for `jobs.db`, or `sqlite:////path/jobs.db`, or
+        where: a folder (created if missing) for `jobs.db`, or `sqlite:////path/jobs.db`, or
             `postgresql://user:password@host/database`.
 
     Raises:
         StoreInUseError: another process holds this SQLite database.
-        UnknownSchemaError: a later version of this program made it, or one before the first
+        UnknownSchemaError: it was made by a later version of this program, or before the first
             release.
         StoreUnavailableError: it cannot be reached or written.
-        ValueError: a URL of another kind.
+        ValueError: the URL is of another kind.
     """
     database = Database(_url(where))
     try:
@@ -167,7 +168,7 @@ def _url(where: str | Path) -> URL:
 
 
 def _end_earlier_process(connection: Connection) -> None:
-    """Returns what an earlier process with this database had begun and no process continues."""
+    """Frees what an earlier process left unfinished: running items, leases and uploads."""
     give_back(connection, true(), lost=True)
     leased = batches.c.lease_owner.is_not(None)
     connection.execute(update(batches).where(leased).values(lease_owner=None))

@@ -1,4 +1,4 @@
-"""Batches of the store: their life from creation to a final status.
+"""Batches, from their creation to a final status.
 
     validating → failed
     validating → in_progress → finalizing → completed | expired
@@ -60,8 +60,8 @@ class Batches:
         idempotency_key: str | None = None,
         quota_bytes: int | None = None,
     ) -> Batch:
-        """A new batch in `validating`; or, where the owner used this key for the same spec before,
-        that earlier batch as it is now.
+        """Creates a batch in `validating`. If the owner used this key for the same spec before,
+        returns that batch as it is now.
 
         Raises:
             NotFoundError: no such input file.
@@ -94,10 +94,10 @@ class Batches:
             if row is not None:
                 require_quota(connection, owner, quota_bytes)
                 return batch_of(row)
-            # another server was given the same key a moment before
+            # another server has just created a batch with this key
             row = _earlier(connection, owner, idempotency_key)
             if row is None:
-                raise RuntimeError("an insert met a conflict that is not there")
+                raise RuntimeError("the insert met a conflict, but no batch has this key")
             return _same(row, spec)
 
     def get(self, owner: str, batch_id: str) -> Batch:
@@ -106,7 +106,7 @@ class Batches:
             return batch_of(_find(connection, owner, batch_id))
 
     def list(self, owner: str, *, after: str | None = None, limit: int = 20) -> Page[Batch]:
-        """The newest first. Raises NotFoundError where `after` is not a batch of theirs."""
+        """Newest first. Raises NotFoundError if `after` is not a batch of this owner."""
         query = select(batches).where(batches.c.owner == owner)
         with self._database.read() as connection:
             if after is not None:
@@ -116,10 +116,10 @@ class Batches:
         return Page(tuple(batch_of(row) for row in rows[:limit]), len(rows) > limit)
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> Batch:
-        """Now `cancelling`: pending items are cancelled; of the running ones `items.withdraw` has
-        those cancelled that have not begun, the others may finish. Again: no effect.
+        """Sets the batch to `cancelling` and cancels its pending items. `items.withdraw` cancels
+        running items that have not begun; the others may finish. A second call has no effect.
 
-        Raises NotFoundError; StatusConflictError where it is finalizing or ended.
+        Raises NotFoundError, and StatusConflictError if the batch is finalizing or has ended.
         """
         with self._database.write(durable=True) as connection:
             row = _find(connection, owner, batch_id, lock=True)
@@ -150,12 +150,12 @@ class Batches:
         besides: Collection[str] = (),
         rest: Callable[[], None] = lambda: None,
     ) -> Batch | None:
-        """The oldest batch in `validating` that no other worker validates and that is not in
-        `besides` (ids), leased to `worker`; the items of an earlier, interrupted validation are
-        removed. Then: `input`, `items.add`, and `start` or `fail`. None: there is none. `rest` is
+        """Leases the oldest batch in `validating` to `worker`; None if there is none. Skips batches
+        that another worker validates, and those in `besides` (ids). Removes the items of an
+        interrupted validation. Then call `input`, `items.add`, and `start` or `fail`. `rest` is
         called between transactions.
 
-        One thread of a worker validates: a batch that it had claimed before it may claim again.
+        Only one thread of a worker may validate: a worker can claim its own batch again.
         """
         which = (batches.c.status == "validating") & (batches.c.model == model)
         which &= batches.c.id.not_in(list(besides))
@@ -172,7 +172,7 @@ class Batches:
         return batch_of(row)
 
     def _remove_added(self, batch_id: str, worker: str, rest: Callable[[], None]) -> None:
-        """Removes what a validation added. Raises LeaseLostError."""
+        """Removes the items that a validation added. Raises LeaseLostError."""
         while True:
             with self._database.write(durable=False) as connection:
                 number = lock_leased(connection, batch_id, worker, ["validating"]).number
@@ -182,8 +182,8 @@ class Batches:
             rest()
 
     def input(self, batch: Batch) -> Iterator[bytes]:
-        """The bytes of its input file in pieces of at most 1 MiB, also where the owner deleted it
-        or it expired since. Raises NotFoundError where it was gone already."""
+        """The bytes of the input file in pieces of at most 1 MiB, even if it was deleted or expired
+        after the batch was created. Raises NotFoundError if the bytes are gone."""
         with self._database.read() as connection:
             row = connection.execute(
                 select(files)
@@ -216,9 +216,9 @@ class Batches:
             end_batch(self._database, connection, row.number, "failed", now_s)
 
     def end_due(self, now_s: float) -> int:
-        """Ends what has had its time: the windows that are over, whose pending and running items
-        are expired, and what still runs CANCELLING_S after its batch was cancelled. A result that
-        comes later is dropped, and the batches can be finalised. Returns how many."""
+        """Ends batches whose time is over, so that they can be finalised; returns how many. At the
+        end of a window, pending and running items expire. CANCELLING_S after a batch was cancelled,
+        its running items are cancelled. Later results are dropped."""
         over = batches.c.expires_at <= now_s
         given_up = over | (batches.c.cancelling_at <= now_s - CANCELLING_S)
         due = or_(
@@ -237,7 +237,7 @@ class Batches:
                 return end_items(connection, number, ["running"], "cancelled") > 0
             if row.status == "in_progress":
                 if not end_items(connection, number, ["pending", "running"], "expired"):
-                    return False  # all was answered in time
+                    return False  # every item was answered in time
             elif row.status != "validating":
                 return False
             _set(
@@ -253,10 +253,10 @@ class Batches:
     def claim_finalisation(
         self, worker: str, now_s: float, besides: Collection[str] = ()
     ) -> Batch | None:
-        """A batch whose items have all ended and whose files no other worker writes, leased to
-        `worker`, and not in `besides` (ids). Then: `finalise`. None: there is none.
+        """Leases a batch whose items have all ended to `worker`; None if there is none. Skips
+        batches that another worker finalises, and those in `besides` (ids). Then call `finalise`.
 
-        One thread of a worker finalises: a batch that it had claimed before it may claim again.
+        Only one thread of a worker may finalise: a worker can claim its own batch again.
         """
         which = batches.c.status.in_(["in_progress", "finalizing", "cancelling"]) & ~OPEN
         which &= batches.c.id.not_in(list(besides))
@@ -278,14 +278,14 @@ class Batches:
         unrun_text: Callable[[str, int, str, Unrun], bytes],
         rest: Callable[[], None] = lambda: None,
     ) -> Batch:
-        """Writes the output and the error file in the order of lines and gives the batch its final
-        status, the files becoming visible in the same transaction; a file without a line is not
-        made. Interrupted at any moment it can be repeated.
+        """Writes the output and error files in the order of lines, then gives the batch its final
+        status. Files and status become visible in one transaction. A file without lines is not
+        made. The call can be interrupted at any moment and repeated.
 
         Args:
             unrun_text: (batch id, line, custom_id, why) -> the line (JSON, no newline) of the error
                 file for an item that was not executed.
-            rest: called between transactions; what it raises interrupts.
+            rest: called between transactions; an exception from it interrupts.
 
         Raises LeaseLostError.
         """
@@ -293,8 +293,8 @@ class Batches:
         return finalisation.run(now_s, unrun_text)
 
     def give_up(self, batch_id: str, worker: str, rest: Callable[[], None] = lambda: None) -> None:
-        """Removes what an interrupted validation or finalisation by `worker` has written, which
-        keeps the batch. `rest` is called between transactions. Raises LeaseLostError."""
+        """Removes what an interrupted validation or finalisation wrote. `worker` keeps its lease.
+        `rest` is called between transactions. Raises LeaseLostError."""
         with self._database.read() as connection:
             query = select(batches.c.status).where(batches.c.id == batch_id)
             validating = connection.execute(query).scalar() == "validating"
@@ -304,7 +304,7 @@ class Batches:
             Finalisation(self._database, batch_id, worker, rest).remove_earlier()
 
     def _any(self, which: ColumnElement[bool]) -> bool:
-        """Spares an idle worker the write lock."""
+        """Checks without the write lock, so that an idle worker does not take it."""
         with self._database.read() as connection:
             found = connection.execute(select(batches.c.number).where(which).limit(1))
             return found.first() is not None
@@ -338,6 +338,6 @@ def _same(row: AnyRow, spec: NewBatch) -> Batch:
     batch = batch_of(row)
     if batch.spec != spec:
         raise IdempotencyMismatchError(
-            f"this idempotency key made {batch.id}, of another request: use a new key for each"
+            f"this idempotency key was used for another request ({batch.id}); use a new key"
         )
     return batch

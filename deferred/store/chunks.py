@@ -1,5 +1,5 @@
-"""A file's bytes: written and read as streams, in rows of 1 MiB, so that servers which share the
-database share no disk."""
+"""A file's bytes, written and read as streams. The database holds them in rows of 1 MiB, so servers
+that share the database need no shared disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from deferred.store.schema import CHUNK_BYTES, file_chunks, files
 
 
 class FileWriter:
-    """A file that is being written: a row in `uploading`, chunks as they fill, then the end. Each
-    method that is given a connection leaves the transaction to its caller."""
+    """A file that is being written: first a row in `uploading`, then chunks, then the end. Methods
+    with a `connection` run in the caller's transaction."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class FileWriter:
         self._seq = 0
 
     def add(self, piece: bytes) -> bool:
-        """True: it is time to `flush`."""
+        """Buffers a piece. Returns True if `flush` is due."""
         self._sha256.update(piece)
         self.size_bytes += len(piece)
         self._rest += piece
         return len(self._rest) >= CHUNK_BYTES
 
     def flush(self, connection: Connection) -> None:
-        """Stores the chunks that are full."""
+        """Stores the full chunks."""
         while len(self._rest) >= CHUNK_BYTES:
             self._store(connection)
         connection.execute(
@@ -67,7 +67,7 @@ class FileWriter:
         )
 
     def finish(self, connection: Connection, now_s: float, expires_at: float | None) -> File:
-        """Stores the rest and makes the file visible, created now."""
+        """Stores the rest and makes the file visible, with `now_s` as its time of creation."""
         self.flush(connection)
         if self._rest:
             self._store(connection)
@@ -84,7 +84,7 @@ class FileWriter:
             .returning(files)
         ).one_or_none()
         if row is None:
-            raise StoreUnavailableError("the upload took so long that it was swept; send it again")
+            raise StoreUnavailableError("the upload took too long and was removed; send it again")
         return file_of(row)
 
     def withdraw(self, connection: Connection) -> None:
@@ -106,7 +106,7 @@ def new_file_id() -> str:
 
 
 def read_chunks(database: Database, row: AnyRow) -> Iterator[bytes]:
-    """The bytes of the file of that row of `files`."""
+    """Yields the bytes of a file. `row`: its row of `files`."""
     for seq in range(-(-row.size_bytes // CHUNK_BYTES)):
         with database.read() as connection:
             data = connection.execute(
@@ -120,8 +120,8 @@ def read_chunks(database: Database, row: AnyRow) -> Iterator[bytes]:
 
 
 def remove_chunks(connection: Connection, number: int, limit: int) -> bool:
-    """Removes up to so many chunks of a file, and its row with the last one.
-    True: there are more."""
+    """Removes up to `limit` chunks of a file, and its row with the last one. Returns True if there
+    may be more."""
     seqs = connection.execute(
         select(file_chunks.c.seq)
         .where(file_chunks.c.file == number)

@@ -1,13 +1,13 @@
 """Access to the database: connections, transactions, and one error for "not now".
 
-SQLite: write-ahead log; a transaction that writes takes the write lock at its beginning, so none
-fails half-way for want of it. Acknowledgements to clients are synced to the disk (`durable`);
-results are not: after a power cut (not: after a crash of the process) the last of them are missing,
-and their items are executed again.
+SQLite uses a write-ahead log. A transaction that writes takes the write lock at its start, so it
+cannot fail half-way for lack of it. What clients rely on is synced to the disk (`durable`). Results
+are not: after a power failure (not after a crash of the process) the last ones may be missing, and
+their items run again.
 
-PostgreSQL: READ COMMITTED. Who changes items of a batch, except by claiming them, holds the lock of
-the batch's row (`SELECT … FOR UPDATE`, several in the order of their numbers): so no two wait for
-each other, and a batch's counters always match its items.
+PostgreSQL uses READ COMMITTED. A transaction that changes items of a batch, except by claiming
+them, holds the lock of the batch's row (`SELECT … FOR UPDATE`, several rows in the order of their
+numbers). So transactions do not deadlock, and a batch's counters always match its items.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Database:
 
     @contextmanager
     def write(self, *, durable: bool) -> Iterator[Connection]:
-        """A transaction, committed at the end. Wait for nothing inside: on SQLite all others
-        wait."""
+        """A transaction, committed at the end. Do not wait inside it: on SQLite it blocks all other
+        writers."""
         if not self.is_sqlite:
             with _unavailable(), self._engine.begin() as connection:
                 yield connection
             return
-        # threads queue here in order: SQLite's own wait polls, and lets some starve
+        # threads queue here: SQLite's own wait polls, so that some threads starve
         if not self._writing.acquire(timeout=WAIT_S):
             raise StoreUnavailableError(f"the database was busy for {WAIT_S} s")
         try:
@@ -81,7 +81,7 @@ class Database:
             self._writing.release()
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        """An insert that can be continued with `on_conflict_do_nothing()`."""
+        """An insert that offers `on_conflict_do_nothing()`."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ def _unavailable() -> Iterator[None]:
 
 
 def _hold(path: Path) -> IO[str]:
-    """Takes the file beside the database that says it is in use; the system gives it free when the
-    process ends, however it ends."""
+    """Locks a file beside the database, so that no other process uses it. The system releases the
+    lock when the process ends, however it ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         held = path.with_name(path.name + ".lock").open("a+")
@@ -132,14 +132,14 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
-        # freed pages can be given back to the disk piecemeal; has an effect in a new database only
+        # lets `_shrink` return freed pages in small steps; has an effect only in a new database
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("PRAGMA journal_mode=WAL")
-        # where SQLite is built to overwrite what is deleted with zeros, deleting on a full disk
-        # would need as much space as it frees
+        # some builds of SQLite overwrite deleted data with zeros: on a full disk, deleting would
+        # then need as much space as it frees
         connection.execute("PRAGMA secure_delete=FAST")
-        # a checkpoint syncs twice, which on a busy disk takes a second: at SQLite's own 4 MiB a
-        # file of 200 MB took 1.4 to 33 s to store, at 32 MiB 1.8 to 2.5 s
+        # a checkpoint syncs twice, which takes a second on a busy disk: a file of 200 MB took 1.4
+        # to 33 s to store with checkpoints at 4 MiB (the default), 1.8 to 2.5 s at 32 MiB
         connection.execute("PRAGMA wal_autocheckpoint=8192")
         connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}")
 

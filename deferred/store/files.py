@@ -1,4 +1,4 @@
-"""Files of the store as their owners see them."""
+"""Files, as their owners see them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from deferred.store.database import AnyRow, Database
 from deferred.store.quota import require_quota
 from deferred.store.schema import batches, files
 
-ABANDONED_S = 24 * 3600  # an upload or a finalisation unfinished for so long never ends
-CHUNKS_A_COMMIT = 16  # of those that a sweep removes
+ABANDONED_S = 24 * 3600  # an upload or a finalisation that is unfinished for so long never ends
+CHUNKS_A_COMMIT = 16  # removed by a sweep
 
 
 class Files:
-    """Every file belongs to an owner (a hash of the API key; "" without keys), and only that owner
-    sees it. A file that has expired is invisible from that moment; one whose upload broke off
-    never was visible."""
+    """Each file belongs to an owner (a hash of the API key; "" without keys), and only the owner
+    sees it. A file becomes visible when its upload is complete and invisible when it expires."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -37,10 +36,10 @@ class Files:
         quota_bytes: int | None = None,
         expires_at: float | None = None,
     ) -> File:
-        """Stores `content` as it comes (pieces of any size; besides them at most 2 MiB are held in
-        memory).
+        """Stores `content` as it comes, in pieces of any size. At most 2 MiB besides the current
+        piece are in memory.
 
-        Whatever `content` raises passes through; what was stored by then is swept later.
+        Exceptions of `content` pass through. A sweep removes what was stored by then.
 
         Raises:
             FileTooLargeError: more than `max_bytes`.
@@ -66,7 +65,7 @@ class Files:
             raise
 
     def _give_up(self, writer: FileWriter) -> None:
-        """Lets the next sweep have it, rather than one when it counts as abandoned."""
+        """Marks the file for the next sweep, which need not wait for ABANDONED_S."""
         try:
             with self._database.write(durable=False) as connection:
                 connection.execute(
@@ -92,7 +91,7 @@ class Files:
         limit: int = 10_000,
         order: Order = "desc",
     ) -> Page[File]:
-        """In the order of creation. Raises NotFoundError where `after` is not a file of theirs."""
+        """In the order of creation. Raises NotFoundError if `after` is not a file of this owner."""
         rising = order == "asc"
         query = select(files).where(files.c.owner == owner, _visible(now_s))
         if purpose is not None:
@@ -106,8 +105,8 @@ class Files:
         return Page(tuple(file_of(row) for row in rows[:limit]), len(rows) > limit)
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
-        """Makes the file invisible; a sweep removes its bytes. A batch that was created from it is
-        not harmed: its bytes stay until the batch has been validated, which copies its lines.
+        """Makes the file invisible; a sweep removes its bytes. Batches that were created from it
+        are not harmed: the bytes stay until validation has copied the lines.
 
         Raises NotFoundError.
         """
@@ -118,15 +117,15 @@ class Files:
             )
 
     def content(self, owner: str, file_id: str, now_s: float) -> Iterator[bytes]:
-        """The bytes in pieces of at most 1 MiB. Raises NotFoundError: at the call, or from the
-        iterator when the file was deleted and swept meanwhile."""
+        """The bytes in pieces of at most 1 MiB. Raises NotFoundError, also from the iterator if the
+        file is deleted and swept meanwhile."""
         with self._database.read() as connection:
             row = _find(connection, owner, file_id, now_s)
         return read_chunks(self._database, row)
 
     def sweep(self, now_s: float, rest: Callable[[], None]) -> bool:
-        """Removes one file that is deleted, expired or abandoned, and that no batch waits to be
-        validated from. `rest` is called between transactions. False: there is none."""
+        """Removes one deleted, expired or abandoned file that no batch in `validating` needs;
+        False if there is none. `rest` is called between transactions."""
         with self._database.write(durable=False) as connection:
             connection.execute(
                 update(files)
@@ -156,7 +155,7 @@ class Files:
 
     def _remove_some(self, number: int) -> bool:
         with self._database.write(durable=False) as connection:
-            # a batch that is just being created from it holds this lock
+            # `Batches.create` holds this lock while it creates a batch from the file
             connection.execute(select(files.c.id).where(files.c.number == number).with_for_update())
             needed = select(batches.c.number).where(
                 batches.c.status == "validating", batches.c.input_file == number
@@ -167,7 +166,8 @@ class Files:
 
 
 def lock_visible(connection: Connection, owner: str, file_id: str, now_s: float) -> AnyRow:
-    """A file that no sweep removes before the transaction's end. Raises NotFoundError."""
+    """Locks a file, so that no sweep removes it before the transaction ends. Raises
+    NotFoundError."""
     return _find(connection, owner, file_id, now_s, lock=True)
 
 

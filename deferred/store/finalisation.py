@@ -1,8 +1,8 @@
-"""The end of a batch: its output and error file, in the order of lines, and its final status.
+"""The end of a batch: writes its output and error files in the order of lines, then sets its final
+status.
 
-The files' ids are fixed when the batch is created and their rows stay invisible until the one
-transaction that ends the batch; so what an interrupted attempt left is found and removed by the
-next, and no moment shows half of it.
+The files' ids are fixed when the batch is created, so an attempt finds and removes what an
+interrupted one left. The files become visible in the transaction that ends the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deferred.store.history import end_batch
 from deferred.store.schema import batch_items, batches, files, item_results
 from deferred.store.transitions import batch_of, lock_leased
 
-LINES_A_READ = 32  # their texts are in memory at once
+LINES_A_READ = 32  # items whose texts are in memory at once
 CHUNKS_A_COMMIT = 16
 STATUSES: tuple[BatchStatus, ...] = ("finalizing", "cancelling")
 
@@ -33,7 +33,7 @@ class Finalisation:
         worker: str,
         rest: Callable[[], None],
     ) -> None:
-        """`rest`: called between transactions; what it raises interrupts the attempt."""
+        """`rest`: called between transactions; an exception from it interrupts the attempt."""
         self._database = database
         self._batch_id = batch_id
         self._worker = worker
@@ -78,8 +78,8 @@ class Finalisation:
             self._rest()
 
     def _ended(self, row: AnyRow) -> Iterator[AnyRow]:
-        """The batch's items with their texts, in the order of lines; of one whose validation never
-        ended none."""
+        """Yields the batch's items with their texts in the order of lines. A batch whose validation
+        never ended has none."""
         if row.in_progress_at is None:
             return
         query = (

@@ -1,7 +1,7 @@
-"""Batches that have ended: what they amount to, and their removal.
+"""Ended batches: their totals and their removal.
 
-What a server does each second must not take longer with each of them, so their sums are kept as
-they end, and indexes lead past them.
+Work that a server does each second must not grow with the number of ended batches. So their totals
+are kept up to date, and indexes skip them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deferred.store.schema import batches, ended_totals
 from deferred.store.transitions import remove_items
 
 ENDED: tuple[BatchStatus, ...] = ("completed", "expired", "cancelled", "failed")
-ITEMS_A_COMMIT = 1000  # of those that are removed
+ITEMS_A_COMMIT = 1000  # removed
 BATCHES_A_COMMIT = 500
 SUMS = ("total", "completed", "failed", "expired", "cancelled")
 
@@ -42,7 +42,7 @@ class History:
         self._database = database
 
     def remove_items(self) -> int | None:
-        """Removes some items of one ended batch. Returns how many; None: there is none."""
+        """Removes some items of one ended batch. Returns how many; None if no batch is left."""
         with self._database.write(durable=False) as connection:
             number = connection.execute(
                 select(batches.c.number)
@@ -61,8 +61,8 @@ class History:
             return removed
 
     def remove_batches(self, ended_before_s: float) -> int:
-        """Removes some of the batches that ended before, and have no items any more; their files
-        have an expiry of their own. Returns how many."""
+        """Removes some batches that ended before `ended_before_s` and have no items any more;
+        returns how many. Their files expire on their own."""
         with self._database.write(durable=False) as connection:
             rows = connection.execute(
                 select(batches)
@@ -88,7 +88,7 @@ def add_to_totals(
         sums["batches"] += sign
         for name in SUMS:
             sums[name] += sign * cast(int, row._mapping[name])
-    for status in sorted(gained):  # in one order, so that no two servers wait for each other
+    for status in sorted(gained):  # in a fixed order, so that servers do not deadlock
         sums = gained[status]
         adding = database.insert(ended_totals).values(status=status, **sums)
         raised = {name: ended_totals.c[name] + adding.excluded[name] for name in sums}

@@ -1,8 +1,7 @@
-"""Items of the store, the lines of batches: executed at least once, recorded exactly once.
+"""Items, the lines of batches: executed at least once, recorded exactly once.
 
-A worker claims pending items under a lease, keeps the lease by heartbeats, and records results. A
-result counts only while its item is still running under that very claim; one that comes later is
-dropped.
+A worker claims pending items under a lease, extends the lease by heartbeats, and records results. A
+result counts only while its item is running under the same claim; later results are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from deferred.store.transitions import LEASE_S, give_back, lock_batches, lock_le
 
 ITEMS_A_COMMIT = 500
 BYTES_A_COMMIT = 4 * 2**20
-CLAIM_BYTES = 8 * 2**20  # of bodies, which are in memory at once
+CLAIM_BYTES = 8 * 2**20  # of bodies in memory at once
 
 
 class Items:
@@ -29,9 +28,9 @@ class Items:
         self._database = database
 
     def add(self, batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
-        """Adds lines of a batch that `worker` validates, as a stream, in commits of some hundred.
-        May be called several times. Lines whose custom_id an earlier one has are left out and
-        returned; a line that is there already changes nothing.
+        """Adds lines of a batch that `worker` validates, in commits of some hundred. May be called
+        several times. Does not add lines that repeat the custom_id of an earlier line, but returns
+        them. Adding the same line twice has no effect.
 
         Raises LeaseLostError.
         """
@@ -77,9 +76,9 @@ class Items:
     def claim(
         self, worker: str, model: str, n: int, now_s: float, most_bytes: int = CLAIM_BYTES
     ) -> list[Item]:
-        """Up to `n` pending items of batches in progress, leased to `worker` until now + LEASE_S:
-        those of the earliest deadline first, in the order of lines. Beyond the first, no more than
-        have bodies of `most_bytes` together."""
+        """Leases up to `n` pending items of batches in progress to `worker` until now + LEASE_S:
+        the earliest deadline first, then in the order of lines. Their bodies have at most
+        `most_bytes` together; the first item may be larger."""
         in_progress = (
             select(batches)
             .where(batches.c.status == "in_progress", batches.c.model == model)
@@ -104,8 +103,8 @@ class Items:
         return claimed
 
     def withdraw(self, worker: str, tickets: Collection[Ticket]) -> frozenset[Ticket]:
-        """Cancels those of these items, none of which has begun, whose batch is being cancelled,
-        and returns them."""
+        """Cancels and returns those items whose batch is being cancelled. None of `tickets` may
+        have begun."""
         cancelling = select(batches.c.number).where(
             batches.c.number.in_({ticket.batch for ticket in tickets}),
             batches.c.status == "cancelling",
@@ -127,8 +126,8 @@ class Items:
         self, worker: str, tickets: Collection[Ticket], now_s: float
     ) -> frozenset[Ticket]:
         """Extends the worker's leases on these items, and on the batches it validates or finalises.
-        Returns the tickets it still holds; executing another is wasted work (its batch expired, or
-        its lease was lost)."""
+        Returns the tickets it still holds. Executing the others is wasted work: their batch
+        expired, or their lease was lost."""
         until = {"lease_until": now_s + LEASE_S}
         held: set[Ticket] = set()
         with self._database.write(durable=False) as connection:
@@ -164,7 +163,7 @@ class Items:
         return len(counted)
 
     def release(self, worker: str) -> int:
-        """Gives back all that `worker` holds: at its orderly end. Returns how many items."""
+        """Gives back all that `worker` holds, before it ends. Returns the number of items."""
         with self._database.write(durable=False) as connection:
             count = give_back(connection, batch_items.c.lease_owner == worker, lost=False)
         with self._database.write(durable=False) as connection:
@@ -174,9 +173,9 @@ class Items:
         return count
 
     def recover(self, now_s: float) -> int:
-        """Makes the items of workers that fell silent pending again (of a batch that is being
-        cancelled: cancelled). Returns how many. `open_store` does so for all leases on SQLite,
-        whose earlier process is certainly gone."""
+        """Makes the items of silent workers pending again, or cancelled if their batch is being
+        cancelled. Returns how many. On SQLite, `open_store` does this for all leases, as the
+        earlier process is certainly gone."""
         with self._database.write(durable=False) as connection:
             return give_back(connection, batch_items.c.lease_until <= now_s, lost=True)
 
@@ -195,7 +194,7 @@ def _groups(items: Iterable[NewItem]) -> Iterator[list[NewItem]]:
 
 
 def _digest(custom_id: str) -> bytes:
-    # a lone surrogate, which JSON can name, has no UTF-8
+    # JSON can hold a lone surrogate, which UTF-8 cannot encode
     data = custom_id.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -217,9 +216,10 @@ def _duplicates(
 def _next_lines(
     connection: Connection, number: int, n: int, most_bytes: int, one_at_least: bool
 ) -> tuple[list[int], bool]:
-    """The batch's next pending lines, locked, and whether all that there are up to `n` fit."""
-    # a separate statement: within the update PostgreSQL may evaluate it again for each row, and
-    # then claim more than n. SQLite, which has one writer, leaves the lock out.
+    """Locks and returns the batch's next pending lines, at most `n`, that fit into `most_bytes`;
+    also returns whether all of them fit."""
+    # A separate statement: inside the update, PostgreSQL may evaluate it for each row and claim
+    # more than n. SQLAlchemy leaves the lock out on SQLite, which has one writer.
     size_bytes = (
         select(func.length(item_bodies.c.body))
         .where(item_bodies.c.batch == batch_items.c.batch, item_bodies.c.line == batch_items.c.line)

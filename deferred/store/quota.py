@@ -1,4 +1,4 @@
-"""How much of the disk one owner may take."""
+"""The limit on what one owner stores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OPEN_STATUSES: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizi
 
 
 def stored_bytes(connection: Connection, owner: str) -> int:
-    """Of the owner's files, those being uploaded included and deleted ones not, and of the lines
-    and results of the batches that have not ended."""
+    """The size of the owner's files, including uploads and excluding deleted files, and of the
+    lines and results of batches that have not ended."""
     of_files = select(func.coalesce(func.sum(files.c.size_bytes), 0)).where(
         files.c.owner == owner, files.c.state.in_(["uploading", "ready"])
     )
@@ -24,12 +24,12 @@ def stored_bytes(connection: Connection, owner: str) -> int:
 
 
 def require_quota(connection: Connection, owner: str, most_bytes: int | None) -> None:
-    """Called after a change, within its transaction. Raises QuotaExceededError."""
+    """Call it after a change, in the same transaction. Raises QuotaExceededError."""
     if most_bytes is None:
         return
     stored = stored_bytes(connection, owner)
     if stored > most_bytes:
         raise QuotaExceededError(
-            f"this would make {stored} bytes of files and batches, of at most {most_bytes} "
+            f"files and batches would take {stored} bytes, at most {most_bytes} are allowed "
             "(--max-stored-bytes): delete files, or wait until batches have ended"
         )

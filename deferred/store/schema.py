@@ -1,4 +1,4 @@
-"""The tables, written once: `migrations/` makes a new database from them."""
+"""The tables. `migrations/` makes a new database from them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHUNK_BYTES = 2**20
 
 
 class Json(TypeDecorator[Any]):
-    """A value as ASCII JSON. Strings of clients too: PostgreSQL stores no NUL, neither database a
-    lone surrogate, and JSON may hold both."""
+    """A value as ASCII JSON. Clients' strings are stored this way too: they may contain NUL, which
+    PostgreSQL cannot store, or a lone surrogate, which neither database can."""
 
     impl = Text
     cache_ok = True
@@ -39,8 +39,8 @@ class Json(TypeDecorator[Any]):
 
 
 def _serial() -> Column[int]:
-    """Rises with each row, and is never given twice, not even after the last row was removed."""
-    # SQLite counts only in a column of this type
+    """Rises with each row and is never used twice, even after the last row is removed."""
+    # SQLite autoincrements only columns of this type
     return Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
 
 
@@ -88,7 +88,7 @@ batches = Table(
     Column("id", Text, nullable=False, unique=True),
     _given("owner", Text),
     Column("idempotency_key", Json),
-    _given("input_file", BigInteger),  # its number: found also where the owner deleted it
+    _given("input_file", BigInteger),  # its number, which still leads to a deleted file
     _given("input_file_id", Text),
     _given("endpoint", Text),
     _given("model", Text),
@@ -107,8 +107,8 @@ batches = Table(
     Column("expired_at", Double),
     Column("cancelling_at", Double),
     Column("cancelled_at", Double),
-    Column("ended_at", Double),  # whichever of them its final status has
-    # fixed at creation, so that finalising again meets what an interrupted attempt left
+    Column("ended_at", Double),  # equals that of its final status
+    # fixed at creation, so that finalisation finds what an interrupted attempt left
     _given("planned_output_id", Text),
     _given("planned_error_id", Text),
     Column("output_file_id", Text),  # as the owner sees them: null until the end
@@ -122,8 +122,8 @@ batches = Table(
     _count("input_tokens", BigInteger),
     _count("cached_tokens", BigInteger),
     _count("output_tokens", BigInteger),
-    _count("stored_bytes", BigInteger),  # of its lines, as large as their file, and of its results
-    Column("lease_owner", Text),  # who validates or finalises it
+    _count("stored_bytes", BigInteger),  # of its lines (the size of the input file) and results
+    Column("lease_owner", Text),  # the worker that validates or finalises it
     Column("lease_until", Double),
     _count("swept"),  # 1: its items are removed
     UniqueConstraint("owner", "idempotency_key"),
@@ -134,8 +134,7 @@ batches = Table(
     sqlite_autoincrement=True,
 )
 
-# What the batches that have ended and are still there amount to: reading them all for each
-# `progress` would take longer with each of them.
+# Totals of the ended batches that are not removed yet, so that `progress` need not read them all.
 ended_totals = Table(
     "ended_totals",
     metadata,
@@ -148,8 +147,8 @@ ended_totals = Table(
     _count("cancelled", BigInteger),
 )
 
-# What changes often is small and apart from what is big and never changes: SQLite rewrites a whole
-# row for one changed column.
+# Bodies and results, which are large and never change, have tables of their own: SQLite rewrites
+# the whole row when one column changes.
 batch_items = Table(
     "batch_items",
     metadata,

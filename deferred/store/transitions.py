@@ -1,5 +1,5 @@
-"""What several steps in the life of batches and items share. All work within the transaction of
-their caller, and on PostgreSQL need the lock of the batch's row."""
+"""Functions that several steps of batches and items share. They run in the caller's transaction; on
+PostgreSQL it must hold the lock of the batch's row."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from deferred.records import (
 from deferred.store.database import AnyRow
 from deferred.store.schema import batch_items, batches, item_bodies, item_results
 
-LEASE_S = 30.0  # a worker that was silent for so long is taken for dead
-HEARTBEAT_S = 10.0  # how often a worker is to say that it lives
-CANCELLING_S = 600.0  # for which running lines may continue: OpenAI's API reference, "Cancel batch"
+LEASE_S = 30.0  # a worker without a heartbeat for so long counts as dead
+HEARTBEAT_S = 10.0  # between two heartbeats of a worker
+CANCELLING_S = 600.0  # running lines may continue for so long: OpenAI's API, "Cancel batch"
 
 
 def claimable(worker: str, now_s: float) -> ColumnElement[bool]:
-    """Batches that no worker validates or finalises; a worker that asks again has given up what it
-    began."""
+    """Batches that no other worker validates or finalises. A worker may claim its own batch again:
+    it has then given up its earlier attempt."""
     return or_(
         batches.c.lease_owner.is_(None),
         batches.c.lease_owner == worker,
@@ -39,7 +39,7 @@ def claimable(worker: str, now_s: float) -> ColumnElement[bool]:
 def lease_one(
     connection: Connection, which: ColumnElement[bool], worker: str, now_s: float
 ) -> AnyRow | None:
-    """Leases the oldest of those batches; None: there is none."""
+    """Leases the oldest claimable batch of `which`; None if there is none."""
     number = connection.execute(
         select(batches.c.number)
         .where(which, claimable(worker, now_s))
@@ -69,7 +69,8 @@ def lock_batches(connection: Connection, numbers: Iterable[int]) -> Sequence[Any
 def lock_leased(
     connection: Connection, batch_id: str, worker: str, statuses: Collection[BatchStatus]
 ) -> AnyRow:
-    """The batch, if it still is this worker's and in such a status. Raises LeaseLostError."""
+    """Locks and returns the batch's row. Raises LeaseLostError if `worker` does not hold the batch
+    any more, or its status is not in `statuses`."""
     row = connection.execute(
         select(batches)
         .where(
@@ -80,12 +81,12 @@ def lock_leased(
         .with_for_update()
     ).one_or_none()
     if row is None:
-        raise LeaseLostError(f"{batch_id} is no longer {worker}'s to work on")
+        raise LeaseLostError(f"{worker} no longer holds {batch_id}")
     return row
 
 
 def end_items(connection: Connection, number: int, of: Sequence[ItemState], why: Unrun) -> int:
-    """Ends the items in such a state that were not executed; returns how many."""
+    """Ends the items in the states `of` as not executed; returns how many."""
     ended = connection.execute(
         update(batch_items)
         .where(batch_items.c.batch == number, batch_items.c.state.in_(of))
@@ -99,8 +100,8 @@ def end_items(connection: Connection, number: int, of: Sequence[ItemState], why:
 
 
 def give_back(connection: Connection, which: ColumnElement[bool], *, lost: bool) -> int:
-    """Makes running items pending again; of a batch that is being cancelled they are cancelled.
-    Returns how many. `lost`: their worker is gone."""
+    """Makes running items pending again, or cancelled if their batch is being cancelled. Returns
+    how many. `lost`: their worker is gone."""
     held = and_(batch_items.c.state == "running", which)
     numbers = connection.execute(select(batch_items.c.batch).where(held)).scalars()
     count = 0
@@ -117,7 +118,7 @@ def give_back(connection: Connection, which: ColumnElement[bool], *, lost: bool)
 
 
 def remove_items(connection: Connection, number: int, limit: int) -> int:
-    """Removes up to so many items of a batch, with their bodies and results."""
+    """Removes up to `limit` items of a batch with their bodies and results; returns how many."""
     lines = connection.execute(
         select(batch_items.c.line)
         .where(batch_items.c.batch == number)
@@ -127,7 +128,7 @@ def remove_items(connection: Connection, number: int, limit: int) -> int:
     found = [*lines]
     if found:
         for table in (item_results, item_bodies, batch_items):
-            # a span, not a list: the lines are the first that are left
+            # a range is enough: these are the batch's first remaining lines
             connection.execute(
                 delete(table).where(table.c.batch == number, table.c.line <= found[-1])
             )

@@ -1,8 +1,8 @@
-"""Brings a database to the present schema, by Alembic's revisions in `versions/`.
+"""Brings a database to the current schema, with Alembic's revisions in `versions/`.
 
-A new database is made from `schema.py` at once and counts as of the latest revision; revisions only
-change databases that are there. So a change to the schema is made in `schema.py`, and a further
-revision (`alembic revision -m "what it does"`) leads to it from the release before.
+A new database is made directly from `schema.py` and stamped with the latest revision. Revisions
+change only existing databases. So a schema change needs both: an edit of `schema.py`, and a
+revision (`alembic revision -m "what it does"`) that makes the same change to the last release.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from deferred.errors import UnknownSchemaError
 from deferred.store.schema import metadata
 
 SCRIPTS = Path(__file__).parent
-LOCK_KEY = 0x6A6F6273  # any number: servers that start at once migrate one after the other
+LOCK_KEY = 0x6A6F6273  # arbitrary; servers that start together migrate one after the other
 
 
 def migrate(connection: Connection, scripts: Path = SCRIPTS) -> None:
-    """Makes or changes the tables, within the transaction of `connection`.
+    """Creates or changes the tables, in the transaction of `connection`.
 
     Raises UnknownSchemaError.
     """
-    # imported here: a server that stores no jobs is spared 0.1 s
+    # imported here, since it takes 0.1 s and a server without jobs does not need it
     from alembic import command
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
@@ -39,8 +39,8 @@ def migrate(connection: Connection, scripts: Path = SCRIPTS) -> None:
     if current is None:
         if inspect(connection).has_table("batches"):
             raise UnknownSchemaError(
-                "a version of this program before its first release made the job database: move it "
-                "away, or name another one"
+                "the job database was made by this program before its first release: move it away, "
+                "or name another one"
             )
         metadata.create_all(connection)
         context.stamp(directory, "head")

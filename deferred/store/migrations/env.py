@@ -1,4 +1,4 @@
-"""Run by Alembic for each upgrade, in the transaction that `migrate` is called with."""
+"""Alembic runs this file for each upgrade, in the transaction of `migrate`."""
 
 from alembic import context
 

@@ -1,8 +1,8 @@
-"""The tables of the first release: nothing leads to them, since `migrate` makes them at once."""
+"""The tables of the first release. `migrate` creates them, so this revision does nothing."""
 
 revision = "1"
 down_revision = None
 
 
 def upgrade() -> None:
-    """Every database of this revision was made with its tables."""
+    """A database of this revision already has its tables."""
