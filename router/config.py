@@ -102,7 +102,7 @@ class Config(Options):
 
 
 def parse_args(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration from options, environment and defaults; exits with a message on errors."""
+    """The configuration from options, environment and defaults. Exits with a message on errors."""
     config = Config.from_args(argv, env)
     if config.max_held_bytes < config.max_body_bytes:
         Config.refuse(
@@ -135,20 +135,20 @@ def parse_upstream(text: str, limit: int, key: str | None = None) -> Spec:
         raise ValueError(f"{text!r} is not a valid URL: only scheme, host and port are allowed")
     host = parts.hostname or ""
     if not host or any(c in host for c in " ,[]"):
-        raise ValueError(f"{text!r} is not a valid URL: the host is missing or broken")
+        raise ValueError(f"{text!r} is not a valid URL: the host is missing or invalid")
     host = f"[{host}]" if ":" in host else host
     return Spec(f"{parts.scheme}://{host}" + (f":{port}" if port else ""), limit, key, dns)
 
 
 def parse_upstreams(text: str | None, limit: int, key: str | None = None) -> list[Spec]:
-    """A comma-separated list of upstreams. Raises ValueError if empty or any part is wrong."""
+    """A comma-separated list of upstreams. Raises ValueError if it is empty or a part is wrong."""
     if not text or not text.strip():
         raise ValueError("UPSTREAMS is missing: give addresses, comma separated")
     return [parse_upstream(part, limit, key) for part in text.split(",")]
 
 
 def parse_upstreams_file(text: str, limit: int, key: str | None = None) -> list[Spec]:
-    """The lines of an upstreams file; raises ValueError naming the line that is wrong."""
+    """The lines of an upstreams file. Raises ValueError, which names the wrong line."""
     return list(_parse_lines(text, limit, key))
 
 
@@ -160,8 +160,8 @@ def _parse_lines(text: str, limit: int, key: str | None) -> Iterator[Spec]:
         settings = dict(word.partition("=")[::2] for word in words[1:])
         try:
             if unknown := set(settings) - {"limit", "key", "models"}:
-                allowed = "there are limit=, key= and models="
-                raise ValueError(f"{', '.join(unknown)} is unknown, {allowed}")
+                allowed = "limit=, key= and models="
+                raise ValueError(f"{', '.join(unknown)} is unknown; allowed: {allowed}")
             own = _limit(settings["limit"]) if "limit" in settings else limit
             spec = parse_upstream(words[0], own, settings.get("key", key))
             yield replace(spec, models=comma_separated(settings.get("models", "")))
@@ -176,7 +176,7 @@ def _limit(text: str) -> int:
 
 
 def read_upstreams(config: Config) -> dict[str, list[Spec]]:
-    """The operator's upstreams by source: `environment` (or option) and `file`, read afresh."""
+    """The operator's upstreams by source: `environment` (or option), and `file`, read each time."""
     limit, key = config.max_connect_per_upstream, config.upstream_api_key or None
     sources: dict[str, list[Spec]] = {}
     if config.upstreams or not config.upstreams_file:

@@ -1,6 +1,7 @@
-"""The dispatcher on an event loop: waiting requests become futures, time becomes a timer.
+"""Runs the dispatcher on an event loop: a future for each waiting request, a timer for the next
+tick.
 
-The only place where asyncio and the pure state meet; `now` is always the loop's clock.
+Only this module combines asyncio with the pure state. `now` is always the loop's clock.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from router.rules.ticket import Limits, Outcome, State, Ticket
 
 
 class Desk:
-    """Hands out places. Must be made within a running loop and used from it alone."""
+    """Assigns places on upstreams. Create it in a running event loop and use it only there."""
 
     def __init__(self, fleet: Fleet, policy: Policy, limits: Limits) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,7 +61,7 @@ class Desk:
         self._arm()
 
     def fleet_changed(self) -> None:
-        """To be called after every change of an upstream from outside: probes, the operator."""
+        """Call it after a probe or the operator changed an upstream."""
         self.state.tick(self._loop.time())
         self._arm()
 
@@ -72,7 +73,7 @@ class Desk:
     def _arm(self) -> None:
         at = self.state.next_tick(self._loop.time())
         if self._timer is not None:
-            # An early tick does no harm, so a timer is only moved forward.
+            # An early tick does no harm, so the timer is never moved to a later time.
             if at is not None and self._timer.when() <= at:
                 return
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard error. Knows nothing of the router."""
+"""Structured logs: one JSON object per line on standard error. Independent of the router."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ LOGGER = logging.getLogger("router")
 
 
 def set_up(*, debug: bool) -> None:
-    """Sends the router's logs, and warnings of the libraries, to standard error."""
+    """Sends the router's logs and the libraries' warnings to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -30,6 +30,6 @@ def set_up(*, debug: bool) -> None:
 
 
 def event(level: int, name: str, /, **facts: object) -> None:
-    """One line: what happened, and the facts."""
+    """Logs one line: what happened, and the facts."""
     if LOGGER.isEnabledFor(level):
         LOGGER.log(level, name, extra={"facts": facts})

@@ -13,7 +13,7 @@ _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
 
 
 class Metrics:
-    """Label values are upstreams and models that exist, so their number is bounded."""
+    """Label values are existing upstreams and models, so their number is bounded."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -24,20 +24,20 @@ class Metrics:
             "eb_router_requests", "Answers sent", ["upstream", "model", "status"], registry=r
         )
         self.refused = Counter(
-            "eb_router_refused", "Requests the router itself refused", ["reason"], registry=r
+            "eb_router_refused", "Requests that the router refused", ["reason"], registry=r
         )
         self.departed = Counter(
             "eb_router_departed", "Clients that left before their answer ended", registry=r
         )
         self.broken = Counter(
             "eb_router_broken_answers",
-            "Answers cut by an upstream after their first byte",
+            "Answers that broke off after their first byte",
             ["upstream", "model"],
             registry=r,
         )
         self.retries = Counter(
             "eb_router_retries",
-            "Requests sent elsewhere after failing here",
+            "Requests sent elsewhere after they failed on this upstream",
             ["upstream", "model"],
             registry=r,
         )
@@ -46,21 +46,21 @@ class Metrics:
         )
         self.first_byte_seconds = Histogram(
             "eb_router_first_byte_seconds",
-            "From sending to the upstream's first byte of the body",
+            "From sending the request to the first byte of the answer's body",
             ["upstream", "model"],
             buckets=_SECONDS,
             registry=r,
         )
         self.added_seconds = Histogram(
             "eb_router_added_seconds",
-            "Time of the router itself until the answer begins: neither queue nor upstream",
+            "Time that the router adds until the answer begins, without queue and upstream",
             buckets=_OVERHEAD,
             registry=r,
         )
         r.register(_State(desk))
 
     def text(self) -> bytes:
-        """The exposition format; forgets upstreams that are gone."""
+        """The metrics in the exposition format, without upstreams that are gone."""
         present = {upstream.url for upstream in self._desk.fleet}
         for url in self._shown - present:
             for metric in (self.requests, self.broken, self.retries, self.first_byte_seconds):
@@ -87,7 +87,7 @@ class _State(Collector):
             name: GaugeMetricFamily(f"eb_router_{name}", text, labels=["upstream"])
             for name, text in (
                 ("in_flight", "Requests on the upstream"),
-                ("ready", "1 if its last probe was good"),
+                ("ready", "1 if its probes succeed"),
                 ("breaker_state", "0 closed, 1 half-open, 2 open"),
                 ("latency_seconds", "Moving average of the time to first byte"),
             )

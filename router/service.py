@@ -1,4 +1,4 @@
-"""The router as a process: wires the parts, listens, follows signals, drains."""
+"""The router's process: connects the parts, listens, handles signals, drains."""
 
 import asyncio
 import contextlib
@@ -28,8 +28,8 @@ from router.rules.policies import POLICIES
 from router.rules.ticket import Limits
 from tracing import start_tracing
 
-# Servers close idle connections (gunicorn after 2 s, uvicorn after 5): a request sent at that very
-# moment is lost, so the router closes its idle ones first.
+# Servers close idle connections (gunicorn after 2 s, uvicorn after 5). A request sent at that
+# moment is lost, so the router closes idle connections earlier.
 KEEP_ALIVE_S = 1.5
 # How long the rest of a refused body is read, so that the client sees the refusal.
 LINGER_S = 2.0
@@ -160,7 +160,7 @@ def _reread(config: Config, prober: Prober) -> None:
 
 
 async def _drain(proxy: Proxy, timeout_s: float) -> None:
-    """Refuses newcomers, lets the accepted end, cuts what is left at the limit."""
+    """Refuses new requests, lets accepted ones finish, and cuts off the rest at the limit."""
     proxy.draining = True
     log.event(logging.INFO, "draining", running=proxy.running)
     for limit_s, last_resort in ((timeout_s, proxy.stop), (STOP_GRACE_S, None)):

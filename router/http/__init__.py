@@ -1,1 +1,1 @@
-"""The router's sockets: takes requests in, relays them, probes upstreams."""
+"""The router's network side: receives requests, relays them, probes upstreams."""

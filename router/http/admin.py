@@ -1,4 +1,4 @@
-"""The operator's API: `/upstreams`, `/health`, `/live`, `/metrics`, and the union of models."""
+"""The operator's API: `/upstreams`, `/health`, `/live`, `/metrics`, and the list of all models."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ class Admin:
         return web.json_response(facts, status=200 if state == "ok" else 503)
 
     async def live(self, request: web.Request) -> web.Response:
-        """The process answers: all that a restart could help."""
+        """200 whenever the process answers: a restart helps only a process that does not."""
         return web.json_response({"status": "alive"})
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -59,7 +59,7 @@ class Admin:
         )
 
     async def models(self, request: web.Request) -> web.Response:
-        """The union over all upstreams."""
+        """The models of all upstreams."""
         if refused := self._refused(request, self._config.api_keys):
             return refused
         described = list(self._desk.fleet.models().values())
@@ -77,23 +77,23 @@ class Admin:
         return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)
 
     async def upstreams(self, request: web.Request) -> web.Response:
-        """The state of every upstream, and how many requests wait for which model."""
+        """The state of every upstream, and the number of waiting requests by model."""
         if refused := self._refused(request, self._admin_keys()):
             return refused
         shown = [self._show(u) for u in self._desk.fleet]
         return web.json_response({"upstreams": shown, "waiting": self._desk.state.waiting()})
 
     async def add(self, request: web.Request) -> web.Response:
-        """`{"url": …, "limit"?: int, "api_key"?: str}`: a new upstream, or a known one back. What
-        is not given stays as it was; a new one gets no key but the one that is given."""
+        """`{"url": …, "limit"?: int, "api_key"?: str}`: adds an upstream, or restores a known one.
+        A field that is left out keeps its value. A new upstream has only the key given here."""
         return await self._change(request, "add")
 
     async def drain(self, request: web.Request) -> web.Response:
-        """`{"url": …}`: no new requests for it; running ones continue."""
+        """`{"url": …}`: sends it no new requests; running ones continue."""
         return await self._change(request, "drain")
 
     async def remove(self, request: web.Request) -> web.Response:
-        """`{"url": …}`: forgets it; running requests continue."""
+        """`{"url": …}`: removes it; running requests continue."""
         return await self._change(request, "remove")
 
     async def _change(self, request: web.Request, verb: str) -> web.Response:
@@ -125,11 +125,11 @@ class Admin:
         return web.json_response(self._show(upstream), status=201 if known is None else 200)
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
-        """Raises ValueError. The common UPSTREAM_API_KEY is for the servers of the configuration:
-        a user who may add servers must not learn it by adding their own."""
+        """Raises ValueError. Only configured servers get the common UPSTREAM_API_KEY: otherwise a
+        user who may add servers could learn it by adding their own."""
         asked = parse_upstream(body["url"], self._config.max_connect_per_upstream)
         if asked.dns:
-            raise ValueError("a dns+ name belongs into UPSTREAMS or the upstreams file")
+            raise ValueError("a dns+ name is allowed only in UPSTREAMS and the upstreams file")
         known = self._desk.fleet.remembered(asked.url)
         spec = asked if known is None else known.spec
         limit, key = body.get("limit", spec.limit), body.get("api_key", spec.key)
@@ -140,7 +140,7 @@ class Admin:
         return replace(spec, limit=limit, key=key)
 
     def _admin_keys(self) -> tuple[str, ...]:
-        """Who may see the upstreams: clients, where there is no key but theirs."""
+        """The keys that may read /upstreams: the clients' keys if there is no admin key."""
         return (self._config.admin_key,) if self._config.admin_key else self._config.api_keys
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A client's request on its way through the data plane, and how an attempt at it may end."""
+"""A client's request in the data plane, and how an attempt at it may end."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class ClientGoneError(ConnectionError):
 
 
 class Attempt(NamedTuple):
-    """An upstream had the request; seconds of the loop's clock."""
+    """The time that one upstream had the request, in seconds of the loop's clock."""
 
     upstream: str
     start_s: float
@@ -23,7 +23,7 @@ class Attempt(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A client's request on its way. `sent`: the answer, once its first byte is on its way back."""
+    """A client's request and its state. `sent`: the answer, once the router starts to send it."""
 
     request: web.Request
     started: float
@@ -36,17 +36,17 @@ class Exchange:
     broken: str = ""
     writing: bool = False
     first_byte_s: float = 0.0
-    # Of the time from arrival until the answer was ready to go out (`begun_s`), the upstream's.
+    # `begun_s`: from arrival until the answer could be sent; `upstream_s`: the upstream's share.
     upstream_s: float = 0.0
     begun_s: float = 0.0
-    passed_s: float | None = None  # when the last piece of the answer was about to be passed on
+    passed_s: float | None = None  # just before the last piece of the answer was passed on
     attempts: list[Attempt] = field(default_factory=list)
     trace: Traced | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An attempt that may be repeated elsewhere; `response` is what the client gets if not."""
+    """A failed attempt that may be repeated elsewhere. `response`: for the client if it is not."""
 
     reason: str
     response: web.Response

@@ -1,6 +1,6 @@
-"""One request on one upstream, for inference and jobs alike: sends it, passes its answer on.
+"""Sends a request to an upstream and passes the answer on, for inference and jobs alike.
 
-Distinguishes a client that is gone from an upstream that fails. Independent of places and retries.
+Distinguishes a client that left from an upstream that failed. Independent of places and retries.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from router.rules.upstream import Upstream
 
 _OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
 _EVENTS = "text/event-stream"
-PIECE_BYTES = 256 * 1024  # of a large body, given to the transport at a time
+PIECE_BYTES = 256 * 1024  # a large body is written in pieces of this size
 
 
 class UpstreamFailedError(Exception):
-    """No whole answer came. The text names the upstream and is for the log; `problem` is what
-    clients may know, and names no address."""
+    """The upstream sent no complete answer. The text names the upstream and is for the log.
+    `problem` is for the client and names no address."""
 
     def __init__(self, reason: str, problem: Problem, outcome: Outcome) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ class UpstreamFailedError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """An answer on its way; `clock` ends it when a side is silent for more than `idle_s`."""
+    """An answer that is passed on. `clock` ends it if a side is silent for more than `idle_s`."""
 
     x: Exchange
     upstream: Upstream
@@ -48,20 +48,20 @@ class Passage:
         return self.answer.content_type == _EVENTS and self.answer.status < 400
 
     def is_plain(self) -> bool:
-        """Whether its events can be separated: it is not compressed."""
+        """Whether the answer is not compressed, so that its events can be separated."""
         return headers.is_plain(self.answer.headers)
 
     def headers(self) -> CIMultiDict[str]:
         return headers.to_client(self.answer.headers, self.x.request_id, self.upstream.url)
 
     async def read(self) -> bytes:
-        """What has come of the body; empty at its end."""
+        """The bytes of the body that have arrived; empty at its end."""
         chunk = await self.answer.content.readany()
         _put_off(self.clock, self.idle_s)
         return chunk
 
     async def begin(self) -> None:
-        """Sends status and headers to the client, if that is still to be done."""
+        """Sends status and headers to the client, unless they were sent before."""
         x = self.x
         if x.sent is not None:
             return
@@ -98,10 +98,10 @@ class Forwarder:
         body: bytearray | aiohttp.StreamReader,
         limit_s: float,
     ) -> AsyncIterator[Passage]:
-        """The upstream's answer, which must begin within `limit_s`. A body that is still coming is
-        passed on as it comes, and then each side may be silent for so long.
+        """Sends the request and yields the answer, which must begin within `limit_s`. A body that
+        is still arriving is passed on as it arrives; `limit_s` then limits each pause.
 
-        Raises, within the block too, UpstreamFailedError and ClientGoneError."""
+        Raises UpstreamFailedError and ClientGoneError, also inside the block."""
         sent = headers.to_upstream(
             x.request.headers,
             x.request_id,
@@ -146,8 +146,8 @@ class Forwarder:
             x.attempts.append(Attempt(upstream.url, start_s, end_s))
 
     async def break_off(self, x: Exchange, problem: Problem) -> web.StreamResponse:
-        """Ends an answer that has begun: an error event, and no [DONE], on an event stream; a
-        connection closed before the body's end otherwise. May raise ClientGoneError."""
+        """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
+        other connection is closed before the body's end. May raise ClientGoneError."""
         assert x.sent is not None
         if x.sent.content_type != _EVENTS or not headers.is_plain(x.sent.headers):
             if x.request.transport is not None:
@@ -164,11 +164,12 @@ class Forwarder:
 
 
 def _silent(x: Exchange, upstream: Upstream, error: TimeoutError) -> UpstreamFailedError:
-    if isinstance(error, aiohttp.ServerTimeoutError):  # of the connection
+    if isinstance(error, aiohttp.ServerTimeoutError):  # while connecting
         problem = errors.upstream_failed("The server could not be reached in time.")
         reason = f"{upstream.url} could not be reached in time"
         return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
-    # a long response takes long, and a deferred one may be paused; a begun stream must continue
+    # A long response may begin late, and a server may pause a deferred one. Any other stream that
+    # has begun must continue.
     deferred = x.ticket is not None and x.ticket.deferred
     outcome = Outcome.FAILURE if x.sent is not None and not deferred else Outcome.SLOW
     problem = errors.upstream_failed("The server was silent for too long.", 504)
@@ -185,7 +186,8 @@ def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> Upstrea
 
 
 async def _in_pieces(body: bytearray) -> AsyncIterator[memoryview]:
-    """A whole body at once would be copied by the transport, while all other requests wait."""
+    """Yields a large body in pieces: the transport would copy a whole body at once, and all other
+    requests would wait."""
     with memoryview(body) as view:
         for at in range(0, len(view), PIECE_BYTES):
             yield view[at : at + PIECE_BYTES]
@@ -204,7 +206,7 @@ def _put_off(clock: asyncio.Timeout, seconds: float) -> None:
 
 
 async def _to_client(x: Exchange, writing: Awaitable[object]) -> None:
-    """Writes; marks it, so that a timeout is known to be the client's."""
+    """Writes to the client. Sets `writing`, so that a timeout is known to be the client's."""
     x.passed_s = asyncio.get_running_loop().time()
     x.writing = True
     try:

@@ -1,8 +1,9 @@
-"""Files and batches: to the one upstream that keeps them, or to any of those that share a database.
+"""Relays calls about files and batches to the upstream that keeps them, or to any upstream if they
+share a database.
 
-Bodies and answers pass as they come, so that a file of any size takes no memory here. They take no
-upstream's place, since they ask for no inference; nothing is tried again, since a body is gone once
-it was passed on.
+Bodies and answers are passed on as they arrive, so a file of any size takes no memory here. The
+calls take no place on an upstream, since they run no inference. They are never retried, since the
+router does not keep their bodies.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ PATHS = ("/v1/files", BATCHES)
 
 
 class JobRelay:
-    """Moves the calls of the Batch API between clients and the upstream that has the jobs."""
+    """Relays the Batch API between clients and the upstream that has the jobs."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class JobRelay:
         default_model: str,
         idle_s: float,
     ) -> None:
-        """`upstream`: its URL, `any`, or empty where there is none. `default_model`: of new batches
-        that name none, empty where there is none."""
+        """`upstream`: its URL, `any`, or empty if there is none. `default_model`: for new batches
+        that name none; empty if there is none."""
         self._forwarder = forwarder
         self._desk = desk
         self._upstream = upstream
@@ -42,7 +43,7 @@ class JobRelay:
         self._idle_s = idle_s
 
     async def forward(self, x: Exchange) -> web.StreamResponse | Problem:
-        """A Problem where nothing has reached the client. Raises ClientGoneError."""
+        """Returns a Problem if nothing has reached the client. Raises ClientGoneError."""
         upstream = self._choose(x.request)
         if isinstance(upstream, Problem):
             return upstream
@@ -62,8 +63,8 @@ class JobRelay:
     def _choose(self, request: web.BaseRequest) -> Upstream | Problem:
         if not self._upstream:
             message = (
-                "This router passes no files and batches on: BATCH_UPSTREAM names no upstream. "
-                "Allowed: the URL of one of its upstreams, or 'any' where they share a database."
+                "This router does not serve files and batches: BATCH_UPSTREAM is not set. "
+                "Allowed: the URL of one of its upstreams, or 'any' if they share a database."
             )
             return Problem(501, "invalid_request_error", "no_batch_upstream", message)
         candidates = self._candidates(request)
@@ -82,7 +83,7 @@ class JobRelay:
             return [upstream for upstream in fleet if upstream.url == self._upstream]
         if (request.method, request.path) != ("POST", BATCHES):
             return list(fleet)
-        # a batch gets the model of the server that takes it in, and its lines may name no other
+        # a batch gets the model of the server that accepts it; its lines may name no other
         if not fleet.all_probed():
             return []  # the models are not known yet
         known = list(fleet.models())
@@ -91,8 +92,8 @@ class JobRelay:
             return fleet.serving(model) or errors.unknown_model(model, known)
         if len(known) > 1:
             message = (
-                "The servers have several models, so a batch must say by the X-Model header which "
-                f"one its lines name, all available models: {', '.join(known)}."
+                "The servers have several models: name the batch's model in the X-Model header, "
+                f"all available models: {', '.join(known)}."
             )
             return Problem(400, "invalid_request_error", "model_required", message, "X-Model")
         return list(fleet)

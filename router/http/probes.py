@@ -1,6 +1,6 @@
-"""Background probes of every upstream's `/v1/models`, whatever its state; look-ups of DNS names.
+"""Probes `/v1/models` of every upstream in the background, whatever its state; resolves DNS names.
 
-An upstream whose models the operator declared is asked for `/health` instead.
+If the operator declared an upstream's models, its `/health` is probed instead.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from router.rules.upstream import Spec, Upstream
 
 
 def parse_models(body: Any) -> dict[str, Mapping[str, Any]]:
-    """The models of a `/v1/models` answer by id; raises ValueError if it is none."""
+    """The models of a `/v1/models` answer by id. Raises ValueError if `body` is not one."""
     data = body.get("data") if isinstance(body, dict) else None
     if not isinstance(data, list):
-        raise ValueError("its /v1/models is no OpenAI model list")
+        raise ValueError("its /v1/models is not an OpenAI model list")
     return {m["id"]: m for m in data if isinstance(m, dict) and isinstance(m.get("id"), str)}
 
 
 class Prober:
-    """Keeps the desk's fleet informed. `specs` of the operator are set by `set_sources`."""
+    """Keeps the desk's fleet up to date. `set_sources` sets the operator's upstreams."""
 
     def __init__(
         self, desk: Desk, session: aiohttp.ClientSession, interval_s: float, timeout_s: float
@@ -41,7 +41,7 @@ class Prober:
         self._wake = asyncio.Event()
 
     def set_sources(self, sources: Mapping[str, Sequence[Spec]]) -> None:
-        """Takes the operator's lists over, source by source, and probes at once."""
+        """Takes over the operator's lists, by source, and probes at once."""
         self._desk.fleet.forget_removals()
         self._names = [s for specs in sources.values() for s in specs if s.dns]
         for source, specs in sources.items():
@@ -57,7 +57,7 @@ class Prober:
         self._wake.set()
 
     async def run(self) -> None:
-        """Rounds for ever."""
+        """Repeats rounds until it is cancelled."""
         while True:
             self._wake.clear()
             await self.round()
@@ -68,7 +68,7 @@ class Prober:
                 pass
 
     async def round(self) -> None:
-        """One look at every name and every upstream, side by side."""
+        """Resolves all names, then probes all upstreams, concurrently."""
         await asyncio.gather(*(self._resolve(spec) for spec in self._names))
         await asyncio.gather(*(self._probe(upstream) for upstream in self._desk.fleet))
 

@@ -29,7 +29,7 @@ MAX_BACK_OFF_S = 1.0
 
 
 def holds_key(request: web.Request, keys: tuple[str, ...]) -> bool:
-    """Whether the request shows one of the keys as a bearer token (compared in constant time)."""
+    """Whether the request has one of the keys as a bearer token (compared in constant time)."""
     scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
     given = shown.strip().encode() if scheme.lower() == "bearer" else b""
     return any(hmac.compare_digest(given, key.encode()) for key in keys)
@@ -70,23 +70,24 @@ class Proxy:
         return len(self._tasks)
 
     async def idle(self) -> None:
-        """Returns when nothing runs any more; for the time of draining."""
+        """Returns when no request runs any more. For draining."""
         while self._tasks:
             self._idle.clear()
             await self._idle.wait()
 
     def stop(self) -> None:
-        """Ends what still runs: begun streams with an error event."""
+        """Ends the running requests; streams that have begun get an error event."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answers one request, whatever happens; a client that leaves frees what it held."""
+        """Answers one inference request, whatever happens. If the client leaves, its place and its
+        memory are freed."""
         return await self._handle(request, self._infer)
 
     async def handle_jobs(self, request: web.Request) -> web.StreamResponse:
-        """The same of a request for files or batches."""
+        """The same for a request about files or batches."""
         return await self._handle(request, self._forward)
 
     async def _handle(
@@ -101,7 +102,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        status = 499  # nginx's word in logs for a client that left
+        status = 499  # nginx logs this for a client that left
         try:
             problem = self._not_let_in(x)
             response = await answer(x) if problem is None else self._refuse(x, problem)
@@ -150,7 +151,7 @@ class Proxy:
         except ValueError as error:
             return self._refuse(x, errors.invalid(str(error)))
         except TimeoutError:
-            return self._refuse(x, errors.invalid("The body came too slowly.", 408, "timeout"))
+            return self._refuse(x, errors.invalid("The body arrived too slowly.", 408, "timeout"))
         if isinstance(wanted, Problem):
             return self._refuse(x, wanted)
         by_prefix = self._config.policy == "prefix"
@@ -161,7 +162,7 @@ class Proxy:
         while True:
             await self._desk.settled(ticket)
             if ticket.refusal is not None:
-                # once tried, that failure is the best explanation for the client
+                # the failure of an attempt explains more to the client than the refusal
                 return failed.response if failed else self._refuse(x, self._explain(ticket))
             upstream = ticket.upstream
             assert upstream is not None
@@ -202,7 +203,7 @@ class Proxy:
         return wanted
 
     async def _read_body(self, x: Exchange) -> Problem | None:
-        """Takes the body as it comes, as far as it and all that is held already allow."""
+        """Reads the body as it arrives, within the limits of one body and of all bodies held."""
         limit = self._config.max_body_bytes
         announced = x.request.content_length or 0
         while announced <= limit and x.held_bytes <= limit:
@@ -217,7 +218,7 @@ class Proxy:
         return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
 
     async def _abandon(self, x: Exchange, problem: Problem) -> web.StreamResponse:
-        """An error in place of the answer, or at the end of one that has begun."""
+        """Sends an error instead of the answer, or at the end of an answer that has begun."""
         if x.sent is None:
             return self._refuse(x, problem)
         return await self._forwarder.break_off(x, problem)
@@ -257,8 +258,8 @@ class Proxy:
         trace.end(time.time_ns(), attributes, error=x.broken or None)
 
     def _line(self, x: Exchange, status: int) -> Line:
-        """It ends when the last piece of its answer was about to leave: what comes later, the
-        client does not wait for."""
+        """The request ends just before the last piece of its answer is passed on: the client does
+        not wait for what comes later."""
         return {
             "type": "routed",
             "request_id": x.request_id,

@@ -1,8 +1,8 @@
-"""A placed request on its upstream: holds the response back or passes it on, reports the end to the
-desk.
+"""Runs a placed request on its upstream: holds the answer back or passes it on, and reports its end
+to the desk.
 
-A failure before the first byte has reached the client is returned as `Failed`, to be retried on
-another server; a later failure ends the client's response in a recognisable way.
+A failure before the first byte reaches the client is returned as `Failed`, so that the request can
+be retried on another server. A later failure ends the client's answer in a recognisable way.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from router.rules.sse import whole_events
 from router.rules.ticket import Outcome, State, Ticket, outcome_of
 from router.rules.upstream import Upstream
 
-# Answers that are no event stream are held back up to this size, so that a body that breaks off
-# can be tried elsewhere instead of reaching the client in pieces.
+# Answers other than event streams are held back up to this size. If one breaks off, the request can
+# be retried elsewhere, since the client has not seen a part of the answer.
 HOLD_BYTES = 1 << 20
 
 
@@ -29,7 +29,7 @@ def _everything(data: bytes) -> tuple[bytes, bytes]:
 
 
 class Relay:
-    """Moves the answers of inference requests."""
+    """Relays the answers of inference requests."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Relay:
     async def attempt(
         self, x: Exchange, ticket: Ticket, upstream: Upstream
     ) -> web.StreamResponse | Failed:
-        """Runs a placed request; the place is free again on return, and as soon as the upstream is
-        done. Raises ClientGoneError."""
+        """Runs a placed request. Frees its place as soon as the upstream is done. Raises
+        ClientGoneError."""
         limit_s = self._first_byte_limit_s
         try:
             async with self._forwarder.send(x, upstream, x.body, limit_s) as passage:
@@ -70,7 +70,7 @@ class Relay:
             return await self._forwarder.break_off(x, failure.problem)
 
     async def _whole(self, passage: Passage, ticket: Ticket) -> web.StreamResponse | Failed:
-        """An answer that is held back until it is complete, or too long for that."""
+        """Holds an answer back until it is complete; passes it on as it arrives if it is long."""
         x, body = passage.x, b""
         while chunk := await passage.read():
             if not body:
@@ -95,7 +95,8 @@ class Relay:
         split: Callable[[bytes], tuple[bytes, bytes]],
         came: bytes = b"",
     ) -> web.StreamResponse:
-        """An answer that is passed on as it comes, as far as `split` lets it; `came` has come."""
+        """Passes an answer on as it arrives. `split` separates the bytes that may be passed on from
+        the rest. `came`: bytes that have arrived already."""
         began, held = bool(came), b""
         while chunk := came or await passage.read():
             came = b""

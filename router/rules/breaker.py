@@ -1,13 +1,13 @@
-"""The circuit breaker of one upstream: pure, the time is handed in.
+"""The circuit breaker of one upstream. Pure: callers pass the time.
 
-Closed until at least `LEAST_FAILURES` and at least half of the last `REMEMBERED` verdicts of the
-last `WINDOW_S` seconds are failures. Then open for `open_s`, then half-open: one request at a time
-is let through until it has an answer, and `CLOSE_AFTER` successes close the breaker again. The
-states are those of M. Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
+It is closed until at least `LEAST_FAILURES` and at least half of the last `REMEMBERED` verdicts of
+the last `WINDOW_S` seconds are failures. Then it is open for `open_s`, then half-open: it admits
+one request at a time, and `CLOSE_AFTER` successes close it again. The states are those of M.
+Nygard, *Release It!*, ch. 5 ("Circuit Breaker").
 
-A rate, because a few failures among many good answers say little about a server. The last verdicts
-rather than all of the window, because a server that dies under load should be left after ten
-failures, not after as many as it gave good answers before.
+It uses a rate, because a few failures among many good answers say little about a server. It counts
+only the last verdicts, so that a server that dies under load is avoided after ten failures, however
+many good answers it gave before.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ CLOSE_AFTER = 2
 
 
 class State(Enum):
-    """What the breaker lets through; the values are those of the metric."""
+    """What the breaker admits. The values are those of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -28,10 +28,10 @@ class State(Enum):
 
 
 class Breaker:
-    """Counts verdicts on requests and says whether the next one may be sent.
+    """Counts verdicts on requests and decides whether the next one may be sent.
 
-    Each request is stamped with the epoch in which it was sent, and a verdict of an earlier epoch
-    is ignored: a stream begun before the breaker opened says nothing about the upstream now.
+    Each request has the epoch in which it was sent. Verdicts of earlier epochs are ignored: a
+    stream that began before the breaker opened says nothing about the upstream now.
     """
 
     __slots__ = ("_open_s", "_state", "_successes", "_trial", "_verdicts", "epoch", "open_until")
@@ -46,7 +46,7 @@ class Breaker:
         self.open_until = 0.0
 
     def state(self, now: float) -> State:
-        """The state at `now`; an open breaker whose time is over is half-open."""
+        """The state at `now`. An open breaker becomes half-open when its time is over."""
         if self._state is State.OPEN and now >= self.open_until:
             self._enter(State.HALF_OPEN)
         return self._state
@@ -58,19 +58,19 @@ class Breaker:
         return self.state(now) is State.HALF_OPEN and not self._trial
 
     def sent(self, now: float) -> int:
-        """A request is being sent; returns the epoch its verdict must name."""
+        """Records that a request is sent. Returns the epoch for its verdict."""
         if self.state(now) is State.HALF_OPEN:
             self._trial = True
         return self.epoch
 
     def began(self, epoch: int) -> None:
-        """The request has its first byte, or ended without a verdict: the next trial need not
-        wait for it."""
+        """The request has its first byte, or ended without a verdict. The next trial need not wait
+        for it."""
         if epoch == self.epoch:
             self._trial = False
 
     def success(self, epoch: int, now: float) -> None:
-        """The request was answered whole, with no fault of the upstream."""
+        """The request got a complete answer without a fault of the upstream."""
         if epoch != self.epoch:
             return
         self._trial = False
@@ -81,7 +81,7 @@ class Breaker:
                 self._enter(State.CLOSED)
 
     def failure(self, epoch: int, now: float) -> None:
-        """The request failed by the upstream's fault."""
+        """The request failed through the upstream's fault."""
         if epoch != self.epoch:
             return
         self._verdicts.append((now, True))

@@ -1,8 +1,8 @@
-"""The retry budget of one upstream: pure, the time is handed in.
+"""The retry budget of one upstream. Pure: callers pass the time.
 
 Of the requests first sent to an upstream within the last `WINDOW_S` seconds, a fifth plus ten may
-be sent again elsewhere. When everything fails, the fleet then sees about 1.2 times the load instead
-of a multiple of it (the idea of Finagle's `RetryBudget`).
+be sent again elsewhere. If everything fails, the fleet sees about 1.2 times the load instead of a
+multiple (the idea is Finagle's `RetryBudget`).
 """
 
 from collections import deque
@@ -24,12 +24,12 @@ class RetryBudget:
         self._retries = 0
 
     def sent(self, now: float) -> None:
-        """One more request, no retry, was sent to the upstream."""
+        """Counts a request that was sent to the upstream first, not as a retry."""
         self._bucket(now)[1] += 1
         self._sent += 1
 
     def withdraw(self, now: float) -> bool:
-        """Takes the right to send one failed request again; False when the budget is spent."""
+        """Takes one retry from the budget. Returns False if the budget is spent."""
         bucket = self._bucket(now)
         if self._retries >= RATIO * self._sent + FLOOR:
             return False

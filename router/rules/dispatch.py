@@ -1,10 +1,10 @@
-"""The router's heart: places, queues and verdicts. Pure: no asyncio, no sockets, no clock.
+"""The router's core: places, queues and verdicts. Pure: no asyncio, no sockets, no clock.
 
-A request's `Ticket` arrives, is placed on an upstream or waits in its model's FIFO, and ends
-exactly once. Whatever changes the state (a place freed, a probe, time) serves the queues at once.
+A request's `Ticket` arrives, is placed on an upstream or waits in its model's FIFO queue, and ends
+exactly once. Every change of the state (a free place, a probe, time) serves the queues at once.
 
-Invariant between calls: a waiting ticket could not be placed now, so an arrival that can be placed
-overtakes no ticket of its model and class.
+Invariant between calls: no waiting ticket could be placed now. So a new ticket that can be placed
+does not overtake any ticket of its model and class.
 """
 
 import heapq
@@ -36,7 +36,7 @@ class Dispatcher:
         self._decided = decided
         self._lanes: dict[tuple[bool, str], Lane] = {}
         self._stranded: dict[str, float] = {}  # model → since when no upstream is usable
-        self._retried: dict[int, Ticket] = {}  # those of the lanes that were tried somewhere
+        self._retried: dict[int, Ticket] = {}  # waiting tickets that were tried somewhere
         self._seq = 0
 
     # --- the life of a ticket ---------------------------------------------------------------
@@ -44,7 +44,7 @@ class Dispatcher:
     def arrive(
         self, model: str, now: float, *, deferred: bool = False, prefix: Sequence[int] = ()
     ) -> Ticket:
-        """A new request: its ticket is PLACED, WAITING or REFUSED on return."""
+        """Adds a new request. Its ticket is PLACED, WAITING or REFUSED on return."""
         self.tick(now)
         self._seq += 1
         deadline = now + self._limits.timeout_s
@@ -60,19 +60,19 @@ class Dispatcher:
         return ticket
 
     def began(self, ticket: Ticket, now: float) -> None:
-        """The first byte of the answer is here."""
+        """The first byte of the answer has arrived."""
         upstream = ticket.placed_on()
-        if not ticket.deferred:  # a server may pause those for as long as it likes
+        if not ticket.deferred:  # a server may pause those for any time
             upstream.observe_latency(now - ticket.placed_at)
         upstream.breaker.began(ticket.epoch)
 
     def release(
         self, ticket: Ticket, outcome: Outcome, now: float, pause_s: float | None = None
     ) -> None:
-        """The upstream is done with the request: frees its place and serves who waits.
+        """The upstream is done with the request: frees its place and serves the queues.
 
-        A request counts as a failure once: if it fails on a second upstream, it may itself be what
-        breaks them. `pause_s`: the upstream's Retry-After, if it sent one."""
+        A request counts as a failure only once: if it fails on a second upstream, the request
+        itself may be the cause. `pause_s`: the upstream's Retry-After, if it sent one."""
         upstream = ticket.placed_on()
         ticket.state = State.RELEASED
         upstream.in_flight -= 1
@@ -82,15 +82,15 @@ class Dispatcher:
         elif outcome is Outcome.UNREACHABLE or (outcome is Outcome.FAILURE and not ticket.suspect):
             upstream.breaker.failure(ticket.epoch, now)
         else:
-            upstream.breaker.began(ticket.epoch)  # a trial that proved nothing makes way
+            upstream.breaker.began(ticket.epoch)  # a trial that proved nothing admits the next one
         ticket.suspect |= outcome is Outcome.FAILURE
         if pause_s is not None:
             upstream.pause(pause_s, now)
         self.tick(now)
 
     def may_retry(self, ticket: Ticket, now: float) -> bool:
-        """Whether a released request may be tried elsewhere; takes it from the failed upstream's
-        retry budget if so."""
+        """Whether a released request may be tried elsewhere. If so, takes one retry from the failed
+        upstream's budget."""
         failed = ticket.upstream
         if ticket.state is not State.RELEASED or failed is None or now >= ticket.deadline:
             return False
@@ -101,16 +101,16 @@ class Dispatcher:
         return failed.budget.withdraw(now)
 
     def again(self, ticket: Ticket, now: float) -> None:
-        """Sends a released request to another upstream, at its old place in the queue."""
+        """Tries a released request on another upstream. It keeps its old place in the queue."""
         if ticket.state is not State.RELEASED:
-            raise RuntimeError(f"only a released ticket goes again, this one is {ticket.state}")
+            raise RuntimeError(f"only a released ticket is retried, this one is {ticket.state}")
         self.tick(now)
         ticket.state, ticket.queued_since = State.WAITING, now
         if not self._place(ticket, now):
             self._enqueue(ticket, now)
 
     def leave(self, ticket: Ticket, now: float) -> None:
-        """The client is gone or has its answer: whatever the ticket holds is given back."""
+        """The client is gone or has its answer: frees everything that the ticket holds."""
         if ticket.state is State.PLACED:
             self.release(ticket, Outcome.DEPARTED, now)
         elif ticket.state is State.WAITING:
@@ -120,14 +120,14 @@ class Dispatcher:
     # --- time and change --------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Places whom the present state allows to be placed, refuses whose time is over. To be
-        called when the fleet changed and at `next_tick`."""
+        """Places waiting tickets that can be placed now and refuses those whose time is over. Call
+        it when the fleet changed and at `next_tick`."""
         if self._lanes:
             self._expire(now)
             self._serve(now)
 
     def next_tick(self, now: float) -> float | None:
-        """When time alone may change something; None while no ticket waits."""
+        """When time alone may change something; None if no ticket waits."""
         if not self._lanes:
             return None
         times = [_head(lane).deadline for lane in self._lanes.values()]
@@ -151,11 +151,11 @@ class Dispatcher:
         return counts
 
     def longest_wait_s(self, model: str, now: float) -> float:
-        """How long the head of the model's queue has waited: what a newcomer should expect."""
+        """How long the head of the model's queue has waited: an estimate for a new request."""
         heads = [_head(lane) for (_, m), lane in self._lanes.items() if m == model]
         return max((now - t.arrived for t in heads), default=0.0)
 
-    # --- within -----------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------
 
     def _place(self, ticket: Ticket, now: float) -> bool:
         free = [
@@ -178,8 +178,9 @@ class Dispatcher:
         return True
 
     def _serve(self, now: float) -> None:
-        """Immediate before deferred; within a class by arrival, across models. A ticket that could
-        not be placed ends its lane, unless it may not use what is free (it was tried there)."""
+        """Serves immediate tickets before deferred ones, each class by arrival, across models. If a
+        ticket cannot be placed, neither can those behind it in its lane, unless it was tried
+        before: then it may not use an upstream that they may use."""
         for deferred in (False, True):
             lanes = [(m, lane) for (d, m), lane in self._lanes.items() if d is deferred]
             oldest: list[tuple[int, Ticket, Iterator[Ticket]]] = []
@@ -265,15 +266,15 @@ class Dispatcher:
         return {model for _, model in self._lanes}
 
     def _full(self, model: str, deferred: bool) -> bool:
-        """Whether a newcomer is one too many; deferred ones have half of the queue."""
+        """Whether there is no space for another request; deferred ones have half of the queue."""
         most = self._limits.max_queue
         return self._beside(model, self.waiting()) >= most or (
             deferred and self._beside(model, self.waiting(deferred_only=True)) >= half(most)
         )
 
     def _beside(self, model: str, counts: Mapping[str, int]) -> int:
-        """Those waiting for the model; before the first probes end, unconfirmed names
-        share one bound, so that invented names cannot fill the memory."""
+        """The number of requests that wait for the model. Before the first probes end, unconfirmed
+        names share one limit, so that invented names cannot fill the memory."""
         if self.fleet.serving(model):
             return counts.get(model, 0)
         return sum(n for m, n in counts.items() if not self.fleet.serving(m))

@@ -1,7 +1,7 @@
-"""The router's own refusals, in the shape that OpenAI's clients read. No I/O.
+"""The router's own errors, in the shape that clients expect. No I/O.
 
-OpenAI's error object everywhere, except on TGI's and our own paths, whose clients read `error` as a
-string.
+The shape is OpenAI's error object, except on TGI's paths and our own: their clients read `error` as
+a string.
 """
 
 import json
@@ -41,7 +41,7 @@ def queue_full(model: str, limit: int, wait_s: float, deferred: bool) -> Problem
     bound = f"{limit} requests for {model}"
     if deferred:
         bound += f", or {half(limit)} deferred ones,"
-    message = f"{bound} wait already (MAX_QUEUE), try again later."
+    message = f"{bound} are waiting already (MAX_QUEUE), try again later."
     headers = {"Retry-After": str(max(1, min(60, math.ceil(wait_s))))}
     return Problem(429, "rate_limit_error", "queue_full", message, headers=headers)
 
@@ -51,7 +51,7 @@ def unavailable(message: str, code: str) -> Problem:
 
 
 def too_much_held() -> Problem:
-    message = "The router holds as many bytes of requests as it may (MAX_HELD_BYTES), try again."
+    message = "The router holds too many bytes of requests (MAX_HELD_BYTES), try again."
     return unavailable(message, "overloaded")
 
 
@@ -63,7 +63,7 @@ def body_of(problem: Problem, path: str) -> bytes:
     """The JSON body of an error in the dialect of the path."""
     shape: dict[str, Any]
     if path == "/" or path.startswith("/generate"):
-        # TGI's clients know an overload by this word
+        # TGI's clients recognise an overload by this word
         kind = "overloaded" if problem.status == 429 else problem.code
         shape = {"error": problem.message, "error_type": kind}
     elif path == "/inference":
@@ -81,7 +81,7 @@ def body_of(problem: Problem, path: str) -> bytes:
 
 
 def response(problem: Problem, path: str) -> web.Response:
-    """The whole error answer."""
+    """The complete error answer."""
     return web.Response(
         status=problem.status,
         body=body_of(problem, path),

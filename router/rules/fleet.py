@@ -1,4 +1,4 @@
-"""The upstreams in the operator's order, where they came from, and the models they serve. Pure."""
+"""The upstreams in the operator's order, their sources, and the models they serve. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from router.rules.breaker import Breaker
 from router.rules.upstream import Spec, Upstream
 
 BREAKER_OPEN_S = 5.0
-ADMIN = "admin"  # the source of what was added at run time
+ADMIN = "admin"  # the source of upstreams added at run time
 
 
 class Fleet:
-    """Upstreams by URL. An upstream belongs to the source that named it first (the environment,
-    the file, the admin API, a DNS name), and only that source's next reading drops it. What the
-    operator removed stays away for as long as its source still names it."""
+    """Upstreams by URL. An upstream belongs to the source that named it first (the environment, the
+    file, the admin API, a DNS name), and is dropped only when that source no longer names it. An
+    upstream that the operator removed stays removed while its source still names it."""
 
     def __init__(self) -> None:
         self._by_url: dict[str, Upstream] = {}
@@ -33,8 +33,8 @@ class Fleet:
         return self._by_url.get(url) or self._removed.get(url)
 
     def add(self, spec: Spec, source: str) -> Upstream:
-        """Adds an upstream, or takes a draining or removed one back, with what is now said of it;
-        it keeps the source that it had."""
+        """Adds an upstream, or restores a draining or removed one with the new spec and its old
+        source."""
         upstream = self.remembered(spec.url) or Upstream(spec, source, Breaker(BREAKER_OPEN_S))
         upstream.draining, upstream.spec = False, spec
         self._removed.pop(spec.url, None)
@@ -42,19 +42,19 @@ class Fleet:
         return upstream
 
     def remove(self, url: str) -> None:
-        """Forgets an upstream; requests running on it finish on the object they hold."""
+        """Removes an upstream. Requests that run on it finish on the object they hold."""
         upstream = self._by_url.pop(url)
-        if upstream.source != ADMIN:  # nothing else would bring it back
+        if upstream.source != ADMIN:  # its source still names it and would add it again
             self._removed[url] = upstream
 
     def forget_removals(self) -> None:
-        """The operator's lists were read again and replace the earlier ones."""
+        """Call it when the operator's lists were read again: they replace earlier removals."""
         self._removed.clear()
 
     def reconcile(self, source: str, specs: Iterable[Spec]) -> list[Upstream]:
-        """Makes a source's upstreams those of `specs`; returns the new ones.
+        """Replaces a source's upstreams by `specs`; returns the new ones.
 
-        One whose key or limit changed is changed in place and keeps its counters."""
+        An upstream whose key or limit changed keeps its counters."""
         wanted = {spec.url: spec for spec in specs}
         self._removed = {
             url: removed
@@ -78,11 +78,11 @@ class Fleet:
         return all(u.probed for u in self)
 
     def serving(self, model: str) -> list[Upstream]:
-        """The upstreams whose last good probe named the model, ready or not."""
+        """The upstreams whose last successful probe named the model, ready or not."""
         return [u for u in self if model in u.models]
 
     def models(self) -> dict[str, Mapping[str, Any]]:
-        """The union of all models; an id that several serve is described by the first listed."""
+        """The models of all upstreams. If several serve an id, the first listed describes it."""
         union: dict[str, Mapping[str, Any]] = {}
         for upstream in self:
             for name, described in upstream.models.items():

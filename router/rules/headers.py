@@ -19,7 +19,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# Set by each side for what it sends.
+# Each side sets these for what it sends.
 _REQUEST_OWN = HOP_BY_HOP | {
     "accept-encoding",
     "content-length",
@@ -32,7 +32,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def request_id(headers: Mapping[str, str]) -> str:
-    """The client's X-Request-Id where it is fit to be logged, else a new one."""
+    """The client's X-Request-Id if it is safe to log, else a new one."""
     given = headers.get("X-Request-Id", "")
     return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
 
@@ -40,9 +40,9 @@ def request_id(headers: Mapping[str, str]) -> str:
 def to_upstream(
     headers: Mapping[str, str], request: str, key: str | None, *, drop_authorization: bool
 ) -> CIMultiDict[str]:
-    """The client's headers for the upstream. `key` replaces Authorization; a key that was meant
-    for the router (`drop_authorization`) goes no further. Answers are asked for uncompressed: the
-    events of a compressed stream cannot be separated."""
+    """The client's headers for the upstream. `key` replaces Authorization; a key for the router
+    (`drop_authorization`) is not passed on. Answers are requested uncompressed: the events of a
+    compressed stream cannot be separated."""
     out = _without(headers, _REQUEST_OWN)
     out["Accept-Encoding"] = "identity"
     out["X-Request-Id"] = request
@@ -54,7 +54,7 @@ def to_upstream(
 
 
 def to_client(headers: Mapping[str, str], request: str, origin: str) -> CIMultiDict[str]:
-    """The upstream's headers for the client, with where it came from."""
+    """The upstream's headers for the client, with the upstream's address."""
     out = _without(headers, _RESPONSE_OWN)
     out["X-Request-Id"] = request
     out["X-Upstream-Origin"] = origin
@@ -69,12 +69,12 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict
 
 
 def is_plain(headers: Mapping[str, str]) -> bool:
-    """Whether the body is as it is, not compressed."""
+    """Whether the body is not compressed."""
     return headers.get("Content-Encoding", "identity").lower() == "identity"
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The seconds form of Retry-After; None where absent or a date."""
+    """Retry-After in seconds; None if it is absent or a date."""
     try:
         seconds = float(headers.get("Retry-After", ""))
     except ValueError:

@@ -1,16 +1,16 @@
-"""How many bytes of bodies the router holds at once, over all requests. Pure."""
+"""The bytes of bodies that the router holds at once, over all requests. Pure."""
 
 from typing import Protocol
 
 
 class Holder(Protocol):
-    """An object that holds bytes, and how many."""
+    """An object that holds bytes, with their number."""
 
     held_bytes: int
 
 
 class HeldBytes:
-    """A budget that bodies are read against, so that many large ones cannot fill the memory."""
+    """A budget for bodies, so that many large ones cannot fill the memory."""
 
     __slots__ = ("_limit", "total")
 
@@ -22,7 +22,7 @@ class HeldBytes:
         return self.total + more <= self._limit
 
     def take(self, holder: Holder, more: int) -> bool:
-        """Counts bytes as the holder's; False, and nothing counted, where they do not fit."""
+        """Counts bytes as the holder's. Returns False and counts nothing if they do not fit."""
         if not self.fits(more):
             return False
         self.total += more
@@ -30,6 +30,6 @@ class HeldBytes:
         return True
 
     def give_back(self, holder: Holder) -> None:
-        """The holder has let go of all it held."""
+        """The holder has released everything it held."""
         self.total -= holder.held_bytes
         holder.held_bytes = 0

@@ -1,7 +1,7 @@
-"""Which of the free upstreams takes a request: one small class a policy. Pure.
+"""Policies: each chooses one of the free upstreams for a request. Pure.
 
-The candidates a policy is shown are healthy, serve the model and have a free place, in the
-operator's order; there is at least one.
+A policy gets at least one candidate. All candidates are healthy, serve the model and have a free
+place; they are in the operator's order.
 """
 
 import random
@@ -11,26 +11,26 @@ from typing import Protocol
 
 from router.rules.upstream import Upstream
 
-# Prefix affinity gives way when the favoured upstream carries this much more than the least busy
-# one (a relative and an absolute slack, as the cache-aware policy of SGLang's router has them).
+# Prefix affinity is ignored if the favoured upstream has this much more work than the least busy
+# one (a relative and an absolute slack, as in the cache-aware policy of SGLang's router).
 SLACK_RATIO = 1.5
 SLACK_REQUESTS = 4
-# The share of a prompt that must have been seen for it to be worth steering.
+# The least share of a prompt that an upstream must have seen to be favoured.
 MIN_MATCH = 0.3
-# Blocks remembered, over all prompts: about 100 bytes each.
+# Remembered blocks of all prompts: about 100 bytes each.
 MAX_BLOCKS = 65_536
 
 
 class Policy(Protocol):
-    """Chooses among candidates; may keep memory, which must be bounded."""
+    """Chooses among candidates. It may remember earlier choices, in bounded memory."""
 
     def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
-        """`prefix`: a hash per block of the prompt, each covering the blocks before it as well."""
+        """`prefix`: a hash per block of the prompt; each also covers the blocks before it."""
         ...
 
 
 def work(upstream: Upstream) -> tuple[int, float]:
-    """Fewest connections, then lowest latency; an upstream never measured is worth a try."""
+    """Fewest connections, then lowest latency. An unmeasured upstream counts as fastest."""
     return upstream.in_flight, upstream.latency_s or 0.0
 
 
@@ -42,7 +42,7 @@ class LeastWork:
 
 
 class RoundRobin:
-    """Each in turn: the one that was chosen longest ago."""
+    """Each upstream in turn: the one that was chosen longest ago."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
@@ -51,7 +51,7 @@ class RoundRobin:
     def choose(self, free: Sequence[Upstream], prefix: Sequence[int]) -> Upstream:
         chosen = min(free, key=lambda u: self._turns.get(u.url, 0))
         self._turn += 1
-        self._turns.pop(chosen.url, None)  # moved to the end: the first key is the stalest
+        self._turns.pop(chosen.url, None)  # moved to the end: the first key is the oldest
         self._turns[chosen.url] = self._turn
         if len(self._turns) > 4096:  # addresses of pods long gone
             del self._turns[next(iter(self._turns))]
@@ -59,8 +59,8 @@ class RoundRobin:
 
 
 class PowerOfTwo:
-    """The less busy of two drawn at random (Mitzenmacher, 2001): with several routers, each of
-    which sees only its own requests, they do not all run to the same upstream."""
+    """The less busy of two random upstreams (Mitzenmacher, 2001). Each of several routers sees only
+    its own requests; with this policy they do not all choose the same upstream."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -70,9 +70,9 @@ class PowerOfTwo:
 
 
 class PrefixAffinity:
-    """The upstream that has seen the longest prefix of the prompt, whose KV cache may hold it;
-    least work where none has or where it is much busier than the others. Memory is bounded: the
-    blocks least recently used are forgotten."""
+    """The upstream that has seen the longest prefix of the prompt, since its KV cache may hold it.
+    Least work if there is none, or if it is much busier than the others. Memory is bounded: the
+    least recently used blocks are forgotten."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks

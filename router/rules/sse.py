@@ -4,14 +4,14 @@ import re
 
 # An event ends at a blank line, in any of the three line endings.
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-# An "event" longer than this is passed on unfinished: memory is bounded before form.
+# A longer event is passed on in parts, so that memory is bounded.
 MAX_HELD = 1 << 20
 
 
 def whole_events(data: bytes) -> tuple[bytes, bytes]:
-    """Splits into complete events and the beginning of the next one.
+    """Splits bytes into complete events and the beginning of the next one.
 
-    Only complete events go to a client, so that an error event can follow at any time."""
+    The client gets only complete events, so that an error event can follow at any time."""
     if data.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
         return data, b""
     if len(data) > MAX_HELD:

@@ -1,4 +1,4 @@
-"""One request's ticket and the words for what becomes of it. Pure data."""
+"""A request's ticket, its states and its outcomes. Pure data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,20 +28,20 @@ class Refusal(Enum):
 class Outcome(Enum):
     """How a request on an upstream ended, as the breaker sees it."""
 
-    SUCCESS = auto()  # an answer, whole, and no status that blames the server
-    BUSY = auto()  # 429 or 503: it pushes back, it is not broken
+    SUCCESS = auto()  # a complete answer whose status does not blame the server
+    BUSY = auto()  # 429 or 503: overloaded, not broken
     SLOW = auto()  # 504, no answer in time, a deferred request that pauses: nothing is proven
-    FAILURE = auto()  # another 5xx, a broken connection: by the server, or by this very request
-    UNREACHABLE = auto()  # no connection at all: no request can have caused that
-    DEPARTED = auto()  # the client left: nothing learned
+    FAILURE = auto()  # another 5xx, a broken connection: the server or this request is the cause
+    UNREACHABLE = auto()  # no connection: no request can be the cause
+    DEPARTED = auto()  # the client left: nothing is proven
 
 
-# What the server does not support at all: a response about the request, like 404.
+# The server does not support the request. Like 404, this says nothing about its health.
 _NOT_SUPPORTED = frozenset({501, 505})
 
 
 def outcome_of(status: int) -> Outcome:
-    """What the status of a whole answer says about the upstream."""
+    """The outcome of a complete answer with this status."""
     if (status < 500 and status != 429) or status in _NOT_SUPPORTED:
         return Outcome.SUCCESS
     if status in (429, 503):
@@ -51,9 +51,9 @@ def outcome_of(status: int) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`timeout_s`: longest wait for a place, from arrival; `wait_for_s`: longest wait for an
-    upstream to become ready; `max_queue`: waiting requests per model; `max_attempts`: upstreams
-    tried per request."""
+    """`timeout_s`: longest wait for a place, from arrival. `wait_for_s`: longest wait for an
+    upstream to become ready. `max_queue`: most waiting requests per model. `max_attempts`: most
+    upstreams tried per request."""
 
     timeout_s: float = 600.0
     wait_for_s: float = 5.0
@@ -75,14 +75,14 @@ class Ticket:
     refusal: Refusal | None = None
     upstream: Upstream | None = None
     tried: list[Upstream] = field(default_factory=list)
-    suspect: bool = False  # it failed on an upstream, and may be what broke it
+    suspect: bool = False  # it failed on an upstream and may be the cause
     queued_since: float = 0.0
     placed_at: float = 0.0
     queued_s: float = 0.0
     epoch: int = 0
 
     def placed_on(self) -> Upstream:
-        """The upstream whose place it holds; RuntimeError if it holds none."""
+        """The upstream whose place it holds. Raises RuntimeError if it holds none."""
         if self.state is not State.PLACED or self.upstream is None:
             raise RuntimeError(f"the ticket holds no place, it is {self.state}")
         return self.upstream

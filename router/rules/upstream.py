@@ -9,24 +9,24 @@ from router.rules.budget import RetryBudget
 
 # Weight of a new sample in the moving average of the time to first byte.
 LATENCY_WEIGHT = 0.2
-# A timed-out probe may only mean a busy server, so the first one is forgiven.
+# A probe may time out because the server is busy, so the first timeout is ignored.
 TIMEOUTS_FORGIVEN = 1
-# The longest back-pressure an upstream may ask for by Retry-After.
+# The longest pause that an upstream's Retry-After can cause.
 MAX_PAUSE_S = 60.0
 
 
 def half(limit: int) -> int:
-    """What deferred requests may take of a limit."""
+    """The part of a limit that deferred requests may use."""
     return max(1, limit // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What the operator says about an upstream.
+    """The operator's description of an upstream.
 
     `url` is `scheme://host[:port]`. `key` replaces the client's Authorization. `dns`: the host is a
-    name whose every address is an upstream (a headless Service). `models`: what it serves, where
-    it has no `/v1/models` to ask.
+    name, and each of its addresses is an upstream (a headless Service). `models`: the models that
+    it serves, if it has no `/v1/models`.
     """
 
     url: str
@@ -38,8 +38,8 @@ class Spec:
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """An upstream's counters. `configured`: the spec as its source gave it, while `spec` may have
-    been changed since. `models` maps an id to the object `/v1/models` gave for it."""
+    """An upstream and its counters. `configured`: the spec from its source; `spec` may have been
+    changed since. `models`: the objects of `/v1/models` by id."""
 
     spec: Spec
     source: str
@@ -65,12 +65,12 @@ class Upstream:
         return self.spec.url
 
     def usable(self, now: float) -> bool:
-        """Whether it may be expected to take requests: alive, not leaving, breaker not open."""
+        """Whether it is expected to take requests: ready, not draining, breaker not open."""
         return self.ready and not self.draining and self.breaker.state(now) is not State.OPEN
 
     def free(self, now: float, *, deferred: bool = False) -> bool:
-        """Whether one more request may be sent to it now. Deferred ones, which a server may pause
-        for long, take half of the places at most, so that immediate ones always find some."""
+        """Whether another request may be sent to it now. A server may pause deferred requests for
+        long, so they take at most half of the places; the others are for immediate requests."""
         return (
             self.in_flight < self.spec.limit
             and not (deferred and self.deferred >= half(self.spec.limit))
@@ -86,12 +86,12 @@ class Upstream:
         self.latency_s = seconds if old is None else old + LATENCY_WEIGHT * (seconds - old)
 
     def pause(self, seconds: float, now: float) -> None:
-        """Back-pressure: no new requests for as long as the upstream asked (at most a minute)."""
+        """Sends no new requests for as long as the upstream asked for, at most MAX_PAUSE_S."""
         self.paused_until = max(self.paused_until, now + min(seconds, MAX_PAUSE_S))
 
     def probe_succeeded(self, models: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
-        """`/v1/models` answered. Its time is a latency sample too, so that an upstream that was
-        slow once, and is therefore chosen no more, is not judged by that for ever."""
+        """The probe succeeded. Its time counts as a latency sample; otherwise an upstream that was
+        slow once, and is no longer chosen, would count as slow for ever."""
         self.models = models
         self.probed = self.ready = True
         self.last_error = ""
@@ -99,7 +99,7 @@ class Upstream:
         self.observe_latency(seconds)
 
     def probe_failed(self, error: str, *, timed_out: bool) -> None:
-        """`/v1/models` was refused, broken or (`timed_out`) silent. The models stay known."""
+        """The probe failed, or (`timed_out`) got no answer in time. The models stay known."""
         self.probed = True
         self.last_error = error
         self._timeouts = self._timeouts + 1 if timed_out else 0
