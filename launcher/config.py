@@ -1,4 +1,4 @@
-"""The launcher's options; every other option is the HTTP server's."""
+"""The launcher's options. All other options are the HTTP server's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LauncherConfig(Options):
 
     usage: ClassVar = "./server.sh launcher [options] [any option of ./server.sh MODE]"
     description: ClassVar = (
-        "Starts a model server, with a process for each shard, and the HTTP server in front of it, "
-        "waits until the model is ready, restarts processes, and ends all in order. Options and "
-        "environment variables of Text Generation Inference's launcher work, see docs/tgi.md."
+        "Starts a model server, with a process for each shard, and the HTTP server in front of it. "
+        "Restarts processes that die and ends all in order. Options and environment variables of "
+        "Text Generation Inference's launcher work, see docs/tgi.md."
     )
     prefix: ClassVar = "EB_"
 
@@ -36,12 +36,12 @@ class LauncherConfig(Options):
     shards: int = SHARDS.option(1, least=1, most=64)
     """processes among which the model is split (tensor parallelism)"""
     socket: str | None = SHARDS.option(None, pattern=r"/.{1,90}")
-    """path of the Unix socket of the model server, to which -1, -2 ... is added for further shards;
-    none: in a temporary folder"""
+    """path of the model server's Unix socket; further shards add -1, -2 ...; none: in a temporary
+    folder"""
     master_addr: str = SHARDS.option("127.0.0.1")
-    """address at which the shards meet, used with --master-port"""
+    """address at which the shards meet; only used with --master-port"""
     master_port: int = SHARDS.option(0, least=0, most=65535)
-    """its port; 0: a free port of this machine"""
+    """port at which the shards meet; 0: a free port of this machine"""
 
 
 def read(
@@ -68,7 +68,7 @@ def _flags(words: Sequence[str]) -> set[str]:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Words of the launcher's options, and the others."""
+    """Splits words into those of the launcher's options and the others."""
     names = {name for option in LauncherConfig.declared() for name in option.names}
     mine: list[str] = []
     others: list[str] = []

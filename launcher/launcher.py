@@ -26,7 +26,7 @@ DRAIN_GRACE_S = 20.0  # beyond the server's own drain timeout
 MODEL_SERVER_END_S = 15.0
 POLL_S = 0.25
 MOST_DELAY_S = 30.0
-STABLE_S = 60.0  # a process that ran so long does not count as failing repeatedly
+STABLE_S = 60.0  # if a process ran for so long, its earlier failures no longer count
 
 
 class StartError(Exception):
@@ -65,7 +65,7 @@ class Launcher:
         return 0
 
     async def _supervise(self, commands: dict[str, list[str]]) -> None:
-        """Runs until the launcher is to end. Raises StartError."""
+        """Runs until the launcher is stopped. Raises StartError."""
         for name, command in commands.items():
             await self._start(name, command)
         stopping = asyncio.create_task(self._stopping.wait())
@@ -80,7 +80,7 @@ class Launcher:
                     await self._start(name, commands[name])
 
     async def _died(self, child: Child) -> None:
-        """Logs the failure and waits, longer after each one. Raises StartError."""
+        """Logs the failure and waits, longer after each failure. Raises StartError."""
         status = child.ended.result()
         if not self._ready_once:
             raise StartError(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 MOST_LINE_BYTES = 2**20
 # On Linux a child receives SIGTERM when the launcher dies for any reason, so that servers drain and
-# no process is left. 1 is PR_SET_PDEATHSIG (linux/prctl.h); a launcher that died before that call
-# is no longer the parent. This is a separate program, since nothing may run between fork and exec
-# in a process that has threads.
+# no process is left. 1 is PR_SET_PDEATHSIG (linux/prctl.h). If the launcher died before that call,
+# it is no longer the parent, and the child ends. This is a separate program, since nothing may run
+# between fork and exec in a process with threads.
 _TIED = (
     "import ctypes, os, signal, sys;"
     "ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
@@ -72,7 +72,7 @@ class Child:
     async def _wait(self) -> int:
         """The exit status as a shell shows it: 128 plus the number of a signal."""
         status = await self._process.wait()
-        # processes of the child may keep its output open and must not delay the launcher
+        # the child's own processes may keep its output open; they must not delay the launcher
         await asyncio.wait([self._relay], timeout=1.0)
         self._relay.cancel()
         return status if status >= 0 else 128 - status
@@ -97,7 +97,7 @@ def plain_line(name: str, line: str) -> None:
 
 
 def json_line(name: str, line: str) -> None:
-    """One JSON object: the child's own with its name, or one that contains the plain line."""
+    """Prints one JSON object: the child's own with its name, or one with the plain line."""
     try:
         fields = json.loads(line)
     except ValueError:

@@ -1,7 +1,7 @@
 """`python -m model_server`: a model server as a command (`./server.sh model-server`).
 
-The process supervises the processes that execute, one for each shard (`group.py`). With --rank it
-is a shard itself, which another program must supervise."""
+The process supervises one process for each shard (`group.py`). With --rank it is a shard itself,
+and another program must supervise it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD_S = 2.0  # to write the last lines of --record
-IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # variable: standard input comes from the group's process
+IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # set if standard input comes from the group's process
 
 
 def main(args: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def serve_model(config: ServeConfig) -> NoReturn:
-    """Ends the process with its model."""
+    """Serves a model, then ends the process."""
     config = replace(config, model=named(config.model))
     rank = f" rank {config.rank}" if config.shards > 1 and config.rank is not None else ""
     logging.basicConfig(
@@ -57,11 +57,12 @@ def serve_model(config: ServeConfig) -> NoReturn:
         print(f"model-server: {error}", file=sys.stderr)
         status = 1
     sys.stdout.flush()
-    os._exit(status)  # torch's threads may crash a process that is being taken down
+    os._exit(status)  # torch's threads may crash a process during a normal exit
 
 
 def named(model: str) -> str:
-    """A folder by its whole path, as the server names it, wherever either was started."""
+    """The absolute path of a folder, as in the server, so that both may start in any folder. Other
+    names are unchanged."""
     folder = folder_of(model)
     return model if folder is None or not folder.is_dir() else str(folder.resolve())
 
@@ -80,8 +81,8 @@ def watch(config: ServeConfig) -> int:
 
 
 def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
-    """How to start the shards. They meet at a different port each time, unless one is given.
-    `kv_tokens`: the KV memory that they must have, as their predecessors had."""
+    """How to start the shards. They meet at a new port each time, unless one is given. `kv_tokens`:
+    the KV memory of the previous shards, which these must have too."""
     addresses = [address_of(config.listen, rank) for rank in range(config.shards)]
     rendezvous = config.rendezvous or f"127.0.0.1:{free_port()}"
     made = []
@@ -105,7 +106,7 @@ def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
 
 
 def record_of(path: str, rank: int) -> str:
-    """Where a shard of several writes: as with --listen, further ones beside the first."""
+    """The file that a shard writes. As with --listen, further shards write beside the first."""
     return f"{path}-{rank}" if rank else path
 
 

@@ -30,11 +30,11 @@ class ServeConfig(Options):
     model: str = MODEL.option("embedded")
     """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
     random:gpt2-medium and the like (random weights of that shape), or a folder in the Hugging Face
-    layout; start the server with the same"""
+    layout; start the server with the same model"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
     mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
-    """the mode of the server that uses it, which determines the layout of its memory"""
+    """mode of the server that uses the model; determines the layout of its memory"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
@@ -45,7 +45,7 @@ class ServeConfig(Options):
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
     amount such as 2GiB, 500MB, 30000tokens"""
     max_batch_size: int = MODEL.option(32, least=1, most=4096)
-    """most requests in one iteration, for which the memory is measured; the server may have a lower
+    """most requests in one iteration; the memory is measured for them; the server may have a lower
     limit"""
     cuda_graphs: bool = MODEL.option(False)
     """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
@@ -66,9 +66,8 @@ class ServeConfig(Options):
     """processes that share the model: heads, columns and vocabulary are split over them, and each
     reads only its part of the weights; further ones listen next to --listen (PATH-1, PORT+1)"""
     rank: int | None = SHARDS.option(None, least=0, most=63)
-    """the rank of this process among --shards, if others run elsewhere; it ends when it cannot
-    continue, and its supervisor must restart it; none: all shards run here, and this process
-    restarts them"""
+    """rank of this process among --shards, if the others run elsewhere; when the process ends, its
+    supervisor must restart it; none: all shards run here, and this process restarts them"""
     addresses: tuple[str, ...] = SHARDS.option(())
     """addresses of all shards by rank, as the server reaches them; none: --listen and the addresses
     next to it"""
@@ -84,7 +83,7 @@ class ServeConfig(Options):
     otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
     """the server's name in traces; the model server adds .model-server to it"""
     record: str | None = PROCESS.option(None)
-    """file that every iteration is written to, with its sequences, as JSON lines; overwritten;
+    """file to which every iteration is written, with its sequences, as JSON lines; overwritten;
     further shards write beside it (FILE-1); none: no file"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """lowest level that is logged"""

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 REFUSED = 1  # status of a shard that can never start: another attempt would fail the same way
 BEAT_S, STARTING_BEAT_S = 1.0, 0.1
 GRACE_S = 10.0  # for shards to end after SIGTERM
-PAUSE_S = 0.1, 10.0  # before a restart: the first, doubled up to the second while starts fail
+PAUSE_S = 0.1, 10.0  # first and longest pause before a restart; doubled while starts fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class _Event:
 
 
 class Group:
-    """`shards` makes the shards of the next life from the KV memory of the previous ones, in
-    tokens, on which the engine relies. `patience_s`: time without a heartbeat after which a shard
-    that was ready once counts as hanging."""
+    """`shards` makes the shards of the next life. Its argument is the KV memory of the previous
+    shards in tokens, on which the engine relies. `patience_s`: time without a heartbeat after which
+    a shard that was ready once counts as hanging."""
 
     def __init__(
         self, shards: Callable[[int | None], Sequence[Shard]], access: Access, patience_s: float
@@ -62,7 +62,7 @@ class Group:
         self.patience_s = patience_s
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._life = 0
-        self._kv_tokens: int | None = None  # None: none was ready yet
+        self._kv_tokens: int | None = None  # None: no shard was ready yet
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
@@ -147,8 +147,7 @@ class Group:
 
 
 def address_of(listen: str, rank: int) -> str:
-    """The address of a rank if its group listens at `listen`: rank 0 there, the others next to
-    it."""
+    """The address of a rank. Rank 0 listens at `listen`, the others next to it."""
     if rank == 0:
         return listen
     if listen.startswith("unix:"):

@@ -1,7 +1,7 @@
 """`./server.sh model-server quantize`: a checkpoint with int8 weights, made from another one.
 
-Its results equal, to the last bit, those of `--dtype int8` with the original: weights are rounded
-in the same way, whether the checkpoint or the network is quantised."""
+Its results equal those of `--dtype int8` with the original to the last bit: both round weights in
+the same way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpt.linear.layers import quantised
 from gpt.linear.quantised import SCHEME
 from seams import RANDOM_PREFIX
 
-# what a server reads besides the weights: vocabulary, end tokens, chat template
+# what a server reads besides the weights
 BESIDE = (
     "vocab.tiktoken",
     "tokenizer.json",
@@ -57,7 +57,7 @@ def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, i
         tensors, weights = _quantised(folder), out / "model.safetensors"
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, weights, metadata={"format": "pt"})
-        weights.chmod(0o644)  # its library writes files that only their owner may read
+        weights.chmod(0o644)  # safetensors writes files that only their owner may read
         for name in BESIDE:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, out / name)

@@ -20,7 +20,7 @@ class RemoteModelError(Exception):
 
 
 class NotYetError(Exception):
-    """It cannot be used yet, but may be later."""
+    """The model server cannot be used yet, but may be later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def begin(
     try:
         ranks = Ranks([options.address], options.access)
         (found,) = ranks.ask("ServiceDiscovery", wire.Nothing(), options.patience_s)
-        # a single shard is reached at the address at which it was found
+        # the connection to a single shard exists already
         if len(found.addresses) > 1:
             ranks.close()
             addresses = [reachable(address, options.address) for address in found.addresses]
@@ -94,7 +94,7 @@ def begin(
 
 
 def reachable(address: str, found_at: str) -> str:
-    """A shard that listens on all addresses of its machine is reached at the first one's host."""
+    """The address of a shard. If it listens on all addresses, it is on the first shard's host."""
     host, _, port = address.rpartition(":")
     return f"{found_at.rpartition(':')[0]}:{port}" if host in ANY_HOST else address
 
@@ -111,7 +111,8 @@ def _begin(
         _require(ranks.name(rank), "--mode", info.layout, options.mode)
         if (info.rank, info.shards) != (rank, len(found)):
             raise RemoteModelError(
-                f"{ranks.name(rank)} is rank {info.rank} of {info.shards}, not of {len(found)}"
+                f"{ranks.name(rank)} was started as rank {info.rank} of {info.shards} shards; "
+                f"expected: rank {rank} of {len(found)}"
             )
     session = Session(ranks, options.deadline_s, on_loss)
     lost = 0 if before is None else before.id

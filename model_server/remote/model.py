@@ -71,7 +71,7 @@ class RemoteModel:
             return self._life.session
 
     def settle(self) -> None:
-        """Called once the engine knows of the loss."""
+        """Call it when the engine knows of the loss."""
         with self._lock:
             self._owed = None
 
@@ -111,7 +111,8 @@ class RemoteModel:
                 self.on_return()
 
     def _require_same(self, life: Life) -> None:
-        """Checks that the returned model has what the ledger and the clients rely on."""
+        """Checks the properties on which the ledger and the clients rely. Raises
+        RemoteModelError."""
         was, came = self._life.shape, life.shape
         if (was.context, was.vocab_size, was.block_tokens) != (
             came.context,
@@ -119,7 +120,7 @@ class RemoteModel:
             came.block_tokens,
         ) or came.blocks < was.blocks:
             life.session.ranks.close()
-            raise RemoteModelError(f"it has changed: it is {came} and was {was}")
+            raise RemoteModelError(f"the model has changed: it is {came} and was {was}")
 
     def _wait_for_life(self) -> Life:
         pause, waits_for = threading.Event(), ""

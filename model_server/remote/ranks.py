@@ -1,5 +1,5 @@
-"""Connections to all ranks of a model server: one call to all of them, and the meaning of
-refusals."""
+"""Connections to all ranks of a model server, which receive the same calls, and the meaning of
+errors."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Ranks:
 
 
 def describe(call: Any) -> str:
-    """Of a call that failed, or of its error. Of a connection that fails, gRPC says the address
-    thrice before the reason."""
+    """Describes a failed call or its error. For a failed connection, gRPC repeats the address three
+    times before the reason; only the reason is kept."""
     details = call.details()
     if details.startswith("failed to connect"):
         details = f"cannot connect: {details.rpartition('error: ')[2]}"

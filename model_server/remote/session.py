@@ -70,7 +70,7 @@ class Session:
             self._calls.update(calls)
         for rank, call in enumerate(calls):
             call.add_done_callback(lambda call, rank=rank: self._ended(rank, call))
-        if self.lost is not None:  # in the meantime: these calls were not cancelled then
+        if self.lost is not None:  # it was lost before these calls could be cancelled with it
             self._cancel()
         return calls
 
@@ -103,7 +103,7 @@ class Session:
         self._cancel()
 
     def dismiss(self, timeout_s: float) -> None:
-        """After a loss, the remaining shards cannot continue without the lost one."""
+        """Ends the remaining shards after a loss: they cannot continue without the lost one."""
         if len(self.ranks.addresses) > 1:
             for call in self.ranks.send("ClearCache", wire.Session(lost=self.id), timeout_s):
                 with contextlib.suppress(grpc.RpcError):

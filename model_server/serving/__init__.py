@@ -1,1 +1,1 @@
-"""The process of one shard, which executes and decides nothing."""
+"""The process of one shard. It executes iterations and decides nothing."""

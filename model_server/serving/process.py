@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 HANDLERS = 16  # threads: more than an engine's concurrent calls, so that heartbeats find a free one
 FAILED = 3  # status of a process that must be replaced by a new one
-LAST_WORDS_S = 1.0  # until responses are sent
-ORPHAN_S = 5.0  # for the current iteration, if no process is left that would end this one
+LAST_WORDS_S = 1.0  # for the last responses
+ORPHAN_S = 5.0  # for the current iteration, when the parent is gone
 
 register: Callable[..., None] = model_pb2_grpc.add_ModelServerServicer_to_server
 
@@ -68,7 +68,7 @@ def fail(reason: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, which holds the other end of standard
+    """Ends this process when its parent is gone. The parent holds the other end of standard
     input."""
 
     def watch() -> None:

@@ -20,7 +20,7 @@ from seams import DeviceLostError, DeviceMemoryError, Model, Outcome
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LEASE_S = 3.0  # without a call from its client, after which another may replace its session
+LEASE_S = 3.0  # after so long without a call, another client may replace a session
 
 
 class ServedModel(Model, Protocol):
@@ -47,8 +47,8 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
 
 
 class ModelService(model_pb2_grpc.ModelServerServicer):
-    """One shard. It receives its model once that is loaded; until then it serves only calls that
-    need none."""
+    """One shard. `model` is set when it is loaded; until then only calls that need no model
+    succeed."""
 
     def __init__(
         self,
