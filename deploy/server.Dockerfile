@@ -1,9 +1,9 @@
 # The inference server. Built from the repository root:
 #   docker build -f deploy/server.Dockerfile -t effective-batching-server .
 FROM python:3.11-slim
-# For pip, e.g. a wheel index that has torch without CUDA, which makes the image gigabytes smaller.
+# For pip: a wheel index that has torch without CUDA makes the image gigabytes smaller.
 ARG PIP_OPTIONS=""
-# At run time too: the attention kernel is compiled for the processor that the container runs on.
+# g++ is also needed at run time: the attention kernel is compiled for the container's processor.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
@@ -12,10 +12,10 @@ RUN pip install --no-cache-dir $PIP_OPTIONS -r requirements.txt \
  && useradd --uid 10001 --no-create-home app \
  && mkdir /models /data && chown 10001:10001 /models /data
 COPY . .
-# EB_PYTHON: server.sh uses this interpreter and makes no environment of its own.
-# HF_HOME, XDG_CACHE_HOME: where downloaded weights and the compiled kernel are kept; mount a volume
-# there to keep them, which must allow execution (a tmpfs does not by default).
-# DATA_DIR: where the Batch API keeps its jobs; mount a volume there, or set DATABASE_URL instead.
+# EB_PYTHON: server.sh uses this interpreter instead of a virtual environment.
+# HF_HOME, XDG_CACHE_HOME: for downloaded weights and the compiled kernel. Mount a volume there to
+# keep them; it must allow execution (a tmpfs does not by default).
+# DATA_DIR: for the jobs of the Batch API; mount a volume there, or set DATABASE_URL instead.
 ENV EB_PYTHON=/usr/local/bin/python EB_HOST=0.0.0.0 EB_PORT=8500 \
     HF_HOME=/models XDG_CACHE_HOME=/models/cache DATA_DIR=/data \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

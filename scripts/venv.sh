@@ -1,10 +1,10 @@
 # Sourced by the commands at the top of the repository. Needs $ROOT.
 #
-# use_venv requirements.txt     sets $PYTHON to an interpreter that has these requirements: that of
-#                               .venv, which is made, and brought up to date when the file changed.
-# EB_PYTHON=/path/to/python     is used as it is instead, with whatever it has installed.
-# run_module client.compare ... becomes that program, in the folder where the command was typed: paths
-#                               among its arguments are the user's.
+# use_venv requirements.txt     sets $PYTHON to the interpreter of .venv. Makes .venv if it is missing
+#                               and installs the requirements if the file has changed.
+# EB_PYTHON=/path/to/python     this interpreter is used instead; nothing is installed.
+# run_module client.compare ... runs that program in place of the shell, in the user's folder, so that
+#                               relative paths among its arguments work.
 
 use_venv() {
   local requirements=$1
@@ -31,7 +31,7 @@ use_venv() {
   fi
   echo "installing $requirements into .venv; at first use this downloads PyTorch and takes minutes" >&2
   local quiet=--quiet
-  [[ -t 2 ]] && quiet=--progress-bar=on # a person watches
+  [[ -t 2 ]] && quiet=--progress-bar=on # on a terminal
   if ! "$PYTHON" -m pip install $quiet --disable-pip-version-check -r "$ROOT/$requirements" >&2; then
     echo "error: $requirements could not be installed, see above" >&2
     exit 1
@@ -41,7 +41,7 @@ use_venv() {
 
 run_module() {
   export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
-  exec "$PYTHON" -P -m "$@" # -P: modules that lie in the user's folder must not shadow any
+  exec "$PYTHON" -P -m "$@" # -P: modules in the user's folder must not shadow others
 }
 
 find_python() {
