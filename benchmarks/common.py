@@ -3,10 +3,12 @@ card."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,17 @@ def machine() -> Machine:
         torch=torch.__version__,
         python=platform.python_version(),
     )
+
+
+@contextlib.contextmanager
+def threads_kept() -> Iterator[None]:
+    """A small model restricts torch to one thread when it is loaded: the next model in the same
+    process must have all of them again."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def cpu_name() -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
-from benchmarks.common import Job, run_bare, save
+from benchmarks.common import Job, run_bare, save, threads_kept
 from gpt.executor import Executor
 from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.orca import Orca
@@ -44,6 +44,7 @@ class Result:
     to_greedy: Ratio
 
 
+@threads_kept()
 def measure(name: str, dtype: str, kinds: list[str], tokens: int, rounds: int) -> list[Result]:
     model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
     model.warm_up()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.alternate import Ratio, in_turns, ratio
-from benchmarks.common import BareRun, Job, offline_work, run_bare
+from benchmarks.common import BareRun, Job, offline_work, run_bare, threads_kept
 from benchmarks.remote.servers import connected, serving
 from model import LoadOptions, load_model
 from model_server.remote.ranks import Ranks
@@ -36,6 +36,7 @@ class Speed:
     cpu_ratio: Ratio  # of processor time, both processes together; depends less on other work
 
 
+@threads_kept()
 def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
     """64 requests of at most so many output tokens, present at once."""
     local = load_model(LoadOptions("dynamic", model, "cpu", dtype, 0, LIMIT))
