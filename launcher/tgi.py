@@ -107,11 +107,11 @@ OPTIONS: tuple[Named, ...] = (
     # of the launcher; the router and the model server also have most of them
     Named("--model-id", Renamed("--model")),
     Named("--revision", _HERE),
-    Named("--validation-workers", Accepted("each request's own thread tokenizes it")),
+    Named("--validation-workers", Accepted("each request is tokenized in its own thread")),
     Named("--sharded", Renamed("--shards", _sharded)),
     Named("--num-shard", Renamed("--shards")),
     Named("--quantize", Renamed("--dtype", _quantize)),
-    Named("--speculate", Refused("no tokens are speculated")),
+    Named("--speculate", Refused("speculative decoding is not supported")),
     Named("--dtype", Renamed("--dtype", _dtype)),
     Named("--kv-cache-dtype", Refused("keys and values have the precision of --dtype")),
     Named("--trust-remote-code", Refused("code from a model's folder is never run"), "switch"),
@@ -144,9 +144,7 @@ OPTIONS: tuple[Named, ...] = (
         Accepted("the GPU kernel is compared with plain torch at first start"),
         "switch",
     ),
-    Named(
-        "--cuda-memory-fraction", Refused("--kv-memory says how much memory keys and values get")
-    ),
+    Named("--cuda-memory-fraction", Refused("--kv-memory sets the memory for keys and values")),
     Named("--rope-scaling", _NO_ROPE),
     Named("--rope-factor", _NO_ROPE),
     Named("--json-output", Renamed("--log-format", _json), "switch"),
@@ -160,7 +158,7 @@ OPTIONS: tuple[Named, ...] = (
     Named("--ngrok-authtoken", _NO_NGROK),
     Named("--ngrok-edge", _NO_NGROK),
     Named("--tokenizer-config-path", Refused("the chat template is read from the model's folder")),
-    Named("--disable-grammar-support", Accepted("there are no grammars"), "switch"),
+    Named("--disable-grammar-support", Accepted("grammars are not supported"), "switch"),
     Named("--env", Refused("GET /info and /stats describe a running server"), "switch", None),
     Named("-e", Refused("GET /info and /stats describe a running server"), "switch", None),
     Named("--max-client-batch-size", _HERE),
@@ -185,7 +183,7 @@ def from_args(args: Sequence[str]) -> list[str]:
 
 
 def from_environment(environ: Mapping[str, str], taken: Sequence[str]) -> list[str]:
-    """The environment variables as a command line in this project's names, without the options that
+    """The environment variables as a command line in this project's names. Leaves out options that
     the translated command line `taken` has. Raises TranslationError."""
     has = {word.partition("=")[0] for word in taken}
     found: list[str] = []

@@ -47,7 +47,7 @@ class Config(Options):
     """seconds a client has to send its headers, to send its body, and to be idle between
     requests"""
     stream_idle: float = NETWORK.option(300.0, least=0.001)
-    """seconds without a byte in the middle of a response, from the upstream or to the client"""
+    """longest pause in the middle of a response, in seconds, from the upstream or to the client"""
 
     upstreams: str = SERVERS.option("")
     """servers, comma separated: http://a:8500,http://b:8500; dns+http://name:8500 means every
@@ -81,11 +81,11 @@ class Config(Options):
     (DATABASE_URL); none: calls about files and batches are refused"""
 
     api_keys: tuple[str, ...] = KEYS.option((), secret=True)
-    """keys, comma separated, one of which a client must send; none: no key is needed"""
+    """keys, comma separated; clients must send one of them; none: no key is needed"""
     upstream_api_key: str = KEYS.option("", secret=True)
     """key sent to the configured upstreams instead of the client's"""
     admin_key: str = KEYS.option("", secret=True)
-    """key for /upstreams; none: it is read-only, for holders of a key of --api-keys"""
+    """key for /upstreams; none: /upstreams is read-only and accepts the keys of --api-keys"""
 
     drain_timeout: float = PROCESS.option(600.0, least=0)
     """seconds for running requests to finish after SIGTERM"""
@@ -95,8 +95,8 @@ class Config(Options):
     otlp_service_name: str = PROCESS.option("effective-batching-router")
     """the router's name in traces"""
     record: str = PROCESS.option("")
-    """file that every request is written to, with the attempts that it took, as JSON lines;
-    overwritten; none: no file"""
+    """file to which every request is written, with its attempts, as JSON lines; overwritten; none:
+    no file"""
     debug: bool = PROCESS.option(False)
     """log every request"""
 

@@ -96,7 +96,7 @@ class ModelServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Warmup(self, request, context):
-        """Takes limits, returns memory: builds what is built at first use, measures the worst iteration.
+        """Warms up: builds what is built at first use, measures the worst iteration, returns the memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

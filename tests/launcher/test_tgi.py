@@ -67,7 +67,7 @@ def test_sharded_false_means_one_model_server() -> None:
 @pytest.mark.parametrize(
     ("typed", "reason"),
     [
-        ("--speculate 3", "--speculate is not offered: no tokens are speculated"),
+        ("--speculate 3", "--speculate is not offered: speculative decoding is not supported"),
         ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq, bitsandbytes"),
         ("--quantize awq", "--quantize is 'awq'"),
         ("--ngrok", "--ngrok is not offered"),
@@ -91,7 +91,8 @@ def test_options_that_are_not_offered_are_refused_by_name_with_the_reason(
 def test_a_refused_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read([], {"SPECULATE": "2"})
-    assert "SPECULATE is not offered: no tokens are speculated" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "SPECULATE is not offered: speculative decoding is not supported" in error
 
 
 def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:
