@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import matplotlib
@@ -27,7 +28,7 @@ def play(prefix_caching: bool) -> Played:
     prefixes = Prefixes(model.vocab_size, 0)
     systems = [prefixes.tokens(SYSTEM_TOKENS) for _ in range(SYSTEMS)]
     work = [replace(job, output_tokens=24) for job in prefixes.behind(systems, REQUESTS)]
-    arrivals_s = [at / RATE for at in prefixes.arrivals_s(REQUESTS)]
+    arrivals_s = [at / RATE for at in accumulate(prefixes.gaps_s(REQUESTS))]
     loop = Loop(model, LIMIT, prefix_caching=prefix_caching, clock="cpu", blocks=BLOCKS)
     return loop.play(work, arrivals_s)
 
