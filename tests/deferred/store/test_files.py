@@ -111,7 +111,7 @@ def test_an_upload_that_nobody_ends_is_swept_after_a_day(store: JobStore) -> Non
         assert store.sweep(NOW_S + ABANDONED_S + 1, 0.0).files == 1
         yield b"x"
 
-    with pytest.raises(Exception, match="swept"):
+    with pytest.raises(Exception, match="removed"):
         store.files.create(OWNER, "batch", "x", endless(), NOW_S)
     assert chunks_left(store) == 0
 
