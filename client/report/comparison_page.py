@@ -208,7 +208,8 @@ def _configuration(manifest: dict[str, Any]) -> str:
     lengths = manifest.get("windows_s") or {"": manifest.get("window_s")}
     known = sorted({length for length in lengths.values() if length is not None})
     runs = f"runs of {' and '.join(f'{s:.1f} s' for s in known)}; " if known else ""
-    runs = f"{len(manifest['seeds'])} seeds, {runs}" if runs else ""
+    seeds = len(manifest["seeds"])
+    runs = f"{seeds} seed{'' if seeds == 1 else 's'}, {runs}" if runs else ""
     return (
         f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
         f"{manifest.get('cores', 'cores unknown')}; "

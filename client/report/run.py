@@ -21,7 +21,7 @@ from client.report.page import Fold, Lead, Row, Section, Selector, Table, second
 from client.report.pictures import latency_by_tokens
 from client.report.server import server_table
 from client.report.tables import VOID
-from client.report.words import number, objectives_text
+from client.report.words import number, objectives_text, rate
 from client.workloads.workload_file import read_workload, write_workload
 
 _NAMES = {
@@ -190,7 +190,7 @@ def _sentences(one: OneRun) -> list[str]:
     told = [
         f"{m.ok} of {m.planned} requests were answered, {m.failed} failed and {m.unfinished} were "
         f"cut; the server gave {number(m.throughput)} output tokens a second at "
-        f"{number(m.offered)} requests a second."
+        f"{rate(m.offered)}."
     ]
     ttft, e2e = m.percentiles("ttft"), m.percentiles("e2e")
     if e2e["p50"] is not None:

@@ -62,6 +62,11 @@ def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
     )
 
 
+def rate(requests_per_s: float) -> str:
+    value = f"{requests_per_s:.3g}"
+    return f"{value} request{'' if value == '1' else 's'} a second"
+
+
 def _times(pair: Pair) -> str:
     ratio = pair.throughput
     assert ratio is not None  # the caller passes only such pairs
@@ -82,13 +87,18 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
     assert mine is not None
     assert theirs is not None
     assert ratio is not None  # they make the pair
-    sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
-    told = f"{ratio.value:.2g} times{_within(ratio)} the wait, paired over seeds"
+    told = f"{ratio.value:.2g} times{_within(ratio)} the wait"
+    if ratio.low is None or ratio.high is None:
+        told += " (one seed, so no interval)"
+    else:
+        told += ", paired over seeds"
+        if ratio.low <= 1 <= ratio.high:
+            told += ", so no difference is certain"
     return (
-        f"At {mine.offered:.3g} requests a second (load {pair.load:g}), which both sustain, half "
+        f"At {rate(mine.offered)} (load {pair.load:g}), which both sustain, half "
         f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
         f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
-        f"{spoken(pair.over)}: {told}{'' if sure else ', so no difference is certain'}."
+        f"{spoken(pair.over)}: {told}."
     )
 
 
@@ -99,7 +109,7 @@ def _alone(hero: str, points: Sequence[Point]) -> str:
         return f"{spoken(hero)} sustained no load, so its latencies have no meaning."
     p = max(calm, key=lambda p: p.load)
     return (
-        f"At {p.offered:.3g} requests a second (load {p.load:g}), which {spoken(hero)} sustains, "
+        f"At {rate(p.offered)} (load {p.load:g}), which {spoken(hero)} sustains, "
         f"the median time to the first token was {seconds(p.latency('ttft', 50))} and that to the "
         f"whole answer {seconds(p.latency('e2e', 50))}."
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from client.analysis.metrics import LATENCIES, Objectives
 from client.analysis.results import AtSaturation, Bracket, Headline, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
-from client.report.words import sentences
+from client.report.words import rate, sentences
 
 
 def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
@@ -68,6 +69,19 @@ def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_ab
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.9, 0.7, 1.2), None, None)
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS)[1]
+
+
+def test_a_ratio_of_one_seed_has_no_interval_and_says_so() -> None:
+    pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.065, None, None), None, None)
+    latency = sentences(headline(pairs=(pair,)), POINTS)[1]
+    assert latency.endswith("0.065 times the wait (one seed, so no interval).")
+
+
+@pytest.mark.parametrize(
+    ("offered", "words"), [(1.0, "1 request a second"), (5.93, "5.93 requests a second")]
+)
+def test_a_rate_is_in_the_right_number(offered: float, words: str) -> None:
+    assert rate(offered) == words
 
 
 def test_missing_measurements_are_stated_not_guessed() -> None:
