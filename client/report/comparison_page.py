@@ -208,8 +208,9 @@ def _configuration(manifest: dict[str, Any]) -> str:
     lengths = manifest.get("windows_s") or {"": manifest.get("window_s")}
     known = sorted({length for length in lengths.values() if length is not None})
     runs = f"runs of {' and '.join(f'{s:.1f} s' for s in known)}; " if known else ""
-    seeds = len(manifest["seeds"])
-    runs = f"{seeds} seed{'' if seeds == 1 else 's'}, {runs}" if runs else ""
+    if runs:
+        seeds = len(manifest["seeds"])
+        runs = f"{seeds} seed{'' if seeds == 1 else 's'}, {runs}"
     return (
         f"{manifest['started']}, client on {_hardware(manifest['machine'])}; "
         f"{manifest.get('cores', 'cores unknown')}; "
