@@ -162,10 +162,10 @@ def test_ten_minutes_of_load_take_no_more_memory(browser: Browser, tmp_path: Pat
 
 @pytest.mark.long
 def test_a_batch_of_512_slots_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_batch_size": 512, "hash_model": {STEP_S: 0.01, ENDLESS: 1}}
-    with serving(tmp_path, **options) as server:
+    options: dict[str, Any] = {"max_batch_size": 512, "hash_model": {STEP_S: 0.1, ENDLESS: 1}}
+    with serving(tmp_path, **options) as server:  # its memory holds 512 requests of 121 tokens
         page = opened(browser, server, "live")
-        wanted = [{"prompt": "x", "num_tokens": 2000, "after_s": 0} for _ in range(200)]
+        wanted = [{"prompt": "x", "num_tokens": 120, "after_s": 0} for _ in range(200)]
         for _ in range(3):
             page.evaluate("wanted => watch.room.send(wanted)", wanted)
         page.wait_for_function("watch.store.running().length === 512")
