@@ -24,7 +24,7 @@ from tests.server.process import PATIENCE_S, Server, serving
 
 KEY = "sesame"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-EXAMPLES = 8
+EXAMPLES = 12
 UNASKED = {
     ("POST", "/v1/files"),  # multipart bodies have tests of their own
     ("GET", "/watch/events"),  # without an end
