@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import os
 import signal
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from client.load.dialects import AnswerError, Event, counted
+from client.load.machine import first_in_line
 from client.load.records import Outcome, Run
 from client.load.target import Target, authorization
 from client.workloads.workload_file import Request, Workload
@@ -70,26 +70,9 @@ def play(
     ``begin`` returns, once all is prepared, the time on the machine's clock at which the run
     begins. The X-Request-Id of a request is ``name`` and ``index_of`` of its index, as in
     `Run.name`. KeyboardInterrupt ends the run early and keeps what was measured."""
-    with _no_collector_pauses(), _first_in_line():
+    with _no_collector_pauses(), first_in_line():
         player = _Player(workload, target, drain_s, silence_s, watch, name, index_of)
         return asyncio.run(player.run(begin))
-
-
-@contextlib.contextmanager
-def _first_in_line() -> Iterator[None]:
-    """A higher priority for the sending thread, if the system allows it, since a client that waits
-    for a core measures itself."""
-    thread = threading.get_native_id()
-    before = os.getpriority(os.PRIO_PROCESS, thread)
-    try:
-        os.setpriority(os.PRIO_PROCESS, thread, before - 10)
-    except PermissionError:  # requires root or CAP_SYS_NICE
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.setpriority(os.PRIO_PROCESS, thread, before)
 
 
 @contextlib.contextmanager
