@@ -1,4 +1,4 @@
-"""The peers, and a virtual environment for each, made from the pins next to this file."""
+"""The peers, and a virtual environment for each, made from its file in `pins/`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Peer:
     that a slow engine does; all of them by default."""
 
     name: str
-    environment: str  # folder under build/peers, pins in the .txt of that name
-    runner: str
+    environment: str  # folder under build/peers, pins in pins/NAME.txt
+    runner: str  # a module of engines/
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     requests: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ PEERS = [
 
 def install(environment: str) -> None:
     """Makes the environment, unless it exists with its pins. Raises CalledProcessError."""
-    folder, pins = BUILD / environment, HERE / f"{environment}.txt"
+    folder, pins = BUILD / environment, HERE / "pins" / f"{environment}.txt"
     installed = folder / "installed.txt"  # the pins from which it was made
     if installed.exists() and installed.read_text() == pins.read_text():
         return

@@ -3,7 +3,7 @@
     python -P runner.py TASK.json RESULT.json
 
 Only this folder of the project can be imported, since names of its other modules are also used by
-peers. Each neighbour `with_PEER.py` has a `load(task)`, which returns the engine, ready, with a
+peers. Each `engines/with_PEER.py` has a `load(task)`, which returns the engine, ready, with a
 description of its settings.
 """
 
@@ -24,7 +24,7 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    runner: str  # the neighbour's name
+    runner: str  # a module of engines/
     folder: str  # the weights, as a Hugging Face checkpoint in float32
     dtype: str  # float32, bfloat16 or int8
     limit: int  # requests that may run at once
@@ -54,7 +54,7 @@ class Done:
 def main() -> None:
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
     _only_this_folder()
-    engine: Engine = importlib.import_module(f"benchmarks.peers.{task.runner}").load(task)
+    engine: Engine = importlib.import_module(f"benchmarks.peers.engines.{task.runner}").load(task)
     few = [min(tokens, WARM_UP_TOKENS) for tokens in task.output_tokens]
     engine.generate(task.prompts, few)  # as many at once as later, so that all shapes are compiled
     start_s = time.perf_counter()

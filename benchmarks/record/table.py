@@ -62,7 +62,7 @@ def _bench(
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
 _KERNELS, _PRODUCTS = "results/reference-kernels", ("gpt/linear", "kernels")
-_STORED = ("deferred", "benchmarks/store.py", "benchmarks/store_history.py")
+_STORED = ("deferred", "benchmarks/store")
 
 TABLE: tuple[Recording, ...] = (
     _compare("embedded", 5),
@@ -75,10 +75,10 @@ TABLE: tuple[Recording, ...] = (
         "distributions", 8, "./compare.sh --distributions", "results/reference-distributions",
         "distributions.txt", COMPARE, printed="distributions.txt",
     ),
-    _bench("one-run", 1, "one_run", "results/reference-run", "summary.json", COMPARE),
+    _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),
     _bench("modes", 45, "modes --http", _MODES, "modes.json", LOOP, "development"),
     _bench("peers", 45, "peers", "results/reference-peers", "peers.json", LOOP, "peers"),
-    _bench("http-peers", 15, "http_peers", _HTTP, "http-peers.json", SERVER, "peers"),
+    _bench("http-peers", 15, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
     _bench("streams", 10, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
         "streams-embedded", 4, "http --streams 512 --model embedded", _HTTP,
@@ -90,20 +90,20 @@ TABLE: tuple[Recording, ...] = (
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
     _bench(
-        "sampling", 6, "sampling --dtypes bfloat16", "results/reference-sampling", "sampling.json",
-        LOOP,
+        "sampling", 6, "kernels.sampling --dtypes bfloat16", "results/reference-sampling",
+        "sampling.json", LOOP,
     ),
-    _bench("linear", 3, "linear", _KERNELS, "linear.json", _PRODUCTS),
+    _bench("linear", 3, "kernels.linear", _KERNELS, "linear.json", _PRODUCTS),
     _bench(
-        "roofline", 2, "roofline --picture docs/img/kernels-roofline.png", _KERNELS,
+        "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png", _KERNELS,
         "roofline.json", _PRODUCTS, "development",
     ),
     _bench("prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix", "prefix.json", LOOP),
-    _bench("step", 2, "step", "results/reference-step", "step.json", LOOP),
+    _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
     # it writes watch/page/recorded/ itself
     Recording(
-        "film", 1, f"{PYTHON}benchmarks.recorded --film {{out}}/film.svg", "docs/img", "film.svg",
-        (*LOOP, "watch/film.py"),
+        "film", 1, f"{PYTHON}benchmarks.pictures.recorded --film {{out}}/film.svg", "docs/img",
+        "film.svg", (*LOOP, "watch/film.py"),
     ),
     _bench(
         "remote", 30, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
@@ -114,9 +114,9 @@ TABLE: tuple[Recording, ...] = (
         (*LOOP, "watch/hub.py", "watch/frames.py"),
     ),
     _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
-    _bench("store-history", 2, "store_history", _STORE, "history-sqlite.json", _STORED),
+    _bench("store-history", 2, "store.history", _STORE, "history-sqlite.json", _STORED),
     Recording(
-        "client", 2, f"{PYTHON}benchmarks.client_speed --self-test --out {{out}}/speed.json",
+        "client", 2, f"{PYTHON}benchmarks.client.speed --self-test --out {{out}}/speed.json",
         "results/reference-client", "speed.json", ("client",),
     ),
     _bench(
@@ -125,6 +125,6 @@ TABLE: tuple[Recording, ...] = (
         "text-inference-batcher",
     ),
     _bench("pictures", 2, "pictures", "docs/img", "modes.png", LOOP, "development"),
-    _bench("load-pictures", 1, "client_pictures", "docs/img", "load-shapes.png", ("client",),
+    _bench("load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png", ("client",),
            "development"),
 )  # fmt: skip

@@ -96,5 +96,5 @@ def test_an_engine_that_reads_our_int8_gets_it_in_a_folder_beside_the_others(
 
 def test_every_peer_has_pins_and_a_runner() -> None:
     for peer in PEERS:
-        assert (HERE / f"{peer.environment}.txt").exists()
-        assert (HERE / f"{peer.runner}.py").exists()
+        assert (HERE / "pins" / f"{peer.environment}.txt").exists()
+        assert (HERE / "engines" / f"{peer.runner}.py").exists()

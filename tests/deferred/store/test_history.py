@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from benchmarks.store_history import add_history
+from benchmarks.store.history import add_history
 from deferred.errors import NotFoundError
 from deferred.records import LineError
 from deferred.store import JobStore, open_store

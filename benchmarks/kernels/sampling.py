@@ -1,7 +1,7 @@
 """The cost of drawing tokens: tokens per second of the bare loop, greedy and with sampling.
 
-    python -m benchmarks.sampling                    # the embedded model and gpt2-medium's shape
-    python -m benchmarks.sampling --models embedded --dtypes float32 --rounds 5
+    python -m benchmarks.kernels.sampling             # the embedded model and gpt2-medium's shape
+    python -m benchmarks.kernels.sampling --models embedded --dtypes float32 --rounds 5
 
 Each model has 64 requests of the same lengths, all present at once, so that each step draws 64
 tokens. Kinds of sampling take turns (see benchmarks/alternate.py); ratios are to greedy.

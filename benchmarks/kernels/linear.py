@@ -1,7 +1,7 @@
 """Linear layers alone, size by size: every variant that this machine can run (gpt/linear/).
 
-    python -m benchmarks.linear
-    python -m benchmarks.linear --sizes 768x3072 --rows 1 8 64 --precisions int8
+    python -m benchmarks.kernels.linear
+    python -m benchmarks.kernels.linear --sizes 768x3072 --rows 1 8 64 --precisions int8
 
 Each runs through more matrices than a cache can hold, as a model's layers do. The variants take
 turns, and ratios are taken within a round: the better of oneDNN's and torch's time over that of

@@ -1,7 +1,7 @@
 """The cost of batches that ended long ago for a server that checks its job store each second.
 
-    python -m benchmarks.store_history                           # SQLite, in a folder of its own
-    python -m benchmarks.store_history --database postgresql://… # an empty database
+    python -m benchmarks.store.history                           # SQLite, in a folder of its own
+    python -m benchmarks.store.history --database postgresql://… # an empty database
 
 Measured without and with many ended batches, each with an output file: the queries behind `/stats`
 and `/metrics` (`progress`), and the recurring queries of an idle server. Then the time to remove

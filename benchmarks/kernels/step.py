@@ -1,8 +1,8 @@
 """The budget of a step: where the time of one iteration goes, part by part.
 
-    python -m benchmarks.step                                 # 64 rows that decode over 130 tokens
-    python -m benchmarks.step --dtype int8 --rows 1
-    python -m benchmarks.step --rows 1 --tokens 512 --past 0  # a prefill
+    python -m benchmarks.kernels.step                        # 64 rows that decode over 130 tokens
+    python -m benchmarks.kernels.step --dtype int8 --rows 1
+    python -m benchmarks.kernels.step --rows 1 --tokens 512 --past 0    # a prefill
 
 Each part has the bytes that it must read and the operations that it must do; its limit is the
 longer of the two times that the machine needs for them (benchmarks/limits.py). Optimise parts that

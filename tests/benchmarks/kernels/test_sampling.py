@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.sampling import measure, table
+from benchmarks.kernels.sampling import measure, table
 
 
 def test_each_kind_has_its_ratio_to_greedy() -> None:

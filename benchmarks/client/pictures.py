@@ -1,6 +1,6 @@
 """Draws docs/img/load-*.png: every shape of load with 4,000 requests, seed 0.
 
-Run as ``python -m benchmarks.client_pictures`` from the repository's root.
+Run as ``python -m benchmarks.client.pictures`` from the repository's root.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from client.report.shape_plot import STYLE, draw_shape, save
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe, idc_curve
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "img"
 REQUESTS = 4000
 SHAPES = (
     "constant", "poisson", "gamma:cv=3", "weibull:cv=3", "mmpp:peak=5,share=0.1,cycle=200",

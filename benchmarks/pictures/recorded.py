@@ -1,9 +1,10 @@
 """Records the runs that the live page and the film show: the same 20 requests in each mode.
 
-    python -m benchmarks.recorded        # watch/page/recorded/, then docs/img/film.svg
+    python -m benchmarks.pictures.recorded      # watch/page/recorded/, then docs/img/film.svg
 
-They are those of `docs/img/modes.png` (benchmarks/pictures.py): the embedded model, a batch limit
-of 6, in real time on this machine. Each mode runs five times; the run of median length is kept.
+They are those of `docs/img/modes.png` (benchmarks/pictures/__main__.py): the embedded model, a
+batch limit of 6, in real time on this machine. Each mode runs five times; the run of median length
+is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from pathlib import Path
 
 from benchmarks.common import cpu_name
-from benchmarks.pictures import LIMIT, MODES, Case, run
+from benchmarks.pictures.__main__ import LIMIT, MODES, Case, run
 from model import LoadOptions, load_model
 from watch import film
 from watch.frames import US, Frame, Hello, make_frame

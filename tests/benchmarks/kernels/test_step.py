@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from benchmarks import limits, step
+from benchmarks import limits
+from benchmarks.kernels import step
 from benchmarks.limits import Limits, bytes_of, operations_of, pass_of, weights_of
 from gpt.network import GPTConfig
 

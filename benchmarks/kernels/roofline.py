@@ -1,6 +1,6 @@
 """The linear kernels under the machine's roofline, as a picture.
 
-    python -m benchmarks.roofline --picture docs/img/kernels-roofline.png
+    python -m benchmarks.kernels.roofline --picture docs/img/kernels-roofline.png
 
 Operations per second of every variant over rows, and their limit (Williams et al., "Roofline", CACM
 52(4), 2009): reading the weights, and the peak of the fastest instruction. Measured on one core in
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from benchmarks.common import cpu_name, save
+from benchmarks.kernels.linear import PRECISIONS
 from benchmarks.limits import WEIGHT_BYTES, Limits, measure
-from benchmarks.linear import PRECISIONS
 from gpt.linear.layers import AnyLinear, Int8Linear, Precision, variants
 from model import DTYPES
 

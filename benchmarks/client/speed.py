@@ -1,6 +1,6 @@
 """How fast the load generator is: a million arrivals, describing them, a trace, its live limit.
 
-Run as ``python -m benchmarks.client_speed`` from the repository's root; ``--self-test`` adds the
+Run as ``python -m benchmarks.client.speed`` from the repository's root; ``--self-test`` adds the
 live limit against a null server (a minute), ``--out FILE`` keeps the figures. The last line is
 JSON.
 """

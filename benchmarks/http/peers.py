@@ -1,7 +1,7 @@
 """Servers at the same streams: ours, and vLLM's own with its OpenAI endpoint, on a CPU.
 
     python -m benchmarks.peers --install        # once
-    python -m benchmarks.http_peers             # bf16 and fp32, 64 streams
+    python -m benchmarks.http.peers             # bf16 and fp32, 64 streams
 
 The same weights, prompts and output lengths, and the same client in a separate process on the same
 cores; one server after the other, in turns over three rounds. Each serves a few tokens first. A

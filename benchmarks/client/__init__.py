@@ -1,0 +1,1 @@
+"""The load generator: its speed, its pictures, an example run."""

@@ -1,0 +1,1 @@
+"""The parts of an iteration: linear layers, sampling, and a whole step."""

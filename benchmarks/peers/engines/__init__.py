@@ -1,0 +1,1 @@
+"""The other engines: each module runs one, in the environment of that engine."""
