@@ -11,8 +11,8 @@ independent of HTTP, text and torch. Only `drive` waits, on a clock that is pass
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -21,7 +21,7 @@ from flight import Flight, Wait
 from generate.modes import LAYOUTS, LayOut, Mode
 from inference import Inference
 from lifecycle import Lifecycle
-from memory import BaseLedger
+from memory import Ledger
 from queueing import RequestQueue
 from records import History, iterated, iteration_record, planned_work
 from scheduling.contract import check_plan
@@ -62,9 +62,11 @@ class BatchingManager:
         self.flights: deque[Flight] = deque()  # iterations in flight, the oldest first
         self._life = Lifecycle(self.queue, policy, recorder, self.history, request_timeout_s)
         self._failures = Failures(self._life, self.flights, max_batch_size)
+        # by kind: decodes only, or with prefill or a part of one
+        self.failed_iterations: Mapping[str, int] = self._failures.iterations
         self._last_end_s = -math.inf
 
-    def serve(self, model: Model, ledger: BaseLedger) -> None:
+    def serve(self, model: Model, ledger: Ledger) -> None:
         """Requests are accepted from now on."""
         self._life.ledger = ledger
         self.model = model
@@ -88,14 +90,9 @@ class BatchingManager:
         return self.unavailable is None
 
     @property
-    def memory(self) -> BaseLedger:
+    def memory(self) -> Ledger:
         """The ledger; it has no blocks until there is a model."""
         return self._life.ledger
-
-    @property
-    def failed_iterations(self) -> Counter[str]:
-        """Counts by kind: decodes only, or with prefill or a part of one."""
-        return self._failures.iterations
 
     @property
     def counts(self) -> dict[str, int]:

@@ -9,7 +9,6 @@ only a new process can help: the verdict asks the supervisor for one.
 from __future__ import annotations
 
 import logging
-import math
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -39,7 +38,7 @@ class Failures:
         self._life = life
         self._flights = flights
         self._max_batch_size = max_batch_size
-        self._regrow_s = math.inf  # when the batch limit rises again
+        self._regrow_s = 0.0  # when the batch limit may rise again
         self._in_a_row = 0
         self._prompts: set[tuple[int, ...]] = set()  # of the requests that failed in this row
         self._suspects: list[Inference] = []  # one of them may be the cause of the losses
@@ -48,10 +47,9 @@ class Failures:
         self._in_a_row = 0
         self._prompts.clear()
         if self._regrow_s <= now_s:
-            self.batch_limit += max(1, self.batch_limit // REGROW_SHARE)
-            self.batch_limit = min(self.batch_limit, self._max_batch_size)
-            full = self.batch_limit == self._max_batch_size
-            self._regrow_s = math.inf if full else now_s + REGROW_S
+            more = self.batch_limit + max(1, self.batch_limit // REGROW_SHARE)
+            self.batch_limit = min(more, self._max_batch_size)
+            self._regrow_s = now_s + REGROW_S
 
     def failed(self, flight: Flight, error: Exception, now_s: float) -> None:
         """The oldest iteration in flight failed. Later ones in flight count as the same failure."""

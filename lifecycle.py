@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from inference import Inference
-from memory import BaseLedger, Ledger
+from memory import Ledger
 from queueing import RequestQueue
 from records import Ended, History, arrived, request_record
 from scheduling.contract import check_retired
@@ -34,7 +34,7 @@ class Lifecycle:
         self.recorder = recorder
         self.history = history
         self.request_timeout_s = request_timeout_s
-        self.ledger: BaseLedger = Ledger(0)  # until there is a model
+        self.ledger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
         self.next_due_s = math.inf  # no request is overdue before this time
         self.deferred = 0  # unfinished requests of that class
@@ -96,12 +96,11 @@ class Lifecycle:
     def admit(self, new: Sequence[Inference], now_s: float) -> None:
         """Makes requests resident together and assigns their blocks. Tokens of a prefix hit count
         as computed."""
-        hits = self.ledger.open(new)
-        for inference in new:
+        for inference, hit_tokens in zip(new, self.ledger.open(new), strict=True):
             inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
             self.resident[inference.id] = inference
             inference.resident = True
-            inference.computed = hits.get(inference.id, 0)
+            inference.computed = hit_tokens
             if inference.admitted_s is None:
                 inference.admitted_s = now_s
                 if self.ledger.prefix_caching:

@@ -13,7 +13,7 @@ Management for Large Language Model Serving with PagedAttention", SOSP '23, sect
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+import itertools
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,56 +44,7 @@ class _Table:
     shareable: int = 0  # the full ones among them, which others may find
 
 
-class BaseLedger(Memory, ABC):
-    """Base of all ledgers. By itself it neither grows nor shares."""
-
-    growth_tokens: int | None = None
-    prefix_caching = False
-
-    def __init__(self, budget: int, block_tokens: int = 1) -> None:
-        self.budget = budget
-        self.block_tokens = block_tokens
-        self._news: dict[int, Sequence[int]] = {}  # blocks not yet sent to the model
-
-    @property
-    def cached(self) -> int:
-        return 0
-
-    def hit_tokens(self, request: Request) -> int:
-        return 0
-
-    @abstractmethod
-    def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
-        """Assigns blocks to requests that are admitted together. Returns by id the tokens that a
-        prefix hit covers, if any. The plan was checked: there are enough blocks."""
-
-    @abstractmethod
-    def release(self, request: Request) -> None:
-        """Takes the blocks back."""
-
-    def news(self) -> Mapping[int, Sequence[int]]:
-        """The blocks assigned since the last call, by sequence."""
-        news, self._news = self._news, {}
-        return news
-
-    def grow(self, steps: Iterable[Advance]) -> None:
-        """Assigns residents the blocks that their next tokens need."""
-        return
-
-    def share(self, request: Request, computed: int) -> None:
-        """After a successful iteration: full blocks of `computed` tokens may be shared."""
-        return
-
-    def forget(self, request: Request) -> None:
-        """The request has ended and is no longer looked up."""
-        return
-
-    def clear(self) -> None:
-        """Drops all sequences and the contents of cached blocks."""
-        return
-
-
-class Ledger(BaseLedger):
+class Ledger(Memory):
     """KV memory of sequences that are stored one by one.
 
     `budget`: blocks. `growth_tokens`: None reserves the most that a request may hold at admission;
@@ -108,10 +59,12 @@ class Ledger(BaseLedger):
         growth_tokens: int | None = None,
         prefix_caching: bool = False,
     ) -> None:
-        super().__init__(budget, block_tokens)
+        self.budget = budget
+        self.block_tokens = block_tokens
         self.growth_tokens = growth_tokens
         self.prefix_caching = prefix_caching
         self._tables: dict[int, _Table] = {}
+        self._news: dict[int, Sequence[int]] = {}  # blocks not yet sent to the model
         self._free = list(range(budget - 1, -1, -1))
         self.sharers: dict[int, int] = {}  # used block -> number of sequences that refer to it
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently used first
@@ -140,22 +93,26 @@ class Ledger(BaseLedger):
 
     # --- for the engine ---------------------------------------------------------------------
 
-    def open(self, requests: Sequence[Request]) -> Mapping[int, int]:
+    def open(self, requests: Sequence[Request]) -> Sequence[int]:
+        """Assigns blocks to requests that are admitted together. Returns the tokens of each that a
+        prefix hit covers. The plan was checked: there are enough blocks."""
         found = [self.hits(request) for request in requests]
         for hits in found:  # all of them first, so that none is overwritten for another request
             for block in hits:
                 self._cached.pop(block, None)
                 self.sharers[block] = self.sharers.get(block, 0) + 1
-        hit_tokens = {}
         for request, hits in zip(requests, found, strict=True):
-            blocks = [*hits, *self._take(self.admission(request) - len(hits))]
-            self._tables[request.id] = _Table(blocks, len(hits))
-            self._news[request.id] = tuple(blocks)
-            if hits:
-                hit_tokens[request.id] = len(hits) * self.block_tokens
-        return hit_tokens
+            taken = self._take(self.admission(request) - len(hits))
+            self._assign(request, [*hits, *taken], len(hits))
+        return [len(hits) * self.block_tokens for hits in found]
+
+    def news(self) -> Mapping[int, Sequence[int]]:
+        """The blocks assigned since the last call, by sequence."""
+        news, self._news = self._news, {}
+        return news
 
     def grow(self, steps: Iterable[Advance]) -> None:
+        """Assigns residents the blocks that their next tokens need."""
         if self.growth_tokens is None:
             return
         for step in steps:
@@ -165,6 +122,7 @@ class Ledger(BaseLedger):
                 self._news[id] = (*self._news.get(id, ()), *taken)
 
     def share(self, request: Request, computed: int) -> None:
+        """After a successful iteration: full blocks of `computed` tokens may be shared."""
         table = self._tables[request.id]
         full = computed // self.block_tokens
         if full > table.shareable:
@@ -176,6 +134,7 @@ class Ledger(BaseLedger):
             table.shareable = full
 
     def release(self, request: Request) -> None:
+        """Takes the blocks back."""
         # shareable blocks stay cached; the end of a sequence is overwritten first, since its
         # beginning is shared more
         self._news.pop(request.id, None)
@@ -189,15 +148,20 @@ class Ledger(BaseLedger):
                     self._free.append(block)
 
     def clear(self) -> None:
+        """Drops the contents of cached blocks. All sequences were released."""
         self._free += self._cached
         self._cached.clear()
         self._found.clear()
         self._digest.clear()
 
     def forget(self, request: Request) -> None:
+        """The request has ended and is no longer looked up."""
         self._digests.pop(request.id, None)
 
     # --- for trials -------------------------------------------------------------------------
+
+    def blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
 
     def only_of(self, requests: Iterable[Request]) -> set[int]:
         """Blocks to which only these requests refer."""
@@ -210,21 +174,17 @@ class Ledger(BaseLedger):
         """The cached or used blocks that hold the beginning of a waiting request."""
         if not self.prefix_caching:
             return ()
-        blocks = []
         limit = cast(Sharer, request).hit_limit // self.block_tokens
-        for digest in self._digests_of(request, limit)[:limit]:
-            block = self._found.get(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        digests = self._digests_of(request, limit)[:limit]
+        hit = itertools.takewhile(self._found.__contains__, digests)
+        return [self._found[digest] for digest in hit]
 
     def admission(self, request: Request) -> int:
         """Blocks of an admitted request, shared ones included."""
         further = request.max_tokens - request.generated
         if self.growth_tokens is not None:
             further = min(further, self.growth_tokens)
-        return self._blocks(request.known + further)
+        return self.blocks_of(request.known + further)
 
     def growth(self, step: Advance) -> int:
         """Further blocks that a resident needs for this step."""
@@ -236,23 +196,22 @@ class Ledger(BaseLedger):
             return 0
         most = request.known + request.max_tokens - request.generated
         wanted = min(most, max(room + (self.growth_tokens or 0), wanted))
-        return self._blocks(wanted) - count
+        return self.blocks_of(wanted) - count
 
     # --- blocks -----------------------------------------------------------------------------
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens)
 
     def _take(self, count: int) -> list[int]:
         while len(self._free) < count:
             block, _ = self._cached.popitem(last=False)
             del self._found[self._digest.pop(block)]
             self._free.append(block)
-        cut = len(self._free) - count
-        taken, self._free[cut:] = self._free[cut:], []
-        for block in taken:
-            self.sharers[block] = 1
+        taken = [self._free.pop() for _ in range(count)]
+        self.sharers.update(dict.fromkeys(taken, 1))
         return taken
+
+    def _assign(self, request: Request, blocks: list[int], shareable: int = 0) -> None:
+        self._tables[request.id] = _Table(blocks, shareable)
+        self._news[request.id] = tuple(blocks)
 
     def _digests_of(self, request: Request, count: int) -> list[bytes]:
         """Digests of the first `count` full blocks, and of those computed earlier."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from generate import dynamic, nobatch, static
 from generate.rectangle import RectangleLedger
-from memory import BaseLedger, Ledger
+from memory import Ledger
 from seams import Model, Step
 
 Mode = Literal["nobatch", "static", "dynamic"]
@@ -22,7 +22,7 @@ LAYOUTS: dict[Mode, LayOut] = {
 
 def make_ledger(
     mode: Mode, model: Model, growth_tokens: int | None = None, *, prefix_caching: bool = False
-) -> BaseLedger:
+) -> Ledger:
     """The books of a model's KV memory as the mode takes it. `growth_tokens`: see memory.Ledger.
     A rectangle neither grows nor shares."""
     if mode != "dynamic":

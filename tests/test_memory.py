@@ -78,13 +78,13 @@ class Books(RuleBasedStateMachine):
         for sequence in leaving:
             self.release(sequence)
         assert self.ledger.fit(new) == fit  # type: ignore[arg-type]
-        shown = {s.id: self.ledger.hit_tokens(s) for s in new[:fit]}  # type: ignore[arg-type]
+        shown = [self.ledger.hit_tokens(s) for s in new[:fit]]  # type: ignore[arg-type]
         hits = self.ledger.open(new[:fit])  # type: ignore[arg-type]
-        assert {id: tokens for id, tokens in shown.items() if tokens} == hits
+        assert shown == hits
         self.learn()
-        for sequence in new[:fit]:
+        for sequence, hit_tokens in zip(new[:fit], hits, strict=True):
             sequence.resident = True
-            sequence.computed = hits.get(sequence.id, 0)
+            sequence.computed = hit_tokens
             assert sequence.computed < sequence.known
             self.residents.append(sequence)
             self.reads_its_own_prefix(sequence)
@@ -153,9 +153,20 @@ def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_re
     assert ledger.fit(rows[:1]) == 1
     ledger.open(rows[:2])
     assert ledger.used == 2 * 5  # 9 + 8 columns in blocks of 4
-    assert ledger.news() == {1: range(5), 2: range(5, 10)}
+    assert ledger.news() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
     assert ledger.fit(rows[2:]) == 0
     assert ledger.fit(rows[2:], rows[:2]) == 1
     ledger.release(rows[0])
     ledger.release(rows[1])
     assert ledger.used == 0
+
+
+def test_rows_of_a_rectangle_take_consecutive_blocks_whatever_left_before_it() -> None:
+    ledger = RectangleLedger(30, 4)
+    rows = [Shown(id, prompt_tokens=4, max_tokens=4) for id in range(4)]
+    ledger.open(rows)
+    for row in (rows[2], rows[0], rows[3], rows[1]):
+        ledger.release(row)
+    ledger.news()
+    ledger.open(rows[:2])
+    assert ledger.news() == {0: (0, 1), 1: (2, 3)}

@@ -19,7 +19,7 @@ from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
 from inference import Inference
-from memory import BaseLedger, Ledger
+from memory import Ledger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -123,7 +123,7 @@ class Mode:
     name: str
     policy: Callable[[float], Policy]  # given max_wait_s
     lay_out: LayOut
-    ledger: Callable[[int, int], BaseLedger]  # of so many blocks of so many tokens
+    ledger: Callable[[int, int], Ledger]  # of so many blocks of so many tokens
 
 
 def _without_window(make: Callable[[], Policy], _: float) -> Policy:
@@ -271,8 +271,7 @@ def check_closed(world: World) -> None:
     assert model.breaches == []
     assert manager.counts == {"waiting": 0, "running": 0}
     assert world.memory.used == 0
-    if isinstance(world.memory, Ledger):
-        assert not world.memory._digests
+    assert not world.memory._digests
     assert len(books.requests) == len(world.submitted)
     for inference in world.submitted:
         check_ended(inference, model.vocab_size)

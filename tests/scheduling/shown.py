@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from generate.rectangle import RectangleLedger
-from memory import BaseLedger, Ledger
+from memory import Ledger
 from seams import Request, ServiceClass, View
 
 
@@ -54,7 +54,7 @@ def view(
 ) -> View:
     """A view whose memory has `budget` - `used` free blocks of a token each. What residents hold is
     part of `used` where their `room` says it, and comes on top of the budget where it does not."""
-    memory: BaseLedger = RectangleLedger(budget)
+    memory: Ledger = RectangleLedger(budget)
     if not rectangles:
         held = {r.id: r.room or r.most for r in resident}  # type: ignore[attr-defined]
         told = sum(r.room for r in resident)  # type: ignore[attr-defined]
