@@ -71,8 +71,8 @@ class RequestQueue:
         with self._changed:
             if self.draining:
                 raise DrainingError("the server is shutting down")
-            if not inference.stored:
-                self._require_room(inference)
+            if not inference.stored and (why := self._overload(inference)):
+                raise OverloadedError(why, self.retry_after_s)
             inference.id = next(self._numbers)
             self._arrivals.append(inference)
             self._count(inference, 1)
@@ -122,35 +122,28 @@ class RequestQueue:
                 f"the request needs {total} tokens of KV memory, the server has {kv_tokens}"
             )
 
-    def _require_room(self, inference: Inference) -> None:
+    def _overload(self, inference: Inference) -> str | None:
+        """Why the request cannot wait here now; None if it can."""
         if self._counted >= self.max_waiting:
-            raise OverloadedError(
-                f"{self.max_waiting} requests are waiting already (--max-waiting)",
-                self.retry_after_s,
-            )
+            return f"{self.max_waiting} requests are waiting already (--max-waiting)"
         most_deferred = self.max_waiting_deferred
         if inference.service_class == "deferred" and self._deferred >= most_deferred:
-            raise OverloadedError(
-                f"{most_deferred} deferred requests are waiting already, half of --max-waiting",
-                self.retry_after_s,
-            )
+            return f"{most_deferred} deferred requests are waiting already, half of --max-waiting"
         # an empty queue accepts a longer prompt, which would otherwise never be accepted
         prompts, own = self._prompt_tokens, inference.prompt_tokens
         if self._counted and prompts + own > self.max_waiting_prompt_tokens:
-            raise OverloadedError(
+            return (
                 f"prompts of {prompts} tokens are waiting already, this one has {own}, "
-                f"{self.max_waiting_prompt_tokens} are allowed (--max-waiting-prompt-tokens)",
-                self.retry_after_s,
+                f"{self.max_waiting_prompt_tokens} are allowed (--max-waiting-prompt-tokens)"
             )
+        return None
 
     @property
     def retry_after_s(self) -> float:
         """How long the present queue takes at the rate of the newest completions."""
         least_s, most_s = RETRY_AFTER_S
         since_s = self.busy_since_s
-        ends_s = (
-            [] if since_s is None else [end_s for end_s in list(self._ends_s) if end_s > since_s]
-        )
+        ends_s = [end_s for end_s in list(self._ends_s) if since_s is not None and end_s > since_s]
         if len(ends_s) < 2:
             return least_s
         interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
