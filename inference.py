@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
 from seams import End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
@@ -32,6 +33,7 @@ class DrainingError(RefusedError):
     """The server is about to stop."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Inference:
     """A request in progress, shared by the handler that waits for it and the loop that advances it.
 
@@ -40,53 +42,48 @@ class Inference:
     `error` and `record`.
     """
 
-    id: int  # assigned by the queue: increases in order of arrival
-    lane: int  # its slot of the batch while it is resident
+    prompt: InitVar[Sequence[int]]
+    max_tokens: int
+    sampling: Sampling
+    arrival_s: float
+    _: KW_ONLY
+    end_ids: frozenset[int] = frozenset()  # generating one of these ends the request
+    service_class: ServiceClass = "immediate"
+    deadline_s: float | None = None  # after its arrival, as in seams.Request
+    streaming: bool = False
+    salt: str = ""  # requests with the same salt share prefixes
+    request_id: str | None = None  # of its HTTP request
+    trace: str | None = None  # traceparent of its span, if requests are traced
+    stored: bool = False  # set by the manager: the job store keeps it
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int,
-        sampling: Sampling,
-        arrival_s: float,
-        *,
-        end_ids: frozenset[int] = frozenset(),
-        service_class: ServiceClass = "immediate",
-        deadline_s: float | None = None,
-        streaming: bool = False,
-    ) -> None:
-        self.ids = list(prompt)  # known tokens: the prompt, then what is generated
+    id: int = field(init=False)  # assigned by the queue: increases in order of arrival
+    lane: int = field(init=False)  # its slot of the batch while it is resident
+    ids: list[int] = field(init=False)  # known tokens: the prompt, then what is generated
+    prompt_tokens: int = field(init=False)
+    cached_tokens: int | None = None  # as in RequestRecord
+    computed: int = 0  # tokens, those of iterations in flight included
+    expected: int = 0  # tokens that iterations in flight will yield
+    flights: int = 0  # iterations in flight that it is part of
+    resident: bool = False
+    preemptions: int = 0
+    losses: int = 0  # of the model while it was in flight, since it had
+    ids_at_loss: int = 0  # so many known tokens
+    end: End | None = None  # set when no further token is wanted
+    error: str | None = None
+    cut_by: Cut | None = None  # if it failed through no fault of the model
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated tokens, ...
+    # ... and of the prompt from its second token on; both if requested
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    record: RequestRecord | None = None
+    event: threading.Event = field(default_factory=threading.Event)
+    news: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self, prompt: Sequence[int]) -> None:
+        self.ids = list(prompt)
         self.prompt_tokens = len(prompt)
-        self.max_tokens = max_tokens
-        self.sampling = sampling
-        self.arrival_s = arrival_s
-        self.end_ids = end_ids  # generating one of these ends the request
-        self.service_class: ServiceClass = service_class
-        self.deadline_s = deadline_s  # after its arrival, as in seams.Request
-        self.streaming = streaming
-        self.salt = ""  # requests with the same salt share prefixes
-        self.cached_tokens: int | None = None  # as in RequestRecord
-        self.request_id: str | None = None  # of its HTTP request
-        self.trace: str | None = None  # traceparent of its span, if requests are traced
-        self.stored = False  # set by the manager: the job store keeps it
-        self.computed = 0  # tokens, those of iterations in flight included
-        self.expected = 0  # tokens that iterations in flight will yield
-        self.flights = 0  # iterations in flight that it is part of
-        self.resident = False
-        self.preemptions = 0
-        self.losses = 0  # of the model while it was in flight, since it had
-        self.ids_at_loss = 0  # so many known tokens
-        self.end: End | None = None  # set when no further token is wanted
-        self.error: str | None = None
-        self.cut_by: Cut | None = None  # if it failed through no fault of the model
-        self.admitted_s: float | None = None
-        self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
-        self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt from its second token on
-        self.record: RequestRecord | None = None
-        self.event = threading.Event()
-        self.news = threading.Event()
 
     @property
     def ended(self) -> bool:
