@@ -107,7 +107,6 @@ class Pending(Protocol):
 
     def result(self) -> Outcome:
         """Waits for it. Raises the error that made it fail."""
-        ...
 
 
 class Model(Protocol):
@@ -128,16 +127,13 @@ class Model(Protocol):
         """Why nothing can be started now; None if it can. May change at any time, and any thread
         reads it. Every loss is raised once, as ModelLostError by the next call or result, even if
         the model is back by then; the model's creator wakes the engine when it is back."""
-        ...
 
     def open(self, new: Sequence[Opening]) -> None:
         """Adds sequences for the next iterations."""
-        ...
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Pending:
         """Starts an iteration. `released`: sequences that have ended or lost their blocks since
         the last call. May raise what `Pending.result` may raise."""
-        ...
 
 
 # --- Policy ---------------------------------------------------------------------------------
@@ -189,7 +185,6 @@ class Trial(Protocol):
 
     def cost(self, step: Advance) -> int:
         """Blocks that the step takes beyond those that its request holds or shares."""
-        ...
 
     def take(self, step: Advance) -> bool:
         """Counts the step if there are blocks for it."""
@@ -201,7 +196,6 @@ class Trial(Protocol):
 
     def insist(self, step: Advance, cost: int) -> None:
         """Counts a step of this cost, even if there are no blocks for it."""
-        ...
 
 
 class Memory(Protocol):
@@ -228,12 +222,10 @@ class Memory(Protocol):
 
     def freed(self, requests: Iterable[Request]) -> int:
         """Blocks available if these residents release theirs; shared ones stay in use."""
-        ...
 
     def hit_tokens(self, request: Request) -> int:
         """Known tokens of a waiting request that need not be computed, since a prefix cache holds
         their keys and values."""
-        ...
 
     def trial(self, releasing: Iterable[Request] = ()) -> Trial: ...
 
@@ -269,14 +261,12 @@ class Policy(Protocol):
     @property
     def answers(self) -> Literal["own", "batch"]:
         """When a response leaves: with the request's last token, or when its batch ends."""
-        ...
 
     def plan(self, view: View) -> Plan: ...
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         """The residents to remove now; all of them must be done. Called after every iteration, and
         after departures."""
-        ...
 
 
 # --- Records --------------------------------------------------------------------------------
@@ -327,4 +317,3 @@ class Recorder(Protocol):
 
     def busy(self, start_s: float, end_s: float) -> None:
         """A stretch of time with work."""
-        ...
