@@ -17,7 +17,6 @@ import psutil
 import torch
 
 from benchmarks.alternate import QUIET_CORES
-from benchmarks.bare import GREEDY as GREEDY
 from benchmarks.bare import WORKS as WORKS
 from benchmarks.bare import BareRun as BareRun
 from benchmarks.bare import Job as Job

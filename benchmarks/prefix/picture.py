@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks.common import cpu_name
 from benchmarks.prefix.__main__ import Prefixes
 from benchmarks.prefix.play import Loop, Played
 from model import LoadOptions, load_model
@@ -39,7 +40,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
     out: Path = parser.parse_args().out
-    figure, rows = plt.subplots(2, 1, figsize=(9, 5), sharex=True, sharey=True)
+    figure, rows = plt.subplots(
+        2, 1, figsize=(9, 5.4), sharex=True, sharey=True, layout="constrained"
+    )
     for axes, prefix_caching in zip(rows, (False, True), strict=True):
         played = play(prefix_caching)
         at_s = [i.sums.start_s for i in played.iterations]
@@ -57,9 +60,10 @@ def main() -> None:
         )
         axes.set_ylabel(f"blocks, {BLOCKS} in all")
         axes.margins(0)
-    rows[0].legend(loc="lower right", ncols=3, fontsize=8)
-    rows[1].set_xlabel("seconds")
-    figure.tight_layout()
+    rows[1].set_xlabel(f"seconds; embedded model, batch limit {LIMIT}, {cpu_name()}")
+    figure.legend(
+        *rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
     figure.savefig(out / "memory.png", dpi=110)
 
 

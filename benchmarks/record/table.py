@@ -125,6 +125,16 @@ TABLE: tuple[Recording, ...] = (
         "text-inference-batcher",
     ),
     _bench("pictures", 2, "pictures", "docs/img", "modes.png", LOOP, "development"),
+    _bench(
+        "memory-picture", 1, "prefix.picture", "docs/img", "memory.png", LOOP, "development",
+    ),
+    _bench(
+        "metrics-picture", 1, "pictures.metrics", "docs/img", "metrics.png", SERVER, "development",
+    ),
+    _bench(
+        "restart", 1, "router.restart", "docs/img", "restart.png", (*SERVER, "router"),
+        "development",
+    ),
     _bench("load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png", ("client",),
            "development"),
 )  # fmt: skip
