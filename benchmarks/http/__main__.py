@@ -64,12 +64,15 @@ def _text_of_length(tokenizer: Tokenizer, text: str, tokens: int) -> str:
 
 
 @contextmanager
-def server(model: str, dtype: str, limit: int, port: int | None = None) -> Iterator[str]:
+def server(
+    model: str, dtype: str, limit: int, *options: str, port: int | None = None
+) -> Iterator[str]:
     """`./server.sh dynamic` on this port or a free one; its URL."""
     port = port or free_port()
     command = [
         str(ROOT / "server.sh"), "dynamic", "--port", str(port), "--model", model,
         "--dtype", dtype, "--max-batch-size", str(limit), "--prefix-caching", "false",
+        *options,
     ]  # fmt: skip
     # the user's environment must not change the measured server
     environment = {

@@ -100,6 +100,10 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench("prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix", "prefix.json", LOOP),
     _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
+    Recording(
+        "step-picture", 1, f"{PYTHON}benchmarks.kernels.step_picture --out {{out}}", "docs/img",
+        "step.png", ("results/reference-step",), ("development",),
+    ),
     # it writes watch/page/recorded/ itself
     Recording(
         "film", 1, f"{PYTHON}benchmarks.pictures.recorded --film {{out}}/film.svg", "docs/img",
@@ -130,6 +134,14 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench(
         "metrics-picture", 1, "pictures.metrics", "docs/img", "metrics.png", SERVER, "development",
+    ),
+    _bench(
+        "deferred-picture", 1, "deferred.picture", "docs/img", "deferred.png",
+        (*SERVER, "deferred"), "development",
+    ),
+    _bench(
+        "remote-picture", 1, "remote.picture", "docs/img", "remote.png",
+        (*SERVER, "model_server"), "development",
     ),
     _bench(
         "restart", 1, "router.restart", "docs/img", "restart.png", (*SERVER, "router"),

@@ -59,7 +59,7 @@ class Measured:
 
 
 def started(port: int) -> AbstractContextManager[str]:
-    return server("embedded", "float32", LIMIT, port)
+    return server("embedded", "float32", LIMIT, port=port)
 
 
 def router(upstreams: Sequence[str]) -> AbstractContextManager[str]:

@@ -1,0 +1,111 @@
+"""A stored batch beside a bursty immediate load: the picture of docs/deferred.md.
+
+    python -m benchmarks.deferred.picture      # docs/img/deferred.png, half a minute
+
+One run of the client with ``--deferred-as-batch``, as the server recorded it with ``--record``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from matplotlib import pyplot as plt
+
+from benchmarks.common import cpu_name
+from benchmarks.http.__main__ import server
+from client import client
+from watch.runs import read_lines
+
+LIMIT = 16
+BIN_S = 0.25
+LOAD = (
+    "--arrivals", "plan:high", "--numsamples", "400", "--rate", "16", "--deferred-share", "0.6",
+    "--deferred-as-batch", "--output-tokens", "normal:50,25,1,100",
+)  # fmt: skip
+COLOURS = {"immediate": "#4c78a8", "deferred": "#f2b56b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Rows by class, on average over each bin of time, and the requests that ended completely."""
+
+    rows: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]
+    ended: Counter[str]
+
+
+def measure() -> Played:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recorded = folder / "recorded"
+        options = ("--record", str(recorded), "--data-dir", str(folder / "data"))
+        with (
+            server("embedded", "float32", LIMIT, *options) as url,
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            if client.main([*LOAD, "--target", url, "--out", str(folder / "run")]):
+                raise SystemExit("the client failed")
+        _, lines = read_lines(recorded)
+    class_of = {line["request"]: line["class"] for line in lines if line["type"] == "arrived"}
+    iterations = [line for line in lines if line["type"] == "iteration"]
+    origin_s = iterations[0]["start_s"]
+    bins = int((iterations[-1]["start_s"] - origin_s) / BIN_S) + 1
+    rows = {kind: np.zeros(bins) for kind in COLOURS}
+    for iteration in iterations:
+        at = int((iteration["start_s"] - origin_s) / BIN_S)
+        for request, _, tokens, _ in iteration["rows"]:
+            if tokens:
+                rows[class_of[request]][at] += iteration["duration_s"] / BIN_S
+    ended = Counter(
+        class_of[line["request"]] for line in lines if line.get("end") in ("length", "stop")
+    )
+    return Played(rows, ended)
+
+
+def draw(played: Played, path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(9, 3.8), layout="constrained")
+    at_s = BIN_S * np.arange(played.rows["immediate"].size)
+    axis.stackplot(
+        at_s, *played.rows.values(), labels=list(played.rows), colors=list(COLOURS.values()),
+        step="post", lw=0,
+    )  # fmt: skip
+    axis.axhline(LIMIT, color="black", linewidth=1, linestyle=":", label="batch limit")
+    axis.set_title(
+        f"{played.ended['immediate']} immediate requests, and a batch of "
+        f"{played.ended['deferred']} lines",
+        loc="left", fontsize=10,
+    )  # fmt: skip
+    axis.set_ylabel("rows that are computed, mean")
+    axis.set_xlabel(f"seconds; embedded model, {cpu_name()}")
+    axis.margins(x=0)
+    axis.set_ylim(0, LIMIT * 1.08)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
+    path = parser.parse_args().out / "deferred.png"
+    draw(measure(), path)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
