@@ -74,8 +74,8 @@ class Inference:
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated tokens, ...
-    # ... and of the prompt from its second token on; both if requested
+    # both if requested: of the generated tokens, and of the prompt from its second token on
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     record: RequestRecord | None = None
     event: threading.Event = field(default_factory=threading.Event)

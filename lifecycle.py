@@ -105,7 +105,7 @@ class Lifecycle:
                 inference.admitted_s = now_s
                 if self.ledger.prefix_caching:
                     inference.cached_tokens = inference.computed
-        self.queue.remove_admitted()
+        self.queue.remove_settled()
 
     def retire(self, now_s: float) -> None:
         """Retires residents, and completes the responses that leave with them."""
@@ -164,7 +164,7 @@ class Lifecycle:
         self.drop_ended(now_s)
 
     def drop_ended(self, now_s: float) -> None:
-        for inference in self.queue.remove_ended():
+        for inference in self.queue.remove_settled():
             self.answer(inference, now_s)
         self.retire(now_s)
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference import DrainingError, Inference, OverloadedError, TooLongError
@@ -178,11 +178,14 @@ class RequestQueue:
             if timeout_s > 0.0 and not self._unread:
                 self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # centuries
 
-    def remove_admitted(self) -> None:
-        self._remove(lambda inference: inference.resident)
-
-    def remove_ended(self) -> list[Inference]:
-        return self._remove(lambda inference: inference.ended)
+    def remove_settled(self) -> list[Inference]:
+        """Removes the requests that were admitted or have ended, and returns them."""
+        leaving = [i for i in self.waiting if i.resident or i.ended]
+        with self._changed:
+            self.waiting = [i for i in self.waiting if not (i.resident or i.ended)]
+            for inference in leaving:
+                self._count(inference, -1)
+        return leaving
 
     def put_back(self, inference: Inference) -> None:
         """Returns a preempted request: before requests that never ran, and in order of age."""
@@ -193,14 +196,3 @@ class RequestQueue:
 
     def note_end(self, now_s: float) -> None:
         self._ends_s.append(now_s)
-
-    def _remove(self, leaves: Callable[[Inference], bool]) -> list[Inference]:
-        stays: list[Inference] = []
-        removed: list[Inference] = []
-        for inference in self.waiting:
-            (removed if leaves(inference) else stays).append(inference)
-        with self._changed:
-            self.waiting = stays
-            for inference in removed:
-                self._count(inference, -1)
-        return removed
