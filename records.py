@@ -229,7 +229,9 @@ def iteration_record(
         attended=work.attended,
         context=work.context,
         deferred_tokens=work.deferred_tokens,
-        deferred_generated=sum([n for i, n in given if i.service_class == "deferred"]),
+        deferred_generated=sum([n for i, n in given if i.service_class == "deferred"])
+        if work.deferred_tokens
+        else 0,
         gaps=tuple(gaps),
     )
 
