@@ -12,6 +12,7 @@ import contextlib
 import io
 import tempfile
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from matplotlib import pyplot as plt
 from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import server
 from client import client
-from watch.runs import read_lines
+from watch.runs import Line, read_lines
 
 LIMIT = 16
 BIN_S = 0.25
@@ -35,11 +36,14 @@ LOAD = (
 COLOURS = {"immediate": "#4c78a8", "deferred": "#f2b56b"}
 
 
+Rows = dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Rows by class, on average over each bin of time, and the requests that ended completely."""
+    """Rows by class, and the requests that ended completely."""
 
-    rows: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]
+    rows: Rows
     ended: Counter[str]
 
 
@@ -56,19 +60,28 @@ def measure() -> Played:
                 raise SystemExit("the client failed")
         _, lines = read_lines(recorded)
     class_of = {line["request"]: line["class"] for line in lines if line["type"] == "arrived"}
+    ended = (line["request"] for line in lines if line.get("end") in ("length", "stop"))
+    return Played(mean_rows(lines, class_of), Counter(class_of[request] for request in ended))
+
+
+def mean_rows(lines: Sequence[Line], class_of: Mapping[int, str]) -> Rows:
+    """The computed rows of each class, on average over each bin of time from the first iteration
+    on. `lines` are those that `--record` wrote."""
     iterations = [line for line in lines if line["type"] == "iteration"]
     origin_s = iterations[0]["start_s"]
-    bins = int((iterations[-1]["start_s"] - origin_s) / BIN_S) + 1
-    rows = {kind: np.zeros(bins) for kind in COLOURS}
-    for iteration in iterations:
-        at = int((iteration["start_s"] - origin_s) / BIN_S)
-        for request, _, tokens, _ in iteration["rows"]:
-            if tokens:
-                rows[class_of[request]][at] += iteration["duration_s"] / BIN_S
-    ended = Counter(
-        class_of[line["request"]] for line in lines if line.get("end") in ("length", "stop")
-    )
-    return Played(rows, ended)
+    starts = np.array([line["start_s"] - origin_s for line in iterations])
+    durations = np.array([line["duration_s"] for line in iterations])
+    at_s = np.column_stack([starts, starts + durations]).ravel()
+    edges_s = BIN_S * np.arange(int(at_s[-1] / BIN_S) + 2)
+    found: Rows = {}
+    for kind in COLOURS:
+        computed = [
+            sum(tokens > 0 and class_of[request] == kind for request, _, tokens, _ in line["rows"])
+            for line in iterations
+        ]
+        so_far = np.cumsum(np.column_stack([np.zeros_like(starts), computed * durations]).ravel())
+        found[kind] = np.diff(np.interp(edges_s, at_s, so_far)) / BIN_S
+    return found
 
 
 def draw(played: Played, path: Path) -> None:

@@ -94,13 +94,18 @@ def measure() -> list[tuple[Iteration, Iteration]]:
         ):
             if client.main([*LOAD, "--target", url, "--out", str(folder / "run")]):
                 raise SystemExit("the client failed")
-        of_server, of_model = iterations(ours, 2), iterations(theirs, 1)
-    by_start = iter(of_model)
-    pairs = []
-    for outer in of_server:  # one is in flight at a time
-        inner = next(each for each in by_start if each.end_s > outer.start_s)
-        pairs.append((outer, inner))
-    return pairs
+        return paired(iterations(ours, tokens_of_row=2), iterations(theirs, tokens_of_row=1))
+
+
+def paired(
+    of_server: Sequence[Iteration], of_model: Sequence[Iteration]
+) -> list[tuple[Iteration, Iteration]]:
+    """One iteration is in flight at a time. Those of the warm-up are the model server's alone."""
+    ordered = iter(of_model)
+    return [
+        (outer, next(inner for inner in ordered if inner.start_s >= outer.start_s))
+        for outer in of_server
+    ]
 
 
 def draw(pairs: Sequence[tuple[Iteration, Iteration]], path: Path) -> None:

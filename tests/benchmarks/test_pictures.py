@@ -1,0 +1,39 @@
+"""What the pictures of the pages compute from recordings."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+from benchmarks.deferred.picture import BIN_S, mean_rows
+from benchmarks.pictures.scrape import read
+from benchmarks.remote.picture import Iteration, paired
+
+
+def test_an_iteration_counts_in_each_bin_by_the_time_that_it_takes_there() -> None:
+    rows = [[1, 0, 1, "decode"], [2, 1, 5, "chunk"], [3, 2, 0, "paused"]]
+    lines = [
+        {"type": "iteration", "start_s": 7.0, "duration_s": BIN_S / 2, "rows": rows[:1]},
+        {"type": "iteration", "start_s": 7 + BIN_S * 0.75, "duration_s": BIN_S, "rows": rows},
+    ]
+    found = mean_rows(lines, {1: "immediate", 2: "deferred", 3: "deferred"})
+    assert found["immediate"] == pytest.approx([0.75, 0.75])
+    assert found["deferred"] == pytest.approx([0.25, 0.75])
+
+
+def test_an_iteration_of_the_server_belongs_to_the_model_servers_within_it() -> None:
+    warm_up, *of_model = (Iteration(start_s, 0.5, False) for start_s in (0.1, 1.2, 2.3))
+    of_server = [Iteration(start_s, 0.9, False) for start_s in (1.0, 2.0)]
+    assert paired(of_server, [warm_up, *of_model]) == list(zip(of_server, of_model, strict=True))
+
+
+def test_metrics_are_read_by_name_and_label() -> None:
+    registry = CollectorRegistry()
+    Gauge("plain", "", registry=registry).set(3)
+    Gauge("of", "", ["upstream"], registry=registry).labels("a").set(4)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    values = read(f"http://127.0.0.1:{server.server_port}").values
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    assert (values["plain", ""], values["of", "a"]) == (3, 4)
