@@ -7,7 +7,8 @@
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit in any batch.
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#if defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && \
+    defined(__AMX_INT8__) && defined(__linux__)
 
 #include "linear.h"
 
@@ -21,6 +22,9 @@ constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = 16 * 64;   // bytes
 constexpr int TILE_WORDS = 16;  // words of 32 bits of each row in a step
 constexpr int64_t BLOCK_BYTES = 1 << 20;  // of inputs at once, as the second-level cache holds
+constexpr int64_t CACHED_BYTES = 2 << 20;  // of outputs; more of them would not stay in the caches
+constexpr int64_t STREAMS = 4;  // from which weights are fetched: more of memory's banks work at once
+constexpr int64_t STREAM_LINES = PANELS * TILE / 64 / STREAMS;  // of each, in a step
 
 struct alignas(64) Tiles {
   uint8_t palette = 1, first_row = 0, reserved[14] = {};
@@ -88,10 +92,10 @@ struct Int8 {
 };
 
 // A tiles of inputs times one group of weights: sums [A * ROWS][OUTPUTS], over the whole depth. Meanwhile
-// the next weights are fetched, `stride` bytes at each step.
+// the next weights are fetched, `lines` of each stream at each step.
 template <typename Op, int A>
 void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* weights,
-              typename Op::Sum* sums, const char* next, int64_t stride) {
+              typename Op::Sum* sums, const char* next, int64_t lines) {
   constexpr int LINE = OUTPUTS * 4;
   _tile_zero(0);
   _tile_zero(1);
@@ -100,8 +104,9 @@ void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* w
     _tile_zero(3);
   }
   for (int64_t t = 0; t < steps; ++t, inputs += TILE, weights += PANELS * TILE) {
-    for (int64_t at = 0; at < stride; at += 64) _mm_prefetch(next + at, _MM_HINT_T1);
-    next += stride;
+    for (int64_t line = 0; line < lines; ++line, next += 64)
+      for (int64_t s = 0; s < STREAMS; ++s)
+        _mm_prefetch(next + s * steps * STREAM_LINES * 64, _MM_HINT_T1);
     _tile_loadd(4, inputs, 64);
     _tile_loadd(6, weights, LINE);
     _tile_loadd(7, weights + 64, LINE);
@@ -116,6 +121,21 @@ void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* w
   }
 }
 
+// One row's results for a whole group: one line of the cache. `past_caches` writes it straight to memory,
+// without reading the line first. Numbers below 1e-38 become zeros.
+inline void finish_line(const Layer& layer, int64_t row, int64_t at, const Floats* sums,
+                        bool past_caches) {
+  Floats values[PANELS];
+  for (int p = 0; p < PANELS; ++p) {
+    const Floats sum = sums[p] + load<Floats>(layer.bias + at + p * W);
+    values[p] = layer.gelu ? gelu(sum) : sum;
+  }
+  const auto line = (__m512i)_mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
+  bf16* const to = static_cast<bf16*>(layer.y) + row * layer.outputs + at;
+  if (past_caches) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
+  else _mm512_storeu_si512(to, line);
+}
+
 template <typename Op>
 void linear_block(const Layer& layer) {
   const int64_t tiles = (layer.depth + TILE_WORDS * Op::PER_WORD - 1) / (TILE_WORDS * Op::PER_WORD);
@@ -125,7 +145,10 @@ void linear_block(const Layer& layer) {
   char* const packed = kept<char, PACKED>(row_tiles * row_tile);
   float* const row_scales = kept<float, SCALES>(layer.rows);
   const auto* const weights = static_cast<const char*>(layer.weights);
-  const int64_t stride = (PANELS * TILE / 64 + passes - 1) / passes * 64;
+  auto* const y = static_cast<bf16*>(layer.y);
+  const bool past_caches = layer.rows * layer.outputs * 2 > CACHED_BYTES &&
+                           layer.outputs % OUTPUTS == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+  const int64_t lines = (STREAM_LINES + passes - 1) / passes;
 
 #pragma omp parallel if (layer.rows * layer.depth * layer.outputs > SMALL)
   {
@@ -139,16 +162,22 @@ void linear_block(const Layer& layer) {
 #pragma omp for schedule(static)
     for (int64_t g = 0; g < groups; ++g) {
       const char* const group = weights + g * tiles * PANELS * TILE;
-      const char* next = group + tiles * PANELS * TILE;
-      for (int64_t i = 0; i < row_tiles; i += 2, next += tiles * stride) {
-        (i + 1 < row_tiles ? multiply<Op, 2> : multiply<Op, 1>)(
-            tiles, packed + i * row_tile, row_tile, group, sums, next, stride);
-        const int64_t end = std::min(layer.rows, (i + 2) * ROWS);
-        for (int64_t r = i * ROWS, at = g * OUTPUTS; r < end; ++r) {
-          const auto* const of_row = sums + (r - i * ROWS) * OUTPUTS;
+      const char* const next = group + tiles * PANELS * TILE;
+      const int64_t at = g * OUTPUTS;
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t begin = pass * 2 * ROWS, end = std::min(layer.rows, begin + 2 * ROWS);
+        if (!past_caches)
+          for (int64_t r = begin; r < end; ++r) __builtin_prefetch(y + r * layer.outputs + at, 1);
+        const int64_t fetched = pass * lines;
+        (end - begin > ROWS ? multiply<Op, 2> : multiply<Op, 1>)(
+            tiles, packed + pass * 2 * row_tile, row_tile, group, sums,
+            next + fetched * tiles * 64, fetched < STREAM_LINES ? lines : 0);
+        for (int64_t r = begin; r < end; ++r) {
+          const auto* const of_row = sums + (r - begin) * OUTPUTS;
           const Floats values[PANELS] = {Op::value(layer, at, row_scales[r], of_row),
                                          Op::value(layer, at + W, row_scales[r], of_row + W)};
-          finish<bf16>(layer, r, at, values);
+          if (at + OUTPUTS <= layer.outputs) finish_line(layer, r, at, values, past_caches);
+          else finish<bf16>(layer, r, at, values);
         }
       }
     }

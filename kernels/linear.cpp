@@ -36,6 +36,7 @@ constexpr int ROWS = 3;   // 12 sums in 16 registers
 constexpr int VECTORS = OUTPUTS / LANES;  // for one row's sums
 constexpr int64_t STRETCH = 128;          // words of a row whose weights fit into the first-level cache
 constexpr int64_t AHEAD = STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
+constexpr int64_t STREAM = AHEAD / 4;
 constexpr int64_t BLOCK_BYTES = 5 << 18;  // of inputs at once, as the second-level cache holds
 
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
@@ -221,11 +222,17 @@ struct Int8 {
 };
 #endif
 
+// Where the weights at `at` bytes are fetched from, when memory limits the speed: AHEAD bytes are four
+// streams, and a line of each is fetched in turn, so that more of memory's banks work at once.
+inline int64_t in_streams(uint64_t at) {
+  return at / AHEAD * AHEAD + at / 128 % 2 * (2 * STREAM) + at / 256 * 64 % STREAM;
+}
+
 // R rows times a stretch of one group, added to sums [R][OUTPUTS]. Meanwhile the next weights are
-// fetched, `stride` bytes in each panel at each word.
-template <typename V, int R>
+// fetched, from `base` + `next`, `stride` bytes in each panel at each word. ALONE: there is no other tile.
+template <typename V, int R, bool ALONE>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
-          void* sums_at, const char* next, int64_t stride) {
+          void* sums_at, const char* base, int64_t next, int64_t stride) {
   typedef typename V::Sum Sum;
   Sum sums[R][VECTORS];
   char* const at = static_cast<char*>(sums_at);
@@ -235,8 +242,9 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
     for (int v = 0; v < VECTORS; ++v)
       sums[r][v] = load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
   for (int64_t k = 0; k < words; ++k, inputs += R, weights += OUTPUTS, next += stride) {
-    __builtin_prefetch(next);
-    __builtin_prefetch(next + 64);
+    const char* const line = base + (ALONE ? in_streams(next) : next);
+    __builtin_prefetch(line);
+    __builtin_prefetch(line + (ALONE ? STREAM : 64));
     V::template add<R>(sums, weights, inputs);
   }
 #pragma GCC unroll 16
@@ -247,11 +255,11 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
 
 template <typename V>
 using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*, void*,
-                      const char*, int64_t);
+                      const char*, int64_t, int64_t);
 
-template <typename V, int... I>
+template <typename V, bool ALONE, int... I>
 Tile<V> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Tile<V> tiles[] = {tile<V, I + 1>...};
+  static constexpr Tile<V> tiles[] = {tile<V, I + 1, ALONE>...};
   return tiles[rows - 1];
 }
 
@@ -284,11 +292,13 @@ void linear_block(const Layer& layer) {
   const int64_t tiles = (rows + V::MAX_ROWS - 1) / V::MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
   const auto sizes = std::make_integer_sequence<int, V::MAX_ROWS>();
-  const Tile<V> short_tile = tile_of<V>(shorter, sizes);
-  const Tile<V> long_tile = tile_of<V>(longer ? shorter + 1 : shorter, sizes);
+  const Tile<V> short_tile =
+      tiles == 1 ? tile_of<V, true>(rows, sizes) : tile_of<V, false>(shorter, sizes);
+  const Tile<V> long_tile = longer ? tile_of<V, false>(shorter + 1, sizes) : short_tile;
   Input* const packed = kept<Input, PACKED>(rows * words);  // [stretch][tile][word][row of tile]
   float* const row_scales = kept<float, SCALES>(rows);
   const auto* const weights = static_cast<const typename V::Word*>(layer.weights);
+  const auto* const base = static_cast<const char*>(layer.weights);
   const int64_t stride = OUTPUTS * 4 / tiles;
   const int64_t stretch = tiles == 1 ? words : STRETCH;  // a single tile uses weights only once
 
@@ -315,10 +325,10 @@ void linear_block(const Layer& layer) {
       for (int64_t k0 = 0; k0 < words; k0 += stretch) {
         const int64_t n = std::min(stretch, words - k0);
         const auto* const from = weights + (g * words + k0) * OUTPUTS;
-        const char* next = reinterpret_cast<const char*>(from) + AHEAD;
+        int64_t next = (g * words + k0) * OUTPUTS * 4 + AHEAD;
         for (int64_t t = 0, first = 0; t < tiles; ++t, next += n * stride) {
           (t < longer ? long_tile : short_tile)(n, packed + k0 * rows + first * n, from,
-                                                sums + first * OUTPUTS, next, stride);
+                                                sums + first * OUTPUTS, base, next, stride);
           first += shorter + (t < longer);
         }
       }

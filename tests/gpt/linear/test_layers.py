@@ -96,6 +96,18 @@ def test_a_rows_result_does_not_depend_on_other_rows(
 
 
 @pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
+def test_results_too_many_for_the_caches_are_those_of_single_rows(
+    precision: Precision, variant: Variant
+) -> None:
+    torch.manual_seed(3)
+    made = variant.make(plain(layer(40, 2080, "tanh", precision), precision))
+    x = torch.randn(520, 40).to(dtype_of(precision))  # more than 2 MB of results
+    together = made(x)
+    for row in (0, 31, 519):
+        assert torch.equal(together[row], made(x[row : row + 1])[0])
+
+
+@pytest.mark.parametrize(("precision", "variant"), OURS, ids=name)
 def test_no_rows_give_no_rows(precision: Precision, variant: Variant) -> None:
     made = variant.make(plain(layer(32, 48, None, precision), precision))
     assert made(torch.empty(0, 32, dtype=dtype_of(precision))).shape == (0, 48)
