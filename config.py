@@ -114,9 +114,10 @@ class Config(Options):
     """seconds after its arrival at which an unfinished request, waiting or running, ends with an
     error"""
 
-    lookahead: int = QUEUE.option(0, least=0, most=1)
-    """iterations that may be in flight while the next one is planned; 1 hides the planning time
-    behind a GPU, and on a CPU only delays tokens"""
+    lookahead: int | None = QUEUE.option(None, least=0, most=1)
+    """iterations that may be in flight while the next one is planned; 1 hides planning and
+    messages behind the model's work, and with a model on this CPU only delays tokens. Without this
+    option it is 1 with --remote-model, and 0 otherwise"""
 
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
@@ -232,6 +233,10 @@ class Config(Options):
         """Enough for every request that the limits admit, so that none waits unseen in the
         socket's backlog."""
         return self.max_batch_size + self.max_waiting + SPARE_THREADS + self.watch_viewers
+
+    @property
+    def iterations_ahead(self) -> int:
+        return int(self.remote_model is not None) if self.lookahead is None else self.lookahead
 
     @property
     def grows(self) -> bool:

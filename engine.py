@@ -161,7 +161,7 @@ class Engine:
             cast("RemoteModel", model).on_return = self.manager.wake
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
         computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
-        if self.config.lookahead and computes_here:
+        if self.config.iterations_ahead and computes_here:
             log.warning(
                 "--lookahead on a CPU only delays tokens: the model computes when it starts"
             )

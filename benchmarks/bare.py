@@ -96,11 +96,18 @@ def run_bare(
     work: Sequence[Job],
     max_batch_size: int,
     sampling: Sampling = GREEDY,
+    lookahead: int = 0,
 ) -> BareRun:
     """The mode's own loop over the work, in this thread, all requests present at once, each with
     its own seed."""
     tally = Tally()
-    manager = BatchingManager(policy, tally, max_batch_size=max_batch_size, max_waiting=len(work))
+    manager = BatchingManager(
+        policy,
+        tally,
+        max_batch_size=max_batch_size,
+        max_waiting=len(work),
+        lookahead=lookahead,
+    )
     manager.serve(model, make_ledger(mode, model))
     start_s = time.perf_counter()
     inferences = [

@@ -2,6 +2,7 @@
 
     python -m benchmarks.prefix                        # gpt2-medium's shape, some 25 minutes
     python -m benchmarks.prefix --model embedded       # a minute
+    python -m benchmarks.prefix --only ttft            # a minute
     python -m benchmarks.prefix --clock cpu            # seconds of one thread, on a busy machine
 
 Three parts, each with prefix caching and without it, in turns on the same work:
@@ -38,6 +39,7 @@ OWN_TOKENS = 16, 48  # of a prompt after a system prompt: uniform
 WITHIN, OBJECTIVE_MULTIPLE = 0.9, 2.0
 ARRIVE_FOR = 20  # times the objective
 RATE_STEP = 1.25  # from one offered rate to the next
+PARTS = "ttft", "overhead", "capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
+    parser.add_argument("--only", choices=PARTS, help="one of the three parts")
     parser.add_argument("--prompt-tokens", type=int, default=1000, help="of the first part")
     parser.add_argument("--system-tokens", type=int, default=512, help="of the third part")
     parser.add_argument("--systems", type=int, default=8, help="system prompts")
@@ -185,40 +188,44 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = load_model(LoadOptions("dynamic", args.model, "cpu", args.dtype, 0, args.limit))
     args.vocab_size = model.vocab_size
     model.warm_up()
-    with tqdm(total=3, desc="prefix caching") as bar:
-        ttft = measure_ttft(model, args)
-        bar.update()
-        overhead = measure_overhead(model, args)
-        bar.update()
-        capacity = measure_capacity(model, args)
-        bar.update()
     where = machine()
-    table = "\n".join(
-        [
-            f"{args.model}, {args.dtype}, on {where.cpu}, {where.cores} cores, "
-            f"{args.clock} seconds",
-            "",
-            "| | without prefix caching | with it | ratio |",
-            "|---|---:|---:|---:|",
-            f"| TTFT, {args.prompt_tokens} tokens, 90 % sent before | "
-            f"{np.median(ttft.whole_s):.3f} s | {np.median(ttft.shared_s):.3f} s | {ttft.ratio} |",
-            f"| tokens/s, nothing shared | | | {overhead} |",
-            f"| requests/s, {args.systems} system prompts of {args.system_tokens} tokens, TTFT "
-            f"within {capacity.objective_s:.2f} s | {capacity.without:.3f} | {capacity.cached:.3f} "
-            f"| {capacity.ratio:.1f} |",
-            "",
-            f"Tokens with shared blocks: {'the same' if ttft.same_tokens else 'NOT THE SAME'}.",
-        ]
-    )
-    report = {
+    lines = [
+        f"{args.model}, {args.dtype}, on {where.cpu}, {where.cores} cores, {args.clock} seconds",
+        "",
+        "| | without prefix caching | with it | ratio |",
+        "|---|---:|---:|---:|",
+    ]
+    report: dict[str, object] = {
         "model": args.model,
         "dtype": args.dtype,
         "clock": args.clock,
-        "ttft": asdict(ttft),
-        "overhead": asdict(overhead),
-        "capacity": {**asdict(capacity), "ratio": capacity.ratio},
     }
-    save(report, table, args.out, "prefix")
+    same = ""
+    for part in tqdm(PARTS if args.only is None else (args.only,), desc="prefix caching"):
+        if part == "ttft":
+            ttft = measure_ttft(model, args)
+            report["ttft"] = asdict(ttft)
+            lines.append(
+                f"| TTFT, {args.prompt_tokens} tokens, 90 % sent before "
+                f"| {np.median(ttft.whole_s):.3f} s | {np.median(ttft.shared_s):.3f} s "
+                f"| {ttft.ratio} |"
+            )
+            agree = "the same" if ttft.same_tokens else "NOT THE SAME"
+            same = f"\n\nTokens with shared blocks: {agree}."
+        elif part == "overhead":
+            overhead = measure_overhead(model, args)
+            report["overhead"] = asdict(overhead)
+            lines.append(f"| tokens/s, nothing shared | | | {overhead} |")
+        else:
+            capacity = measure_capacity(model, args)
+            report["capacity"] = {**asdict(capacity), "ratio": capacity.ratio}
+            lines.append(
+                f"| requests/s, {args.systems} system prompts of {args.system_tokens} tokens, TTFT "
+                f"within {capacity.objective_s:.2f} s | {capacity.without:.3f} "
+                f"| {capacity.cached:.3f} | {capacity.ratio:.1f} |"
+            )
+    table = "\n".join(lines) + same
+    save(report, table, args.out, f"prefix-{args.dtype}")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,14 @@ TABLE: tuple[Recording, ...] = (
         "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png", _KERNELS,
         "roofline.json", _PRODUCTS, "development",
     ),
-    _bench("prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix", "prefix.json", LOOP),
+    _bench(
+        "prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix",
+        "prefix-bfloat16.json", LOOP,
+    ),
+    _bench(
+        "prefix-float32", 1, "prefix --only ttft", "results/reference-prefix",
+        "prefix-float32.json", LOOP,
+    ),
     _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
     Recording(
         "step-picture", 1, f"{PYTHON}benchmarks.kernels.step_picture --out {{out}}", "docs/img",

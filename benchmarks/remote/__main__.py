@@ -55,12 +55,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         report["speed"] = [asdict(one) for one in found]
         lines += [
             "",
-            "| 64 sequences | tokens/s here | behind gRPC | ratio | iteration, ms | more, ms "
-            "| empty call, ms | ratio of processor time |",
-            "| --- | ---: | ---: | --- | ---: | ---: | ---: | --- |",
+            "| 64 sequences | tokens/s here | behind gRPC | ratio | with --lookahead 1 "
+            "| iteration, ms | more, ms | empty call, ms | ratio of processor time |",
+            "| --- | ---: | ---: | --- | --- | ---: | ---: | ---: | --- |",
             *(
                 f"| {s.model} | {s.in_process_tokens_per_s:.0f} | {s.remote_tokens_per_s:.0f} "
-                f"| {s.ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} | {s.round_trip_ms:.2f} "
+                f"| {s.ratio} | {s.ahead_ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} "
+                f"| {s.round_trip_ms:.2f} "
                 f"| {s.cpu_ratio} |"
                 for s in found
             ),

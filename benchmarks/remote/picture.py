@@ -86,7 +86,7 @@ def measure() -> list[tuple[Iteration, Iteration]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         address, ours, theirs = f"unix:{folder}/model", folder / "ours", folder / "theirs"
-        options = ("--remote-model", address, "--record", str(ours))
+        options = ("--remote-model", address, "--lookahead", "0", "--record", str(ours))
         with (
             model_server(address, theirs),
             server("embedded", "float32", LIMIT, *options) as url,

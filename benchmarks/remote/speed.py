@@ -30,8 +30,9 @@ class Speed:
     in_process_tokens_per_s: float
     remote_tokens_per_s: float
     ratio: Ratio
+    ahead_ratio: Ratio  # with --lookahead 1: the next iteration is sent before this one has ended
     iteration_ms: float  # in process, the median
-    added_ms: float  # to an iteration, by gRPC
+    added_ms: float  # to an iteration, by gRPC, without lookahead
     round_trip_ms: float  # of an empty call, the median
     cpu_ratio: Ratio  # of processor time, both processes together; depends less on other work
 
@@ -51,15 +52,20 @@ def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
         connected(address, model, LIMIT, PATIENCE_S) as remote,
     ):
 
-        def run(model: Model) -> tuple[BareRun, float]:
+        def run(model: Model, lookahead: int = 0) -> tuple[BareRun, float]:
             processes = [psutil.Process(), *(psutil.Process(p.pid) for p in group.processes)]
             before_s = cpu_s(processes)
-            done = run_bare(model, Orca(), "dynamic", work, LIMIT)
+            done = run_bare(model, Orca(), "dynamic", work, LIMIT, lookahead=lookahead)
             return done, cpu_s(processes) - before_s
 
-        runs = in_turns({"here": lambda: run(local), "there": lambda: run(remote)}, rounds)
+        sides = {
+            "here": lambda: run(local),
+            "there": lambda: run(remote),
+            "ahead": lambda: run(remote, 1),
+        }
+        runs = in_turns(sides, rounds)
         round_trip_ms = empty_call_ms(address)
-    here, there = ([run.tokens_per_s for run, _ in runs[side]] for side in ("here", "there"))
+    here, there, ahead = ([run.tokens_per_s for run, _ in runs[side]] for side in sides)
     first, _ = runs["here"][0]
     per_iteration_ms = [
         (b.seconds - a.seconds) / len(first.tally.iterations) * 1e3
@@ -70,6 +76,7 @@ def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
         statistics.median(here),
         statistics.median(there),
         ratio(there, here),
+        ratio(ahead, here),
         statistics.median(i.duration_s for i in first.tally.iterations) * 1e3,
         statistics.median(per_iteration_ms),
         round_trip_ms,

@@ -125,6 +125,19 @@ def test_an_option_without_effect_is_reported(
     assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("args", "ahead"),
+    [
+        ([], 0),
+        (["--lookahead", "1"], 1),
+        (["--remote-model", "unix:/tmp/model"], 1),
+        (["--remote-model", "unix:/tmp/model", "--lookahead", "0"], 0),
+    ],
+)
+def test_a_remote_model_works_ahead_unless_told_otherwise(args: list[str], ahead: int) -> None:
+    assert Config.from_args(["dynamic", *args], {}).iterations_ahead == ahead
+
+
 def test_threads_exceed_what_the_limits_admit() -> None:
     config = Config(mode="dynamic", max_batch_size=100, max_waiting=500)
     assert config.threads > 600
