@@ -117,7 +117,7 @@ TABLE: tuple[Recording, ...] = (
         "film.svg", (*LOOP, "watch/film.py"),
     ),
     _bench(
-        "remote", 30, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
+        "remote", 35, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
         "development",
     ),
     _bench(

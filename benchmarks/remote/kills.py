@@ -60,7 +60,7 @@ def measure(model: str, shards: int, deaths: int, number: int, patience_s: float
         manager.serve(remote, make_ledger("dynamic", remote))
         loop = threading.Thread(target=manager.drive, args=(dynamic.lay_out, time.perf_counter))
         loop.start()
-        load = Load(manager)
+        load = Load(manager, tally)
         feeder = threading.Thread(target=load.feed)
         feeder.start()
         chance = random.Random(0)
@@ -90,8 +90,9 @@ def measure(model: str, shards: int, deaths: int, number: int, patience_s: float
 class Load:
     """Keeps the batch full until the end."""
 
-    def __init__(self, manager: BatchingManager) -> None:
+    def __init__(self, manager: BatchingManager, tally: Tally) -> None:
         self.manager = manager
+        self.tally = tally
         self.submitted: list[tuple[int, Inference]] = []
         self._ending = threading.Event()
 
@@ -110,11 +111,8 @@ class Load:
         self._ending.set()
 
     def wait_for_tokens(self) -> None:
-        def tokens() -> int:
-            return sum(len(inference.ids) for _, inference in list(self.submitted)[-4 * LIMIT :])
-
-        before = tokens()
-        wait_until(lambda: tokens() > before)
+        before = len(self.tally.iterations)
+        wait_until(lambda: len(self.tally.iterations) > before)
 
 
 def wait_until(holds: object) -> None:
