@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 REFUSED = 1  # status of a shard that can never start: another attempt would fail the same way
 BEAT_S, STARTING_BEAT_S = 1.0, 0.1
 GRACE_S = 10.0  # for shards to end after SIGTERM
-PAUSE_S = 0.1, 10.0  # first and longest pause before a restart; doubled while starts fail
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 10.0  # before a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Group:
         self.patience_s = patience_s
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._life = 0
+        self._ready_life = 0  # the newest in which a shard was ready
         self._kv_tokens: int | None = None  # None: no shard was ready yet
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -71,9 +72,8 @@ class Group:
 
     def run(self) -> int:
         """Runs until it is stopped or a shard refuses to start; returns the exit status."""
-        pause_s, most_s = PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while True:
-            started_s = time.monotonic()
             self._start()
             event = self._next()
             if event is None or event.final:
@@ -81,8 +81,7 @@ class Group:
                 return REFUSED if event else 0
             log.warning("%s; all shards are restarted", event.what)
             self._end(signal.SIGKILL)
-            short = time.monotonic() - started_s < most_s
-            pause_s = min(pause_s * 2, most_s) if short else PAUSE_S[0]
+            pause_s = pause_after(pause_s, was_ready=self._ready_life == self._life)
             threading.Event().wait(pause_s)
 
     def _next(self) -> _Event | None:
@@ -136,6 +135,7 @@ class Group:
                 (report,) = ranks.ask("Health", wire.HealthRequest(), self.patience_s)
                 if report.ready and not ready:
                     ready, before = True, self._kv_tokens or report.kv_tokens
+                    self._ready_life = life
                     self._kv_tokens = min(before, report.kv_tokens)
             except grpc.RpcError as error:
                 if ready and process.poll() is None:
@@ -144,6 +144,12 @@ class Group:
                     break
             tick.wait(BEAT_S if ready else STARTING_BEAT_S)
         ranks.close()
+
+
+def pause_after(pause_s: float, was_ready: bool) -> float:
+    """Seconds before the next restart: twice the last pause after a start that failed. Shards that
+    were ready are restarted at once, however often they die: requests wait for them."""
+    return FIRST_PAUSE_S if was_ready else min(pause_s * 2, MOST_PAUSE_S)
 
 
 def address_of(listen: str, rank: int) -> str:
