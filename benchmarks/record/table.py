@@ -99,7 +99,7 @@ TABLE: tuple[Recording, ...] = (
         "roofline.json", _PRODUCTS, "development",
     ),
     _bench(
-        "prefix", 8, "prefix --dtype bfloat16", "results/reference-prefix",
+        "prefix", 13, "prefix --dtype bfloat16", "results/reference-prefix",
         "prefix-bfloat16.json", LOOP,
     ),
     _bench(
@@ -117,7 +117,7 @@ TABLE: tuple[Recording, ...] = (
         "film.svg", (*LOOP, "watch/film.py"),
     ),
     _bench(
-        "remote", 35, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
+        "remote", 20, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
         "development",
     ),
     _bench(
