@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -23,48 +22,21 @@ from benchmarks.common import Tally, cpu_name
 from generate.modes import LAYOUTS, Mode, make_ledger
 from inference import Inference
 from model import LoadOptions, load_model
-from records import Event
+from records import Event, Iterated
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
-from seams import Plan, Policy, Request, Sampling, View
+from seams import Policy, Sampling
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
 LIMIT = 6
-COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "done": "#9fc3e0"}
-
-
-@dataclass(slots=True)
-class Watched:
-    """A policy whose plans are kept: per iteration, request -> (tokens, phase)."""
-
-    policy: Policy
-    plans: list[list[tuple[int, str]]] = field(default_factory=list)
-
-    @property
-    def answers(self) -> Literal["own", "batch"]:
-        return self.policy.answers
-
-    def plan(self, view: View) -> Plan:
-        plan = self.policy.plan(view)
-        if plan.advance:
-            self.plans.append([(step.request.id, _phase(step.request)) for step in plan.advance])
-        return plan
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return self.policy.retire(resident)
-
-
-def _phase(request: Request) -> str:
-    if request.done:
-        return "done"
-    return "decode" if request.known - request.computed == 1 and request.generated else "prefill"
+COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "held": "#9fc3e0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +97,6 @@ def twenty_requests(vocab_size: int) -> list[tuple[list[int], int, float]]:
 @dataclass(frozen=True, slots=True)
 class Trace:
     name: str
-    plans: list[list[tuple[int, str]]]
-    tally: Tally
     inferences: list[Inference]
     events: Sequence[Event]  # of the manager's history
 
@@ -135,8 +105,7 @@ def run(case: Case) -> Trace:
     """The requests in real time: each is submitted when its arrival has come."""
     model = load_model(LoadOptions(case.mode, "embedded", "auto", "float32", 0, LIMIT))
     model.warm_up()
-    tally, policy = Tally(), Watched(case.policy())
-    manager = BatchingManager(policy, tally, max_batch_size=LIMIT, max_waiting=100)
+    manager = BatchingManager(case.policy(), Tally(), max_batch_size=LIMIT, max_waiting=100)
     manager.serve(model, make_ledger(case.mode, model))
     start_s = time.perf_counter()
     inferences = [
@@ -148,7 +117,17 @@ def run(case: Case) -> Trace:
         while pending and pending[0].arrival_s <= time.perf_counter():
             manager.enqueue(pending.pop(0))
         manager.step(LAYOUTS[case.mode], time.perf_counter)
-    return Trace(case.name, policy.plans, tally, inferences, manager.history.since(0).events)
+    return Trace(case.name, inferences, manager.history.since(0).events)
+
+
+def stretches(events: Sequence[Event]) -> Iterator[tuple[int, str, float, float]]:
+    """Request, what its row did, start and duration, of each row of each iteration."""
+    for event in events:
+        if isinstance(event, Iterated):
+            for row in event.rows:
+                phase = "prefill" if row.kind == "chunk" else row.kind
+                if phase != "paused":
+                    yield row.request, phase, event.sums.start_s, event.sums.duration_s
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
@@ -167,18 +146,18 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
                 color=COLOURS["waiting"],
                 height=0.8,
             )
-        for plan, record in zip(trace.plans, trace.tally.iterations, strict=True):
-            for request, phase in plan:
-                axis.barh(
-                    lines[request],
-                    record.duration_s,
-                    left=record.start_s - origin_s,
-                    color=COLOURS[phase],
-                    height=0.8,
-                    hatch="////" if phase == "done" else None,
-                    edgecolor="white" if phase == "done" else None,
-                    linewidth=0,
-                )
+        for request, phase, start_s, duration_s in stretches(trace.events):
+            held = phase == "held"
+            axis.barh(
+                lines[request],
+                duration_s,
+                left=start_s - origin_s,
+                color=COLOURS[phase],
+                height=0.8,
+                hatch="////" if held else None,
+                edgecolor="white" if held else None,
+                linewidth=0,
+            )
         axis.set_title(trace.name, loc="left", fontsize=10)
         axis.set_ylabel("request")
         axis.set_yticks(range(0, len(lines), 5))
@@ -189,11 +168,11 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         "waiting": "waiting, paused, or done and held back",
         "prefill": "prefill",
         "decode": "decode",
-        "done": "done, row still computed",
+        "held": "done, row still computed",
     }
     figure.legend(
         handles=[
-            Patch(color=COLOURS[key], label=text, hatch="////" if key == "done" else None)
+            Patch(color=COLOURS[key], label=text, hatch="////" if key == "held" else None)
             for key, text in labels.items()
         ],
         loc="outside lower center",

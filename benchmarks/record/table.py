@@ -90,8 +90,8 @@ TABLE: tuple[Recording, ...] = (
         "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
     ),
     _bench(
-        "sampling", 5, "kernels.sampling --dtypes bfloat16 --rounds 9", "results/reference-sampling",
-        "sampling.json", LOOP,
+        "sampling", 5, "kernels.sampling --dtypes bfloat16 --rounds 9",
+        "results/reference-sampling", "sampling.json", LOOP,
     ),
     _bench("linear", 3, "kernels.linear", _KERNELS, "linear.json", _PRODUCTS),
     _bench(

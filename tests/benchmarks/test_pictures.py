@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from benchmarks.deferred.picture import BIN_S, mean_rows
+from benchmarks.pictures.__main__ import MODES, run, stretches
 from benchmarks.pictures.scrape import read
 from benchmarks.remote.picture import Iteration, paired
 
@@ -37,3 +38,14 @@ def test_metrics_are_read_by_name_and_label() -> None:
     server.server_close()
     thread.join()
     assert (values["plain", ""], values["of", "a"]) == (3, 4)
+
+
+def test_the_picture_of_the_modes_shows_rows_that_a_static_batch_computes_in_vain() -> None:
+    phases = {
+        case.mode: {phase for _, phase, _, _ in stretches(run(case).events)} for case in MODES
+    }
+    assert phases == {
+        "nobatch": {"prefill", "decode"},
+        "static": {"prefill", "decode", "held"},
+        "dynamic": {"prefill", "decode"},
+    }
