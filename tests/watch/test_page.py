@@ -91,7 +91,9 @@ def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: 
     page.wait_for_function("watch.store.next > 10")
     page.keyboard.press(" ")
     assert page.evaluate("watch.view.follows") is False
-    page.keyboard.press("Enter")
+    page.keyboard.press(" ")
+    assert page.evaluate("watch.view.follows") is True
+    page.keyboard.press("Enter")  # shows the newest iteration
     assert "iteration" in page.inner_text("#detail")
     n = page.evaluate("watch.tracks.iteration")
     page.keyboard.press(",")
