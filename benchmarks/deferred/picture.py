@@ -7,7 +7,6 @@ One run of the client with ``--deferred-as-batch``, as the server recorded it wi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import tempfile
@@ -24,6 +23,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import server
+from benchmarks.pictures.page import command, save, without_frame
 from client import client
 from watch.runs import Line, read_lines
 
@@ -101,24 +101,12 @@ def draw(played: Played, path: Path) -> None:
     axis.set_xlabel(f"seconds; embedded model, {cpu_name()}")
     axis.margins(x=0)
     axis.set_ylim(0, LIMIT * 1.08)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    without_frame(axis)
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    path = parser.parse_args().out / "deferred.png"
-    draw(measure(), path)
-    print(path)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, lambda folder: draw(measure(), folder / "deferred.png"))

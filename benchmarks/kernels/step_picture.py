@@ -5,7 +5,6 @@ python -m benchmarks.kernels.step_picture
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from matplotlib.patches import Patch
 
 from benchmarks.kernels.step import LINEARS, Part
 from benchmarks.limits import Limits
+from benchmarks.pictures.page import command, save, without_frame
 
 RECORDED = Path("results/reference-step/step.json")
 COLOURS = {"attention": "#d55e00", "linear layers": "#4c78a8", "everything else": "#999999"}
@@ -58,24 +58,10 @@ def draw(recorded: Path, path: Path) -> None:
         loc="lower right",
         frameon=False,
     )
-    axis.grid(axis="x", alpha=0.25)
+    without_frame(axis, "x")
     axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--recorded", type=Path, default=RECORDED, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    args = parser.parse_args()
-    path = args.out / "step.png"
-    draw(args.recorded, path)
-    print(path)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, lambda folder: draw(RECORDED, folder / "step.png"))

@@ -19,6 +19,7 @@ import numpy as np
 
 from batching import BatchingManager
 from benchmarks.common import Tally, cpu_name
+from benchmarks.pictures.page import save
 from generate.modes import LAYOUTS, Mode, make_ledger
 from inference import Inference
 from model import LoadOptions, load_model
@@ -182,9 +183,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         title=f"embedded model, batch limit {LIMIT}, {cpu_name()}",
         title_fontsize=8,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    print(path)
+    save(figure, path)
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ second. The lower panels show queries of the page.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import tempfile
@@ -22,6 +21,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import server
+from benchmarks.pictures.page import command, save, without_frame
 from benchmarks.pictures.scrape import Read, reading
 from client import client
 
@@ -79,21 +79,9 @@ def draw(reads: Sequence[Read], path: Path) -> None:
     for axis in (requests, tokens, memory):
         axis.set_ylim(bottom=0)
         axis.margins(x=0)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    path = parser.parse_args().out / "metrics.png"
-    draw(measure(), path)
-    print(path)
+        without_frame(axis)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, lambda folder: draw(measure(), folder / "metrics.png"))

@@ -5,7 +5,6 @@ python -m benchmarks.prefix.picture
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from benchmarks.common import cpu_name
+from benchmarks.pictures.page import command, save
 from benchmarks.prefix.__main__ import Prefixes
 from benchmarks.prefix.play import Loop, Played
 from model import LoadOptions, load_model
@@ -34,12 +34,7 @@ def play(prefix_caching: bool) -> Played:
     return loop.play(work, arrivals_s)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    out: Path = parser.parse_args().out
+def draw(path: Path) -> None:
     figure, rows = plt.subplots(
         2, 1, figsize=(9, 5.4), sharex=True, sharey=True, layout="constrained"
     )
@@ -64,8 +59,8 @@ def main() -> None:
     figure.legend(
         *rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
     )
-    figure.savefig(out / "memory.png", dpi=110)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, lambda folder: draw(folder / "memory.png"))

@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             *(
                 f"| {s.model} | {s.in_process_tokens_per_s:.0f} | {s.remote_tokens_per_s:.0f} "
                 f"| {s.ratio} | {s.ahead_ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} "
-                f"| {s.round_trip_ms:.2f} "
-                f"| {s.cpu_ratio} |"
+                f"| {s.round_trip_ms:.2f} | {s.cpu_ratio} |"
                 for s in found
             ),
         ]

@@ -8,7 +8,6 @@ what the server's lasts longer is the way there and back.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -28,6 +27,7 @@ from matplotlib.patches import Patch
 
 from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import ROOT, server
+from benchmarks.pictures.page import command, save, without_frame
 from client import client
 from watch.runs import read_lines
 
@@ -146,22 +146,10 @@ def draw(pairs: Sequence[tuple[Iteration, Iteration]], path: Path) -> None:
     outside.set_ylabel("iterations")
     outside.set_xlabel(f"milliseconds; embedded model, batch limit {LIMIT}, {cpu_name()}")
     for axis in (line, outside):
-        axis.grid(axis="x", alpha=0.25)
+        without_frame(axis, "x")
         axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    path = parser.parse_args().out / "remote.png"
-    draw(measure(), path)
-    print(path)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, lambda folder: draw(measure(), folder / "remote.png"))

@@ -8,7 +8,6 @@ what it has accepted, and ends. Its successor starts on the same port.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -28,6 +27,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import ROOT, free_port, server, serving
+from benchmarks.pictures.page import command, save, without_frame
 from benchmarks.pictures.scrape import Read, reading
 from client import client
 from client.load.records import Run
@@ -133,21 +133,9 @@ def draw(measured: Measured, path: Path) -> None:
     first.set_xlim(0, max(outcome.left_s for outcome in run.outcomes))
     for axis in (flight, first):
         axis.axvspan(start_s, end_s, color=COLOURS[0], alpha=0.15, lw=0)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
-    path = parser.parse_args().out / "restart.png"
-    draw(measure(), path)
-    print(path)
+        without_frame(axis)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, lambda folder: draw(measure(), folder / "restart.png"))
