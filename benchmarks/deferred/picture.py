@@ -108,5 +108,9 @@ def draw(played: Played, path: Path) -> None:
     save(figure, path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, lambda folder: draw(measure(), folder / "deferred.png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -63,5 +63,9 @@ def draw(recorded: Path, path: Path) -> None:
     save(figure, path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, lambda folder: draw(RECORDED, folder / "step.png"))
+
+
+if __name__ == "__main__":
+    main()

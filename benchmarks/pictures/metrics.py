@@ -83,5 +83,9 @@ def draw(reads: Sequence[Read], path: Path) -> None:
     save(figure, path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, lambda folder: draw(measure(), folder / "metrics.png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -62,5 +62,9 @@ def draw(path: Path) -> None:
     save(figure, path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, lambda folder: draw(folder / "memory.png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -151,5 +151,9 @@ def draw(pairs: Sequence[tuple[Iteration, Iteration]], path: Path) -> None:
     save(figure, path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, lambda folder: draw(measure(), folder / "remote.png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -137,5 +137,9 @@ def draw(measured: Measured, path: Path) -> None:
     save(figure, path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, lambda folder: draw(measure(), folder / "restart.png"))
+
+
+if __name__ == "__main__":
+    main()
