@@ -36,6 +36,7 @@ constexpr int ROWS = 3;   // 12 sums in 16 registers
 constexpr int VECTORS = OUTPUTS / LANES;  // for one row's sums
 constexpr int64_t STRETCH = 128;          // words of a row whose weights fit into the first-level cache
 constexpr int64_t AHEAD = STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
+constexpr int64_t FEW = 8;  // rows for which transposing costs more than it saves
 constexpr int64_t STREAM = AHEAD / 4;
 constexpr int64_t BLOCK_BYTES = 5 << 18;  // of inputs at once, as the second-level cache holds
 
@@ -59,25 +60,31 @@ inline void settle(Sum (&row)[VECTORS]) {
   for (int v = 0; v < VECTORS; ++v) asm volatile("" : "+v"(row[v]));
 }
 
-// A variant: Word of weights, Input broadcast for it, Sum vector, and their product.
+// The words of a row, zeros past its end.
+struct Line {
+  const char* at;
+  int64_t bytes;
+
+  WordLanes words(int64_t k) const {
+    const int64_t left = bytes - 4 * k;
+    if (left >= static_cast<int64_t>(sizeof(WordLanes))) return load<WordLanes>(at + 4 * k);
+    WordLanes some{};
+    if (left > 0) std::memcpy(&some, at + 4 * k, left);
+    return some;
+  }
+};
+
+// A variant: type X of the layer's inputs, Word of weights, PARTS of a word of inputs, each of which
+// is broadcast as Input, Sum vector, and their product.
 
 struct Float {
   typedef float X;
   typedef float Word;
   typedef float Input;
   typedef Lanes Sum;
-  static constexpr int PER_WORD = 1, MAX_ROWS = ROWS;
+  static constexpr int PER_WORD = 1, PARTS = 1, MAX_ROWS = ROWS;
 
-  struct Row {
-    const float* x;
-    int64_t depth;
-    float scale = 1;
-    Row(const Layer& layer, int64_t row, int64_t) : x(static_cast<const float*>(layer.x)) {
-      depth = layer.depth;
-      x += row * depth;
-    }
-    Input word(int64_t k) const { return x[k]; }
-  };
+  static WordLanes part(WordLanes words, int) { return words; }
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
@@ -94,53 +101,27 @@ struct Float {
   }
 };
 
-// Reads two bfloat16 of a row as one word; zeros past the row's end.
-struct PairRow {
-  const bf16* x;
-  int64_t depth;
-  float scale = 1;
-  PairRow(const Layer& layer, int64_t row, int64_t)
-      : x(static_cast<const bf16*>(layer.x) + row * layer.depth), depth(layer.depth) {}
-  uint32_t word(int64_t k) const {
-    const uint32_t low = x[2 * k].bits;
-    return 2 * k + 1 < depth ? low | static_cast<uint32_t>(x[2 * k + 1].bits) << 16 : low;
-  }
-};
-
-struct TwoFloats {
-  float low, high;
-};
-
 struct Widened {
   typedef bf16 X;
   typedef uint32_t Word;
-  typedef TwoFloats Input;
+  typedef float Input;
   typedef Lanes Sum;
-  static constexpr int PER_WORD = 2, MAX_ROWS = LANES == 16 ? 12 : 2;
+  static constexpr int PER_WORD = 2, PARTS = 2, MAX_ROWS = LANES == 16 ? 12 : 2;
 
-  struct Row : PairRow {
-    using PairRow::PairRow;
-    Input word(int64_t k) const {
-      const uint32_t pair = PairRow::word(k), low = pair << 16, high = pair & 0xffff0000u;
-      Input input;
-      std::memcpy(&input.low, &low, sizeof low);
-      std::memcpy(&input.high, &high, sizeof high);
-      return input;
-    }
-  };
+  static WordLanes part(WordLanes pairs, int p) { return p ? pairs & 0xffff0000u : pairs << 16; }
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
     Lanes low[VECTORS], high[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      const WordLanes pair = load<WordLanes>(weights + v * LANES);
-      low[v] = (Lanes)(pair << 16);
-      high[v] = (Lanes)(pair & 0xffff0000u);
+      const WordLanes pairs = load<WordLanes>(weights + v * LANES);
+      low[v] = (Lanes)part(pairs, 0);
+      high[v] = (Lanes)part(pairs, 1);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Lanes first = broadcast(inputs[r].low), second = broadcast(inputs[r].high);
+      const Lanes first = broadcast(inputs[r]), second = broadcast(inputs[R + r]);
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) sums[r][v] += low[v] * first;
 #pragma GCC unroll 4
@@ -156,8 +137,9 @@ struct Dot {
   typedef uint32_t Word;
   typedef uint32_t Input;
   typedef Lanes Sum;
-  typedef PairRow Row;
-  static constexpr int PER_WORD = 2, MAX_ROWS = ROWS;
+  static constexpr int PER_WORD = 2, PARTS = 1, MAX_ROWS = ROWS;
+
+  static WordLanes part(WordLanes words, int) { return words; }
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
@@ -192,19 +174,9 @@ struct Int8 {
   typedef uint32_t Word;
   typedef uint32_t Input;  // four bytes plus 128, since the instruction expects unsigned ones
   typedef IntLanes Sum;
-  static constexpr int PER_WORD = 4, MAX_ROWS = ROWS;
+  static constexpr int PER_WORD = 4, PARTS = 1, MAX_ROWS = ROWS;
 
-  struct Row {
-    const int8_t* bytes;
-    float scale;
-    Row(const Layer& layer, int64_t row, int64_t words) {
-      int8_t* const line = kept<int8_t, LINE>(words * 4);
-      scale = quantise(static_cast<const bf16*>(layer.x) + row * layer.depth, layer.depth, line,
-                       words * 4);
-      bytes = line;
-    }
-    Input word(int64_t k) const { return load<uint32_t>(bytes + 4 * k) ^ 0x80808080u; }
-  };
+  static WordLanes part(WordLanes words, int) { return words ^ 0x80808080u; }
 
   template <int R>
   static inline void add(Sum (&sums)[R][VECTORS], const Word* weights, const Input* inputs) {
@@ -228,11 +200,12 @@ inline int64_t in_streams(uint64_t at) {
   return at / AHEAD * AHEAD + at / 128 % 2 * (2 * STREAM) + at / 256 * 64 % STREAM;
 }
 
-// R rows times a stretch of one group, added to sums [R][OUTPUTS]. Meanwhile the next weights are
-// fetched, from `base` + `next`, `stride` bytes in each panel at each word. ALONE: there is no other tile.
+// R rows times a stretch of one group, added to sums [R][OUTPUTS], or stored there when `fresh`.
+// Meanwhile the next weights are fetched, from `base` + `next`, `stride` bytes in each panel at each
+// word. ALONE: there is no other tile.
 template <typename V, int R, bool ALONE>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
-          void* sums_at, const char* base, int64_t next, int64_t stride) {
+          bool fresh, void* sums_at, const char* base, int64_t next, int64_t stride) {
   typedef typename V::Sum Sum;
   Sum sums[R][VECTORS];
   char* const at = static_cast<char*>(sums_at);
@@ -240,8 +213,8 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v)
-      sums[r][v] = load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
-  for (int64_t k = 0; k < words; ++k, inputs += R, weights += OUTPUTS, next += stride) {
+      sums[r][v] = fresh ? Sum{} : load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
+  for (int64_t k = 0; k < words; ++k, inputs += R * V::PARTS, weights += OUTPUTS, next += stride) {
     const char* const line = base + (ALONE ? in_streams(next) : next);
     __builtin_prefetch(line);
     __builtin_prefetch(line + (ALONE ? STREAM : 64));
@@ -253,8 +226,57 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
     for (int v = 0; v < VECTORS; ++v) store(at + r * OUTPUTS * 4 + v * sizeof(Sum), sums[r][v]);
 }
 
+// lanes[i][j] becomes lanes[j][i].
+inline void transpose(WordLanes (&lanes)[LANES]) {
+  WordLanes at;
+  for (int j = 0; j < LANES; ++j) at[j] = j;
+#pragma GCC unroll 4
+  for (uint32_t step = 1; step < LANES; step *= 2) {
+    const auto odd = (at & step) != 0u;
+    const WordLanes to_first = odd ? at + (LANES - step) : at, to_second = odd ? at + LANES : at + step;
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < LANES; ++i)
+      if (!(i & step)) {
+        const WordLanes first = lanes[i], second = lanes[i + step];
+        lanes[i] = __builtin_shuffle(first, second, to_first);
+        lanes[i + step] = __builtin_shuffle(first, second, to_second);
+      }
+  }
+}
+
+// Packs `words` words, LANES at most, of `count` rows from word k on: [word][part][row].
 template <typename V>
-using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*, void*,
+void pack(const Line* rows, int64_t count, int64_t k, int64_t words, typename V::Input* to) {
+  if (count < FEW) {
+    for (int64_t r = 0; r < count; ++r) {
+      const WordLanes of_row = rows[r].words(k);
+      for (int p = 0; p < V::PARTS; ++p) {
+        const WordLanes part = V::part(of_row, p);
+        for (int64_t i = 0; i < words; ++i)
+          std::memcpy(to + (i * V::PARTS + p) * count + r, &part[i], 4);
+      }
+    }
+    return;
+  }
+  WordLanes parts[V::PARTS][LANES] = {};
+  for (int64_t r = 0; r < count; ++r) {
+    const WordLanes of_row = rows[r].words(k);
+    for (int p = 0; p < V::PARTS; ++p) parts[p][r] = V::part(of_row, p);
+  }
+  for (auto& part : parts) transpose(part);
+  const auto* const end = to + words * V::PARTS * count;
+  for (int64_t i = 0; i < words; ++i)
+    for (const auto& part : parts) {
+      if (end - to >= LANES)  // what is past this word's rows is written next
+        store(to, part[i]);
+      else
+        std::memcpy(to, &part[i], 4 * count);
+      to += count;
+    }
+}
+
+template <typename V>
+using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*, bool, void*,
                       const char*, int64_t, int64_t);
 
 template <typename V, bool ALONE, int... I>
@@ -295,7 +317,10 @@ void linear_block(const Layer& layer) {
   const Tile<V> short_tile =
       tiles == 1 ? tile_of<V, true>(rows, sizes) : tile_of<V, false>(shorter, sizes);
   const Tile<V> long_tile = longer ? tile_of<V, false>(shorter + 1, sizes) : short_tile;
-  Input* const packed = kept<Input, PACKED>(rows * words);  // [stretch][tile][word][row of tile]
+  // [stretch][tile][word][part][row of tile]
+  Input* const packed = kept<Input, PACKED>(rows * words * V::PARTS);
+  Line* const lines = kept<Line, LINES>(rows);
+  int8_t* const quantised = kept<int8_t, QUANTISED>(V::PER_WORD == 4 ? rows * words * 4 : 0);
   float* const row_scales = kept<float, SCALES>(rows);
   const auto* const weights = static_cast<const typename V::Word*>(layer.weights);
   const auto* const base = static_cast<const char*>(layer.weights);
@@ -306,28 +331,36 @@ void linear_block(const Layer& layer) {
   {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
-      const bool in_long = r < longer * (shorter + 1);
-      const int64_t count = shorter + in_long;
-      const int64_t first = in_long ? r / count * count : r - (r - longer) % shorter;
-      const typename V::Row row(layer, r, words);
-      row_scales[r] = row.scale;
-      for (int64_t k0 = 0; k0 < words; k0 += stretch) {
-        const int64_t n = std::min(stretch, words - k0);
-        Input* const to = packed + k0 * rows + first * n + (r - first);
-        for (int64_t k = 0; k < n; ++k) to[k * count] = row.word(k0 + k);
+      const auto* const x = static_cast<const typename V::X*>(layer.x) + r * layer.depth;
+      if constexpr (V::PER_WORD == 4) {
+        int8_t* const bytes = quantised + r * words * 4;
+        row_scales[r] = quantise(x, layer.depth, bytes, words * 4);
+        lines[r] = {reinterpret_cast<const char*>(bytes), words * 4};
+      } else {
+        lines[r] = {reinterpret_cast<const char*>(x), layer.depth * int64_t{sizeof *x}};
+      }
+    }
+
+#pragma omp for schedule(static)
+    for (int64_t k = 0; k < words; k += LANES) {
+      const int64_t k0 = k / stretch * stretch, n = std::min(stretch, words - k0);
+      for (int64_t t = 0, first = 0; t < tiles; ++t) {
+        const int64_t count = shorter + (t < longer);
+        pack<V>(lines + first, count, k, std::min<int64_t>(LANES, words - k),
+                packed + (k0 * rows + first * n + (k - k0) * count) * V::PARTS);
+        first += count;
       }
     }
 
     Sum* const sums = kept<Sum, SUMS>(rows * OUTPUTS);
 #pragma omp for schedule(static)
     for (int64_t g = 0; g < groups; ++g) {
-      std::memset(sums, 0, sizeof(Sum) * rows * OUTPUTS);
       for (int64_t k0 = 0; k0 < words; k0 += stretch) {
         const int64_t n = std::min(stretch, words - k0);
         const auto* const from = weights + (g * words + k0) * OUTPUTS;
         int64_t next = (g * words + k0) * OUTPUTS * 4 + AHEAD;
         for (int64_t t = 0, first = 0; t < tiles; ++t, next += n * stride) {
-          (t < longer ? long_tile : short_tile)(n, packed + k0 * rows + first * n, from,
+          (t < longer ? long_tile : short_tile)(n, packed + (k0 * rows + first * n) * V::PARTS, from, k0 == 0,
                                                 sums + first * OUTPUTS, base, next, stride);
           first += shorter + (t < longer);
         }

@@ -45,16 +45,17 @@ inline float widen(bf16 x) {
   return wide;
 }
 
+template <typename Vector>
+using Anywhere __attribute__((aligned(1), may_alias)) = Vector;
+
 template <typename Vector, typename T>
 inline Vector load(const T* from) {
-  Vector x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
+  return *reinterpret_cast<const Anywhere<Vector>*>(from);
 }
 
 template <typename Vector, typename T>
 inline void store(T* to, Vector x) {
-  std::memcpy(to, &x, sizeof x);
+  *reinterpret_cast<Anywhere<Vector>*>(to) = x;
 }
 
 // x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form. The exponential is of a negative
@@ -80,7 +81,10 @@ inline Floats gelu(Floats x) {
 
 template <typename T, typename Vector>
 inline void write_some(T* to, Vector x, int64_t left) {
-  std::memcpy(to, &x, left >= W ? sizeof x : sizeof(T) * left);
+  if (left >= W)
+    store(to, x);
+  else
+    std::memcpy(to, &x, sizeof(T) * left);
 }
 
 // One row's results for one panel, which has `left` outputs.
@@ -124,7 +128,7 @@ inline float quantise(const bf16* x, int64_t depth, int8_t* to, int64_t padded) 
 }
 
 // Memory that a thread keeps from call to call, one piece for each purpose.
-enum Purpose { PACKED, LINE, SCALES, SUMS };
+enum Purpose { PACKED, LINE, LINES, QUANTISED, SCALES, SUMS };
 
 template <typename T, Purpose>
 T* kept(int64_t size) {
