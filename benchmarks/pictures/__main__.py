@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,16 +102,23 @@ class Trace:
     events: Sequence[Event]  # of the manager's history
 
 
-def run(case: Case) -> Trace:
-    """The requests in real time: each is submitted when its arrival has come."""
+def run(case: Case, deferred: Collection[int] = ()) -> Trace:
+    """The requests in real time: each is submitted when its arrival has come. `deferred`: the
+    numbers of those in that class."""
     model = load_model(LoadOptions(case.mode, "embedded", "auto", "float32", 0, LIMIT))
     model.warm_up()
     manager = BatchingManager(case.policy(), Tally(), max_batch_size=LIMIT, max_waiting=100)
     manager.serve(model, make_ledger(case.mode, model))
     start_s = time.perf_counter()
     inferences = [
-        Inference(prompt, tokens, Sampling(temperature=0), start_s + arrival)
-        for prompt, tokens, arrival in twenty_requests(4096)
+        Inference(
+            prompt,
+            tokens,
+            Sampling(temperature=0),
+            start_s + arrival,
+            service_class="deferred" if number in deferred else "immediate",
+        )
+        for number, (prompt, tokens, arrival) in enumerate(twenty_requests(4096))
     ]
     pending = list(inferences)
     while pending or any(inference.record is None for inference in inferences):

@@ -137,6 +137,10 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench("pictures", 2, "pictures", "docs/img", "modes.png", LOOP, "development"),
     _bench(
+        "policy-picture", 1, "pictures.write_a_policy", "docs/img", "write-a-policy.png", LOOP,
+        "development",
+    ),
+    _bench(
         "memory-picture", 1, "prefix.picture", "docs/img", "memory.png", LOOP, "development",
     ),
     _bench(

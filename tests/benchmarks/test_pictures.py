@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from benchmarks.deferred.picture import BIN_S, mean_rows
 from benchmarks.pictures.__main__ import MODES, run, stretches
 from benchmarks.pictures.scrape import read
+from benchmarks.pictures.write_a_policy import CASES, DEFERRED, draw
 from benchmarks.remote.picture import Iteration, paired
+from tests.scheduling.shown import Shown, view
 
 
 def test_an_iteration_counts_in_each_bin_by_the_time_that_it_takes_there() -> None:
@@ -49,3 +53,14 @@ def test_the_picture_of_the_modes_shows_rows_that_a_static_batch_computes_in_vai
         "static": {"prefill", "decode", "held"},
         "dynamic": {"prefill", "decode"},
     }
+
+
+def test_the_picture_of_a_policy_compares_that_of_its_page_with_the_default(tmp_path: Path) -> None:
+    waiting = [Shown(1, service_class="deferred"), Shown(2)]
+    plans = [case.policy().plan(view(waiting, now_s=1.0, limit=1)) for case in CASES]
+    assert [[step.request.id for step in plan.advance] for plan in plans] == [[1], [2]]
+    trace = run(CASES[1], DEFERRED)
+    classes = [inference.service_class for inference in trace.inferences]
+    assert classes.count("deferred") == len(DEFERRED)
+    draw([trace, trace], tmp_path / "it.png")
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
