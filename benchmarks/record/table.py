@@ -147,6 +147,10 @@ TABLE: tuple[Recording, ...] = (
         "metrics-picture", 1, "pictures.metrics", "docs/img", "metrics.png", SERVER, "development",
     ),
     _bench(
+        "openai-picture", 1, "pictures.streams", "docs/img", "openai.png", SERVER, "development",
+    ),
+    _bench("tgi-picture", 1, "pictures.tgi", "docs/img", "tgi.png", SERVER, "development"),
+    _bench(
         "deferred-picture", 1, "deferred.picture", "docs/img", "deferred.png",
         (*SERVER, "deferred"), "development",
     ),
@@ -156,6 +160,10 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench(
         "restart", 1, "router.restart", "docs/img", "restart.png", (*SERVER, "router"),
+        "development",
+    ),
+    _bench(
+        "router-picture", 1, "router.prefix", "docs/img", "router.png", (*SERVER, "router"),
         "development",
     ),
     _bench("load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png", ("client",),

@@ -62,11 +62,11 @@ def started(port: int) -> AbstractContextManager[str]:
     return server("embedded", "float32", LIMIT, port=port)
 
 
-def router(upstreams: Sequence[str]) -> AbstractContextManager[str]:
+def router(upstreams: Sequence[str], *options: str) -> AbstractContextManager[str]:
     port = free_port()
     command = [
         str(ROOT / "server.sh"), "router", "--port", str(port), "--upstreams", ",".join(upstreams),
-        "--max-connect-per-upstream", str(LIMIT), "--probe-interval", "1",
+        "--max-connect-per-upstream", str(LIMIT), "--probe-interval", "1", *options,
     ]  # fmt: skip
     return serving(command, {"PATH": os.environ["PATH"], "EB_PYTHON": sys.executable}, port)
 
