@@ -1,7 +1,7 @@
 """Wires the server together: configuration, handlers, queue and engine.
 
 `python app.py MODE ...` checks the options and becomes gunicorn (`gunicorn_conf.py`), whose one
-worker calls `create_app`. Nothing here touches torch: that is the engine's thread (`engine.py`).
+worker calls `create_app`. This module does not use torch; the engine's thread does (`engine.py`).
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def main() -> None:
         print(f"warning: {told}", file=sys.stderr, flush=True)
     if config.open_to_the_world and not config.keys:
         print(
-            f"warning: {flag('host')} {config.host} lets everyone in who reaches port "
-            f"{config.port}; {flag('api_key')} asks them for a key",
+            f"warning: with {flag('host')} {config.host} anyone who reaches port {config.port} can "
+            f"use this server; {flag('api_key')} requires a key",
             file=sys.stderr,
             flush=True,
         )
@@ -220,7 +220,7 @@ def _check_record(config: Config) -> None:
             check_writable(config.record)
         except OSError as error:
             raise StartError(
-                f"cannot write {config.record} ({error.strerror}); {flag('record')} names a file "
+                f"cannot write {config.record} ({error.strerror}); {flag('record')} needs a file "
                 "in a folder that exists"
             ) from error
 

@@ -53,8 +53,8 @@ class Config(Options):
     """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
-    others, on a CPU float32, or int8 where the checkpoint is; int8: weights of linear layers in 8
-    bits, all else in bfloat16 (CPU only)"""
+    others, on a CPU float32, or int8 if the checkpoint is int8; int8: weights of linear layers in 8
+    bits, everything else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""
@@ -66,8 +66,8 @@ class Config(Options):
 
     remote_model: str | None = REMOTE.option(None, pattern=r"unix:/.+|.+:\d+")
     """address of a model server (./server.sh model-server) that executes --model: unix:/PATH, or
-    HOST:PORT, which needs a token or TLS; --revision, --device, --dtype, --kv-memory, --cuda-graphs
-    and --seed are its own then; none: the model runs in this process"""
+    HOST:PORT, which needs a token or TLS; give --revision, --device, --dtype, --kv-memory,
+    --cuda-graphs and --seed to the model server then; none: the model runs in this process"""
     model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
     """the model server's token; other users of this machine can read a command
     line, not your environment"""
@@ -88,8 +88,8 @@ class Config(Options):
         None, pattern=r"[!-+\--~]+(,[!-+\--~]+)*", secret=True, variables=["API_KEY"]
     )
     """keys of visible ASCII, comma separated; clients send one as Authorization: Bearer KEY to all
-    paths but /health; other users of this machine can read your command line, but not your
-    environment; none: no key is needed"""
+    paths but /health and the page /watch; other users of this machine can read your command line,
+    but not your environment; none: no key is needed"""
     cors_allow_origin: str | None = NETWORK.option(
         None, pattern=r"\*|https?://[^,\s/]+(,https?://[^,\s/]+)*"
     )
@@ -116,8 +116,8 @@ class Config(Options):
 
     lookahead: int | None = QUEUE.option(None, least=0, most=1)
     """iterations that may be in flight while the next one is planned; 1 hides planning and
-    messages behind the model's work, and with a model on this CPU only delays tokens. Without this
-    option it is 1 with --remote-model, and 0 otherwise"""
+    messages behind the model's work, but with a model on this CPU it only delays tokens; without
+    this option: 1 with --remote-model, and 0 otherwise"""
 
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
@@ -196,16 +196,16 @@ class Config(Options):
     """most bytes that one API key may store in files and unfinished batches; further uploads and
     batches get 413; without --api-key the limit is for all clients together; none: no limit"""
     min_completion_window: int = BATCH_API.option(600, least=1, most=2_592_000)
-    """shortest completion_window, in seconds; the earliest deadline runs first, so that a short
-    window would overtake others"""
+    """shortest completion_window, in seconds; the earliest deadline runs first, so a shorter window
+    would overtake others"""
 
     record: str | None = PROCESS.option(None)
-    """file that every iteration is written to, row by row, as JSON lines; overwritten; none: they
-    are kept in memory only, the newest"""
+    """file to which every iteration is written, row by row, as JSON lines; overwritten; none: no
+    file"""
     watch_text: bool = WATCH.option(False)
     """whether the live page (/watch) shows prompts and responses to its viewers"""
     watch_viewers: int = WATCH.option(8, least=0, most=256)
-    """most viewers of the live page at once, beyond whom 503 is answered"""
+    """most viewers of the live page at once; further ones get 503"""
 
     drain_timeout: float = PROCESS.option(30.0, least=0, most=86_400)
     """seconds for accepted requests to finish after SIGTERM"""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 GROWTH_TOKENS = 64  # of optimistic admission: kept free for a newcomer, so that it can continue
 FAILED = 3  # gunicorn's status for a worker that must not be restarted: the server ends with it
-LAST_WORDS_S = 1.0  # to send responses, and to tell probes why the server is not ready
+LAST_WORDS_S = 1.0  # to send responses, and to answer probes with the reason
 JOBS_STOP_S = 5.0  # to return the lines of stored jobs; those of a dead process return later
 RECORD_S = 5.0  # to write the last lines of --record
 ABORT_S = 5.0  # for an iteration whose requests were given up

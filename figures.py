@@ -1,5 +1,5 @@
-"""What `/stats` answers, as types. `stats.py` makes it, `/openapi.json` shows it, docs/figures.md
-says what each figure means. Times are in seconds."""
+"""The response of `/stats`, as types. `stats.py` computes it, `/openapi.json` shows it, and
+docs/figures.md defines each figure. Times are in seconds."""
 
 from __future__ import annotations
 

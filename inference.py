@@ -67,7 +67,7 @@ class Inference:
     resident: bool = False
     preemptions: int = 0
     losses: int = 0  # of the model while it was in flight, since it had
-    ids_at_loss: int = 0  # so many known tokens
+    ids_at_loss: int = 0  # the number of known tokens
     end: End | None = None  # set when no further token is wanted
     error: str | None = None
     cut_by: Cut | None = None  # if it failed through no fault of the model

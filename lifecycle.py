@@ -132,7 +132,7 @@ class Lifecycle:
         self.queue.put_back(inference)
 
     def lose_model(self, now_s: float) -> None:
-        """Preempts all residents: the next model knows no sequence, and its blocks are empty."""
+        """Preempts all residents: the next model has no sequences, and its blocks are empty."""
         for inference in list(self.resident.values()):
             self.preempt(inference, now_s)
         self.ledger.clear()

@@ -155,7 +155,7 @@ class Ledger(Memory):
         self._digest.clear()
 
     def forget(self, request: Request) -> None:
-        """The request has ended and is no longer looked up."""
+        """The request has ended; its prefix is no longer looked up."""
         self._digests.pop(request.id, None)
 
     # --- for trials -------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A program's options are the fields of a frozen dataclass that inherits `Options`; the text below a
 field is its help. Command line, environment, `--help` and errors are all made from these fields. An
-option beats its environment variables, which beat the default. Needs the standard library only.
+option overrides its environment variables, which override the default. Needs the standard library
+only.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Options:
 
     @classmethod
     def _parser(cls) -> argparse.ArgumentParser:
-        epilog = "Brackets name the environment variables; the command line wins over them."
+        epilog = "Brackets: default and environment variables; the command line overrides these."
         parser = argparse.ArgumentParser(
             "server.sh",
             cls.usage,
@@ -195,7 +196,7 @@ class Options:
         return parser
 
     def as_dict(self) -> dict[str, Any]:
-        """To be shown: what is secret is not in it."""
+        """For display, without secrets."""
         values = {option.name: getattr(self, option.name) for option in self.declared()}
         secret = {option.name for option in self.declared() if option.secret}
         return {name: "(set)" if name in secret and v else v for name, v in values.items()}

@@ -1,5 +1,5 @@
-"""The queue in front of the engine: what any thread may do to it, its limits, and its refusals. The
-loop's thread takes from it; it reads no clock.
+"""The queue in front of the engine, with its limits and refusals. Any thread may add to it; the
+loop's thread takes from it. It reads no clock.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ class RequestQueue:
 
     def _require_possible(self, inference: Inference) -> None:
         if not inference.prompt_tokens or inference.max_tokens < 1:
-            raise ValueError(
-                "a request has at least one prompt token, at least one token to generate"
-            )
+            raise ValueError("a request needs at least one prompt token and one token to generate")
         if self._capacity is None:
             raise DrainingError("the model is still being loaded")
         context, kv_tokens = self._capacity

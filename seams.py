@@ -181,7 +181,7 @@ class Advance(NamedTuple):
 class Trial(Protocol):
     """Counts the blocks of a plan step by step, without changing anything."""
 
-    free: int  # remaining blocks; negative: so many are missing
+    free: int  # remaining blocks; if negative, the number that is missing
 
     def cost(self, step: Advance) -> int:
         """Blocks that the step takes beyond those that its request holds or shares."""

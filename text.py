@@ -1,4 +1,4 @@
-"""Text to token ids and back: vocabularies, and text that grows while tokens arrive.
+"""Converts text to token ids and back: vocabularies, and text that grows while tokens arrive.
 
 Runs in the thread that consumes the text. Independent of models, requests and HTTP, and never
 imports torch, so tokens can be counted without a model.
@@ -91,7 +91,7 @@ class Tokenizer:
         text = text.replace(_SHIELD, "")
         if self._special is None:
             return text
-        # before every character: one special token may stand within another
+        # before every character: one special token may be a part of another
         return self._special.sub(lambda found: _SHIELD + _SHIELD.join(found[0]), text)
 
     def token_bytes(self, token: int) -> bytes:
@@ -128,7 +128,7 @@ class StopFinder:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to stand before any stop string."""
+        """The text that certainly precedes any stop string."""
         if self.found or not (self._stops and text):
             return "" if self.found else text
         text = self._held + text
@@ -234,7 +234,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         hub.decoder = decoders.ByteLevel()
     else:
-        raise VocabularyError(f"{folder} holds no vocabulary; allowed: {_FOLDER_ALLOWED}")
+        raise VocabularyError(f"{folder} contains no vocabulary; allowed: {_FOLDER_ALLOWED}")
     added = {token: entry.content for token, entry in hub.get_added_tokens_decoder().items()}
     byte_of = bytes_of_characters()
     table = {}
@@ -282,7 +282,7 @@ def _kinds(path: Path) -> list[str | None]:
 
 
 def bytes_of_characters() -> dict[str, int]:
-    """GPT-2's table of visible stand-ins for bytes: printable ones stand for themselves, the
+    """GPT-2's table of visible characters for bytes: printable ones represent themselves, the
     others are the characters from U+0100 on (Radford et al., 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

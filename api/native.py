@@ -1,7 +1,7 @@
 """The project's own API: `/inference` and `/stats`.
 
-Exactly `num_tokens` tokens are generated; no end token stops a request, so that a workload means
-the same work in every mode.
+Exactly `num_tokens` tokens are generated and end tokens are ignored, so a workload means the same
+work in every mode.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ class Service:
             raise ApiError(503, reason, {"Retry-After": str(RETRY_AFTER_S)})
 
     def require_watched(self) -> None:
-        """Raises ApiError when departed clients are no longer noticed."""
+        """Raises ApiError if disconnected clients are no longer detected."""
         if not self.departures.alive:
-            raise ApiError(503, "the thread that notices departed clients has ended")
+            raise ApiError(503, "the thread that detects disconnected clients has ended")
 
     def require_possible(self, requests: int, prompt_tokens: int, field: str) -> None:
         """Raises ApiError for more requests at once, or more prompt tokens in total, than an empty
@@ -82,7 +82,7 @@ class Service:
         if requests > most:
             raise ApiError(
                 400,
-                f"{requests} requests at once are more than may wait here; allowed: {most} "
+                f"{requests} requests at once are more than may wait; allowed: {most} "
                 "(--max-waiting)",
                 param=field,
             )
@@ -90,7 +90,7 @@ class Service:
             raise ApiError(
                 400,
                 f"{requests} requests at once with prompts of {prompt_tokens} tokens in all are "
-                f"more than may wait here; allowed: {most_tokens} (--max-waiting-prompt-tokens)",
+                f"more than may wait; allowed: {most_tokens} (--max-waiting-prompt-tokens)",
                 param=field,
             )
 
@@ -101,7 +101,7 @@ class Service:
         if deferred > most:
             raise ApiError(
                 400,
-                f"{deferred} deferred requests at once are more than may wait here; allowed: "
+                f"{deferred} deferred requests at once are more than may wait; allowed: "
                 f"{most}, half of --max-waiting",
             )
         self._submit(self.manager.enqueue, inferences, presented_owner())
@@ -119,7 +119,7 @@ class Service:
     ) -> None:
         if not all(inference.prompt_tokens for inference in inferences):
             # a normalizer or a chat template may leave an empty text
-            raise ApiError(400, "the prompt has no token left; at least one is needed")
+            raise ApiError(400, "the prompt has no tokens; at least one is needed")
         belongs_to_request(*inferences)
         trace_generations(self.clock, *inferences)
         for number, inference in enumerate(inferences):
@@ -163,5 +163,5 @@ class Service:
             status = FAILED_STATUS[inference.cut_by]
             raise ApiError(status, inference.error or "the request failed")
         if record.end == "cancelled":
-            raise ApiError(CLIENT_GONE, "the client has left")
+            raise ApiError(CLIENT_GONE, "the client disconnected")
         return record

@@ -1,4 +1,4 @@
-"""Prompts and answers of the newest requests, for `--watch-text`."""
+"""Prompts and responses of the newest requests, for `--watch-text`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The live page: `/watch`, its files, its events, its trace, and what its buttons send.
+"""The live page: `/watch`, its files, its events, its trace, and the requests of its buttons.
 
-The page and its files need no key, since a browser sends none with a typed address; they contain no
-data of this server. Everything that does requires the key.
+The page and its files need no key, since a browser sends none for a typed address. They contain no
+data of this server; everything that does requires the key.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def make_blueprint(service: Service) -> Blueprint:
             raise ApiError(403, "this server shows no texts (--watch-text)")
         found = service.texts.find(number)
         if found is None:
-            raise ApiError(404, f"the text of request {number} is not kept")
+            raise ApiError(404, f"the text of request {number} is not stored")
         ids = list(found.ids)
         split = found.prompt_tokens
         told: TextAnswer = {

@@ -193,18 +193,22 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--slo", metavar="ttft:500ms,tpot:50ms,e2e:10s", help="objectives")
     p.add_argument(
         "--slo-multiple", type=float,
-        help="instead of --slo: TTFT and TPOT at most so many times those of a request alone (5)",
+        help="instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)",
     )  # fmt: skip
-    p.add_argument("--share", type=float, default=0.9, help="share that must be good (0.9)")
+    p.add_argument(
+        "--share", type=float, default=0.9, help="share that must meet the objectives (0.9)"
+    )
     p.add_argument(
         "--requests", type=int, default=100,
-        help="requests of a probe, more if they would end too soon for a verdict (100)",
+        help="requests per probe; more if these end too soon for a verdict (100)",
     )  # fmt: skip
     p.add_argument("--seeds", type=int, default=3, help="sample paths (3)")
     p.add_argument("--seed", type=int, default=0, help="first seed (0)")
     p.add_argument("--precision", type=float, default=0.05, help="width of the bracket (0.05)")
-    p.add_argument("--calibrate-s", type=float, default=10.0, help="measure a request alone (10)")
-    p.add_argument("--start-s", type=float, help="how long --mode may take to start (600)")
+    p.add_argument(
+        "--calibrate-s", type=float, default=10.0, help="seconds to measure a request alone (10)"
+    )
+    p.add_argument("--start-s", type=float, help="seconds that --mode may take to start (600)")
     p.add_argument("--json", action="store_true", help="print all figures as JSON")
     p.add_argument("server_options", nargs="*", help=argparse.SUPPRESS)
     add_shape_options(p, _DEFAULTS)
@@ -296,7 +300,7 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
 
 
 def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | None:
-    """The time after which a request can no longer be good, so that waiting longer is useless."""
+    """The time after which a request cannot meet the objectives, so waiting longer is useless."""
     if objectives.e2e_s is not None:
         return objectives.e2e_s
     if objectives.ttft_s is not None and objectives.tpot_s is not None:

@@ -44,11 +44,11 @@ def parser() -> argparse.ArgumentParser:
     simple.add_argument("--numtokens", type=int, help="tokens to generate for --prompt (10)")
     simple.add_argument(
         "--numsamples", "--num-prompts", "--max-requests", "--request-count", type=int, metavar="N",
-        help="number of requests (100; of a trace: all of it)",
+        help="number of requests (100; of a trace: all)",
     )  # fmt: skip
     simple.add_argument(
         "--duration", "--max-seconds", "--benchmark-duration", type=float, metavar="S",
-        help="send for so many seconds, instead of --numsamples",
+        help="send for S seconds, instead of --numsamples",
     )  # fmt: skip
     simple.add_argument(
         "--wait", type=float, help="mean seconds between two requests (1.0; of a trace: its own)"
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--rate", type=float, help="requests a second, instead of --wait")
     load.add_argument(
         "--seed", type=int,
-        help="of the workload (0); with --prompt, what the server samples with (a fresh one)",
+        help="seed of the workload (0); with --prompt: of the server's sampling (random)",
     )  # fmt: skip
     load.add_argument(
         "--target",
@@ -82,11 +82,11 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     load.add_argument("--no-stream", action="store_true", help="request whole responses")
     load.add_argument(
-        "--drain-s", type=float, help="cut requests that run so long after the last send (never)"
+        "--drain-s", type=float, help="seconds after the last send until requests are cut (never)"
     )
     load.add_argument(
         "--timeout-s", type=float,
-        help=f"a request without a response for so long has failed ({SILENCE_S:g})",
+        help=f"seconds of silence after which a request has failed ({SILENCE_S:g})",
     )  # fmt: skip
     load.add_argument(
         "--workers", type=int, metavar="N",
@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     load.add_argument(
         "--deferred-as-batch", action="store_true",
-        help="send the deferred requests as one job of /v1/batches, its window their last deadline",
+        help="send the deferred requests as one job of /v1/batches, due at their last deadline",
     )  # fmt: skip
     out = p.add_argument_group("results")
     out.add_argument(
@@ -106,9 +106,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--out", type=Path, help="write report.html, pictures and raw data there")
     out.add_argument("--json", action="store_true", help="print all figures as JSON")
-    out.add_argument(
-        "--self-test", action="store_true", help="measure this client alone on a null server"
-    )
+    out.add_argument("--self-test", action="store_true", help="measure the limit of this client")
     add_shape_options(p, Recipe())
     add_aliases(p)
     return p
@@ -159,7 +157,7 @@ def _samples(args: argparse.Namespace) -> Workload:
     if values or args.selection:
         refuse_given(args, ["--output-tokens"], "with --selection or --numtokens_range")
         if recipe.arrivals.startswith("trace:"):
-            why = "with a trace, which brings its own lengths"
+            why = "with a trace, which has its own lengths"
             refuse_given(args, ("--selection", "--numtokens_range"), why)
     if args.selection in ("normal", "buckets"):
         refuse_given(args, ["--numtokens_range"], f"with --selection {args.selection}")
@@ -173,7 +171,7 @@ def _samples(args: argparse.Namespace) -> Workload:
 
 
 def _lasting(recipe: Recipe, duration_s: float) -> Workload:
-    """The requests that arrive within so many seconds; with a known rate, their number."""
+    """The requests that arrive within `--duration`; with a known rate, their number."""
     if not has_rate(recipe.arrivals):
         raise SpecError(f"--duration has no effect with --arrivals {recipe.arrivals}: no rate")
     if not recipe.arrivals.startswith("trace:"):

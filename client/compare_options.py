@@ -69,16 +69,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seeds", type=int, default=6, help="workloads per load (default %(default)s)")
     p.add_argument(
         "--numsamples", type=int, default=None,
-        help="requests of a run at load 1; other loads send in proportion, so that all runs last "
-        "equally long (default: what fits --budget-s)",
+        help="requests of a run at --loads 1; other loads send in proportion, so that all runs "
+        "take equally long (default: what fits --budget-s)",
     )  # fmt: skip
     p.add_argument(
         "--budget-s", type=float,
-        help=f"aim to end after so many seconds, instead of --numsamples (default {BUDGET_S:g})",
+        help=f"seconds in which to finish, instead of --numsamples (default {BUDGET_S:g})",
     )  # fmt: skip
     p.add_argument(
         "--drain-s", type=float, default=None,
-        help="how long to wait for responses after the last send; then requests are cut and count "
+        help="seconds to wait for responses after the last send; then requests are cut and count "
         "as unfinished (default: 5 times the longest response of a request alone)",
     )  # fmt: skip
     p.add_argument(
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--calibrate-s", type=float, default=6.0,
-        help="how long to measure the capacity (default %(default)s)",
+        help="seconds to measure the rate of one request at a time (default %(default)s)",
     )  # fmt: skip
     p.add_argument(
         "--no-control", action="store_true", help="do not compare dynamic (or the last) with itself"
@@ -101,14 +101,14 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--slo-multiple", type=float,
-        help="instead of --slo: TTFT and TPOT at most so many times those of a request alone (5)",
+        help="instead of --slo: largest TTFT and TPOT as multiples of a request alone (5)",
     )  # fmt: skip
     p.add_argument(
         "--share", type=float, default=0.9,
         help="share of the requests that must meet the objectives (default %(default)s)",
     )  # fmt: skip
     p.add_argument(
-        "--start-s", type=float, help="how long a server may take to start (default 600)"
+        "--start-s", type=float, help="seconds that a server may take to start (default 600)"
     )
     p.add_argument(
         "--workers", type=int, default=1,

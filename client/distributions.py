@@ -1,4 +1,4 @@
-"""A test of FlexiRequest's claim: which distribution of arrivals hurts most, and does the
+"""Tests FlexiRequest's claim: which distribution of arrivals hurts most, and does the
 difference fade at high rates?
 
 Its README says that the uniform one has the largest influence and that rates of thousands hide it.

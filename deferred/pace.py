@@ -32,7 +32,8 @@ class Pace:
         self._stopped.set()
 
     def rest(self, least_s: float = 0.0) -> None:
-        """Rests in proportion to the work since the last rest if others are hurried."""
+        """Rests in proportion to the work since the last rest, if other threads need the
+        interpreter."""
         rest_s = least_s
         if self._hurried():
             rest_s = max(least_s, RESTS * (time.thread_time() - self._rested_s))

@@ -98,7 +98,7 @@ def batch_at(stream: Tensor, step: int, settings: Settings) -> Tensor:
 class Training:
     """Network, optimizers and progress: everything that a stopped run needs to continue.
 
-    Muon (Jordan et al., 2024), which learns more in few steps, trains the matrices of the blocks;
+    Muon (Jordan et al., 2024), which needs fewer steps, trains the matrices of the blocks;
     AdamW trains the rest. ValueError if the stream is shorter than a window.
     """
 

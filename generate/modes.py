@@ -1,4 +1,4 @@
-"""What a mode brings to the core beside its policy: a layout, and a ledger of its KV memory."""
+"""The parts of a mode other than its policy: a layout, and a ledger of its KV memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUTS: dict[Mode, LayOut] = {
 def make_ledger(
     mode: Mode, model: Model, growth_tokens: int | None = None, *, prefix_caching: bool = False
 ) -> Ledger:
-    """The books of a model's KV memory as the mode takes it. `growth_tokens`: see memory.Ledger.
+    """The ledger of a model's KV memory for the mode. `growth_tokens`: see memory.Ledger.
     A rectangle neither grows nor shares."""
     if mode != "dynamic":
         return RectangleLedger(model.blocks, model.block_tokens)

@@ -1,6 +1,6 @@
 """The KV memory of a padded batch, whose cost belongs to the layout: a rectangle opens as a whole,
 and every row has blocks for as many columns as the longest prompt and the longest answer take
-together. One rectangle lives at a time, so its blocks are consecutive."""
+together. Only one rectangle exists at a time, so its blocks are consecutive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Static batching: a rectangle, padded on the left to its longest row.
 
 Left padding ends all rows in the same column, where the next token is drawn. A row that is done
-stays and is computed as padding: that is what a rectangle costs.
+stays and is computed as padding, which is the cost of a rectangle.
 """
 
 from __future__ import annotations

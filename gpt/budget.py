@@ -77,7 +77,7 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
         raise KVMemoryError(
             f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
             f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} blocks of "
-            f"{shape.block_bytes} bytes, and {WARM_UP_BLOCKS} is the least"
+            f"{shape.block_bytes} bytes; at least {WARM_UP_BLOCKS} is needed"
         )
     share = (
         f"{100 * AVAILABLE_MEMORY_SHARE:.0f} % of {available_bytes / 2**30:.1f} GiB available "
@@ -105,7 +105,7 @@ def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -
 
 
 def blocks_of(rows: int, context: int, shape: KVShape) -> int:
-    """For so many sequences of so many tokens."""
+    """For `rows` sequences of `context` tokens."""
     return rows * math.ceil(context / shape.block_tokens)
 
 

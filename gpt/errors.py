@@ -1,4 +1,4 @@
-"""torch's errors as the engine knows them."""
+"""Translates torch's errors into the engine's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def with_our_errors(method: Method) -> Method:
-    """A method of an object with a `device`: what torch raises for want of memory, or since the
-    device is lost, is raised as `seams` has it."""
+    """Wraps a method of an object with a `device`: torch's errors about too little memory or a lost
+    device become those of `seams`."""
 
     @functools.wraps(method)
     def translated(self: Any, *args: Any) -> Any:

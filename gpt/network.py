@@ -1,4 +1,4 @@
-"""GPT-2 in the style of nanoGPT: the whole network, without batching and caching.
+"""GPT-2 in the style of nanoGPT: the whole network, without batching or caching.
 
 Linear layers, norms and embeddings act on the last axis only, so the same forward serves
 a rectangle of rows `[B, T]` and a ragged pack of tokens `[N]` ("selective batching", Orca,

@@ -26,7 +26,7 @@ DRAIN_GRACE_S = 20.0  # beyond the server's own drain timeout
 MODEL_SERVER_END_S = 15.0
 POLL_S = 0.25
 MOST_DELAY_S = 30.0
-STABLE_S = 60.0  # if a process ran for so long, its earlier failures no longer count
+STABLE_S = 60.0  # after this time without a failure, earlier ones no longer count
 
 
 class StartError(Exception):

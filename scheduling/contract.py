@@ -1,5 +1,5 @@
-"""What a policy may answer, checked at every iteration (some 5 us with 64 residents): a policy of
-one's own that is wrong fails with a sentence that says so, before anything was changed by it."""
+"""Checks every plan of a policy, in some 5 us with 64 residents. A wrong plan fails with a sentence
+that says what is wrong, before it changes anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PolicyError(Exception):
 def check_plan(plan: Plan, view: View) -> None:
     """Raises PolicyError where `plan` is not one that `seams.Plan` describes for this view."""
     if not plan.advance and plan.wake_s is None:
-        raise PolicyError("the policy planned nothing, and no time to be asked again")
+        raise PolicyError("the policy planned nothing and set no wake_s")
     resident = {request.id for request in view.resident}
     preempted = {request.id for request in plan.preempt}
     advanced = {step.request.id for step in plan.advance}
@@ -29,11 +29,11 @@ def check_plan(plan: Plan, view: View) -> None:
         raise PolicyError(f"the policy preempts and advances {preempted & advanced} at once")
     if new := advanced - resident:
         if not new <= (waiting := {request.id for request in view.waiting}):
-            raise PolicyError(f"the policy advances {new - waiting}, which are not here")
+            raise PolicyError(f"the policy advances {new - waiting}, neither waiting nor resident")
         if len(resident) - len(preempted) + len(new) > view.max_batch_size:
             raise PolicyError(
-                f"the policy admits {len(new)} requests to {len(resident) - len(preempted)}; the "
-                f"batch limit is {view.max_batch_size}"
+                f"the policy admits {len(new)} requests beside {len(resident) - len(preempted)}; "
+                f"the batch limit is {view.max_batch_size}"
             )
         _check_memory([step.request for step in plan.advance if step.request.id in new], plan, view)
     for request, tokens in plan.advance:

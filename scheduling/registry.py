@@ -1,8 +1,8 @@
-"""The policies of the dynamic mode by name, and how each is made from the server's options; and
-the ways in which deferred requests share it.
+"""The policies of the dynamic mode by name, and how each is created from the server's options; and
+the ways in which deferred requests share the server.
 
-A policy of one's own is named `module:Class`; it is called without arguments, or with the options
-if its constructor has a parameter `options`. `docs/write-a-policy.md` shows one.
+Your own policy is named `module:Class`. Its constructor is called without arguments, or with the
+options if it has a parameter `options`. `docs/write-a-policy.md` shows one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What processes other than a server wrote of their part: the client its runs, a router its
-requests, a model server its iterations. Each becomes a process of a trace, on the wall clock.
+"""Reads the files of processes other than a server: a client's runs, a router's requests, a model
+server's iterations. Each becomes a process of a trace, on the wall clock.
 
 docs/metrics.md has the formats.
 """
@@ -24,7 +24,7 @@ def client(path: Path) -> list[Process]:
             runs = [json.loads(line)["run"] for line in file]
         return [_client(run) for run in runs if run["began_unix_s"] is not None]
     except (ValueError, LookupError, TypeError, EOFError) as error:
-        raise RunError(f"{path} is no file of runs that this version wrote: {error!r}") from error
+        raise RunError(f"{path} was not written by this version's client: {error!r}") from error
 
 
 def _client(run: Line) -> Process:

@@ -43,7 +43,7 @@ class Recorded:
 def files(folder: Path) -> list[tuple[str | None, Path]]:
     """Which process wrote it, and the file. Raises RunError."""
     if not folder.is_dir():
-        raise RunError(f"{folder} is no folder")
+        raise RunError(f"{folder} is not a folder")
     paths = sorted(path for end in ("*.jsonl", "*.json", "*.jsonl.gz") for path in folder.glob(end))
     return [(_process_of(path), path) for path in paths]
 
@@ -59,7 +59,7 @@ def _process_of(path: Path) -> str | None:
         if str(first.get("format", "")).startswith("effective-batching workload"):
             return None
         if first["type"] != "head":
-            raise ValueError("the first line is no head")
+            raise ValueError("the first line is not a head")
         process: str = first.get("process", SERVER)
         return process
 
@@ -69,7 +69,7 @@ def read_folder(folder: Path) -> list[Recorded]:
     paths = [path for process, path in files(folder) if process == SERVER]
     if not paths:
         raise RunError(
-            f"{folder} holds no run; a server writes one with --record {folder}/NAME.jsonl"
+            f"{folder} contains no run; a server writes one with --record {folder}/NAME.jsonl"
         )
     runs = [read(path) for path in paths]
     return sorted(runs, key=lambda run: (*ORDER, run.hello["mode"]).index(run.hello["mode"]))
@@ -87,7 +87,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path} is not what --record writes: {error!r}") from error
+        raise RunError(f"{path} was not written by --record: {error!r}") from error
 
 
 def read_lines(path: Path) -> tuple[Line, list[Line]]:

@@ -33,7 +33,7 @@ def read_processes(folder: Path) -> list[Process]:
     processes += map(model_server, found[MODEL_SERVER])
     if not processes:
         raise RunError(
-            f"{folder} holds nothing to trace; a server writes with --record {folder}/NAME.jsonl"
+            f"{folder} has nothing to trace; a server writes it with --record {folder}/NAME.jsonl"
         )
     return processes
 

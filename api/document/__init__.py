@@ -1,1 +1,1 @@
-"""The OpenAPI document of all that the server offers."""
+"""The OpenAPI document of all paths of the server."""

@@ -1,6 +1,6 @@
-"""`/openapi.json`: what every path takes and answers, from the schemas that requests are read with
-and the types that answers are made of. A route that `paths.py` does not know keeps the server from
-starting."""
+"""`/openapi.json`: the requests and responses of every path, from the schemas that check requests
+and the types that responses are built from. A route that is missing in `paths.py` keeps the server
+from starting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ References = Callable[[Any], Json]  # a type -> the schema that stands for it
 
 
 def register_openapi(app: Flask, *, keys: bool) -> None:
-    """To be called when all other routes are there. `keys`: whether one has to be sent."""
+    """Call it after all other routes are registered. `keys`: whether clients must send one."""
     references, components = _schemas()
     paths: dict[str, Json] = {}
     for rule in app.url_map.iter_rules():
@@ -52,14 +52,14 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
 
 
 class _Closed(GenerateJsonSchema):
-    """Of an answer's type all keys are known."""
+    """All keys of a response's type are known."""
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> Json:
         return {**super().typed_dict_schema(schema), "additionalProperties": False}
 
 
 def _schemas() -> tuple[References, Json]:
-    """Of each type the schema that refers to it, and what they refer to."""
+    """For each type the schema that refers to it, and the schemas that these refer to."""
     forms = {
         repr(form): form
         for operation in OPERATIONS.values()

@@ -1,4 +1,4 @@
-"""Which path takes and answers what, for `/openapi.json`."""
+"""The request and the responses of each path, for `/openapi.json`."""
 
 from __future__ import annotations
 

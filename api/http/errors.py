@@ -1,4 +1,4 @@
-"""Errors as clients see them: a status and one sentence that says what was wrong and what is
+"""Errors as clients receive them: a status and one sentence that says what was wrong and what is
 allowed. A traceback goes to the log, never to a client."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def refusal(error: RefusedError) -> ApiError:
 
 
 def explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    """What is wrong with the fields and what is allowed, from the schema's descriptions."""
+    """Says which fields are wrong and what is allowed, from the schema's descriptions."""
     fields = {spec.alias or name: spec for name, spec in schema.model_fields.items()}
     sentences: dict[str, str] = {}  # by field: a union reports each of its members
     for found in error.errors(include_url=False):

@@ -16,7 +16,7 @@ from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-unty
 
 MOST_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
-BYTES_PER_S = 64 * 1024  # a client may take a second longer for each so many bytes
+BYTES_PER_S = 64 * 1024  # a client may take a second longer for each such number of bytes
 
 _LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding[ \t]*:[^\r\n]*chunked", re.IGNORECASE)

@@ -124,7 +124,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._go_on(conn)
 
     def _go_on(self, conn: TConn) -> None:
-        """A request that is ready gets a thread."""
+        """Gives a thread to a request that is ready."""
         incoming = conn.incoming
         if not incoming.begun:
             return
@@ -186,6 +186,6 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 self._drop(conn)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """The server's end does not wait for a client."""
+        """Shortens the waits for clients, so that the server's end does not wait for them."""
         for conn in self._waiting:
             conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)

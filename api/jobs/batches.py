@@ -76,7 +76,7 @@ class BatchRequest(BaseModel):
 
 
 def window_s(text: str) -> int:
-    """0 for what is none."""
+    """0 if it is not a window."""
     found = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
     return int(found[1]) * UNIT_S[found[2]] if found else 0
 

@@ -65,7 +65,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
         if not places.acquire(blocking=False):
             raise ApiError(
                 429,
-                f"{MOST_AT_ONCE} files are being uploaded, which is as many as may be at once",
+                f"{MOST_AT_ONCE} uploads are already running, which is the limit",
                 {"Retry-After": str(RETRY_AFTER_S)},
             )
         try:
@@ -135,7 +135,7 @@ def file_shape(file: File) -> StoredFile:
 
 
 def _checked(upload: Upload) -> Iterator[bytes]:
-    """The content; fields may stand behind it. What is raised here leaves nothing in the store."""
+    """The content; fields may follow it. An error raised here leaves nothing in the store."""
     early = set(upload.fields)
     if "purpose" in early:
         _require_purpose(upload.fields)
@@ -143,7 +143,7 @@ def _checked(upload: Upload) -> Iterator[bytes]:
     _require_purpose(upload.fields)
     if late := {name for name in upload.fields if name.startswith("expires_after")} - early:
         raise ApiError(
-            400, f"the form's field {show(min(late))} must stand before its file", param=min(late)
+            400, f"the form's field {show(min(late))} must precede its file", param=min(late)
         )
 
 

@@ -1,5 +1,4 @@
-"""A batch's lines at the endpoints: read, executed and answered as if each had come over a
-connection of its own."""
+"""Runs the lines of a batch through the endpoints, as if each had arrived on its own connection."""
 
 from __future__ import annotations
 

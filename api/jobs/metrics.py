@@ -11,7 +11,7 @@ from deferred.jobs import Jobs
 
 
 class JobCollector(Collector):
-    """Asks no database: what the clerk saw last."""
+    """Reports what the clerk last read; does not query the database."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs

@@ -1,5 +1,5 @@
-"""What the Files and Batch APIs answer, as types: the code that makes an answer is checked against
-them, and `/openapi.json` is made from them."""
+"""The responses of the Files and Batch APIs, as types: the code that builds a response is checked
+against them, and `/openapi.json` is generated from them."""
 
 from __future__ import annotations
 

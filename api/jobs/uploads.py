@@ -1,4 +1,4 @@
-"""A file on its way in: `multipart/form-data`, read piece by piece and never held whole."""
+"""An upload: `multipart/form-data`, read piece by piece and never held whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's formats: whole, and in chunks; usage, logprobs and errors."""
+"""Responses in OpenAI's formats: whole, and in chunks; usage, logprobs and errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def usage(prompt_tokens: int, cached_tokens: int, choices: Sequence[Choice]) -> 
 
 
 class Form(Protocol):
-    """How one of the two endpoints answers."""
+    """The response format of one of the two endpoints."""
 
     is_completion: bool
     prompt_field: str
@@ -91,7 +91,7 @@ def _chunk_head(head: Head, wanted: GenerationRequest) -> ChunkHead:
 
 
 def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:
-    """One segment a choice."""
+    """All segments of each choice joined."""
     own: list[list[Segment]] = [[] for _ in range(choices)]
     for part in parts:
         own[part.index].append(part)

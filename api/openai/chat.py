@@ -1,7 +1,8 @@
 """A conversation as the text that its model was trained to continue.
 
-The checkpoint's own template where it has one, in the sandbox of Jinja and with the names that
-`transformers` gives templates; else a plain one. A client's text never becomes a special token.
+It uses the checkpoint's own template if there is one, in Jinja's sandbox and with the names that
+`transformers` gives templates, and otherwise a plain one. A client's text never becomes a special
+token.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TEMPLATE_FILE, SETTINGS_FILE = "chat_template.jinja", "tokenizer_config.json"
 
 
 class ConversationError(ValueError):
-    """The template does not take these messages."""
+    """The template does not accept these messages."""
 
 
 class ChatTemplate:
@@ -53,7 +54,7 @@ class ChatTemplate:
     def encode(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """`add_generation_prompt`: the beginning of the assistant's answer stands at the end.
+        """`add_generation_prompt`: the text ends with the beginning of the assistant's answer.
         Raises ConversationError, and EncodingError."""
         shielded = [
             {key: self._tokenizer.shield(text) for key, text in message.items()}
@@ -65,13 +66,13 @@ class ChatTemplate:
             )
         except Exception as error:  # a template may do anything with what it is given
             raise ConversationError(
-                f"the model's chat template does not take these messages: {error}"
+                f"the model's chat template does not accept these messages: {error}"
             ) from error
         return self._tokenizer.encode_template(text)
 
 
 def load_chat_template(model: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template of what `--model` names. Raises VocabularyError."""
+    """The template of the model that `--model` names. Raises VocabularyError."""
     folder = folder_of(model)
     if folder is None:
         return ChatTemplate(PLAIN, tokenizer, {})

@@ -1,7 +1,7 @@
 """A client's share of a request: its text up to a stop string, its tokens, and why it ended.
 
-Runs in the consumer's thread. Streamed or not, an answer is made of these segments,
-so that both are the same. Knows no dialect.
+Runs in the consumer's thread. Streamed or not, a response is built from these segments, so both are
+the same. Independent of the API.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A call of OpenAI's API between its fields and its answer, whichever way it came: over a
-connection of its own, or as a line of a batch."""
+"""A call of OpenAI's API from its fields to its response, whether it arrived on a connection or as
+a line of a batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def served_names(config: Config) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A call that is allowed: what it asks of the queue, and how its answer is written."""
+    """A valid call: its requests to the queue, and the format of its response."""
 
     wanted: GenerationRequest
     choices: Sequence[Choice]
@@ -78,7 +78,7 @@ class Generation:
 
 
 class Generations:
-    """Makes them. Raises ApiError for a call that is not allowed."""
+    """Makes generations. Raises ApiError for an invalid call."""
 
     def __init__(self, service: Service, template: ChatTemplate) -> None:
         self.names = served_names(service.config)
@@ -98,7 +98,7 @@ class Generations:
             )
 
     def require_served(self, name: str | None) -> None:
-        """As `require_model`, of a request, which need not name one."""
+        """As `require_model`, for a request, which need not name a model."""
         if name is not None and name not in PLACEHOLDERS:
             self.require_model(name)
 
@@ -138,7 +138,7 @@ class Generations:
             raise ApiError(400, str(error), param="messages") from error
 
     def require_tokens(self, tokens: Sequence[int], field: str) -> None:
-        """All of them are of the vocabulary."""
+        """Raises ApiError for a token outside the vocabulary."""
         vocab_size = self._service.tokenizer.vocab_size
         if tokens and (token := max(tokens)) >= vocab_size:
             raise ApiError(

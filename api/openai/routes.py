@@ -1,6 +1,6 @@
 """OpenAI's API: `/v1/models`, `/v1/completions`, `/v1/chat/completions`.
 
-What is offered of it, and what differs, is in docs/openai.md.
+docs/openai.md lists what is supported and what differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Calls:
-    """The two endpoints that generate, of bodies that were read."""
+    """The two endpoints that generate, for parsed bodies."""
 
     def __init__(self, service: Service, generations: Generations) -> None:
         self._service = service
@@ -107,7 +107,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
 
 
 def with_openai_errors(call: Callable[[], Response]) -> Response:
-    """For paths outside of `/v1` that speak OpenAI's dialect."""
+    """For paths outside of `/v1` that return OpenAI's errors."""
     try:
         return call()
     except ApiError as error:

@@ -1,7 +1,7 @@
-"""What OpenAI's API asks of `/v1/completions` and `/v1/chat/completions`, as far as it is offered.
+"""The fields of `/v1/completions` and `/v1/chat/completions` in OpenAI's API that are supported.
 
-A field that is known and not offered has a type that allows only what changes nothing; fields
-that are unknown are kept aside, to be ignored. Null means left out, as OpenAI's clients send it.
+A known field that is not supported has a type that allows only values without effect. Unknown
+fields are collected and ignored. Null means left out, as OpenAI's clients send it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What OpenAI's API answers, as types.
+"""The responses of OpenAI's API, as types.
 
-The code that makes an answer is checked against them, and `/openapi.json` is made from them. A key
-that is left out where it does not apply is `NotRequired`.
+The code that builds a response is checked against them, and `/openapi.json` is generated from them.
+A key that is left out where it does not apply is `NotRequired`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Usage(TypedDict):
 
 
 class Head(TypedDict):
-    """What every answer begins with."""
+    """The first fields of every response."""
 
     id: str
     created: int

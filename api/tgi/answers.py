@@ -1,6 +1,6 @@
-"""What TGI's API answers: generated text with details, errors, times in headers.
+"""The responses of TGI's API: generated text with details, errors, times in headers.
 
-Nothing here waits or routes.
+This module neither waits nor routes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Answer:
 def generated(
     prompt: str, answers: Sequence[Answer], asked: Parameters, tokenizer: Tokenizer
 ) -> Generated:
-    """A GenerateResponse: the best of the answers, and with details the others too."""
+    """A GenerateResponse: the best of the generations, and with details the others, too."""
     told: Generated = {"generated_text": _full(prompt, answers[0], asked)}
     if asked.details or asked.decoder_input_details:
         best, *others = answers
@@ -139,7 +139,7 @@ def _text(token: int, tokenizer: Tokenizer) -> str:
 def timing(
     answers: Sequence[Answer], arrival_s: float, submitted_s: float, end_s: float
 ) -> dict[str, str]:
-    """Of the last of the answers to be admitted; one request has only one, unless its inputs are
+    """Of the generation that was admitted last; one request has only one, unless its inputs are
     a list."""
     admitted_s = max(answer.inference.admitted_s or submitted_s for answer in answers)
     inference_s = end_s - admitted_s

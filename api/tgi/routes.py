@@ -1,10 +1,10 @@
 """TGI's API: `/`, `/generate`, `/generate_stream`, `/invocations`, `/info`; beside it
 `tokens.py`.
 
-As text-generation-inference's router (`router/src/server.rs`) answers, so that its clients work
-here; better where its clients suffer: a stream that is refused or fails before its first token
-has a true status, and 429 says when to come back. `schemas.py` knows the fields,
-`answers.py` the answers; `/health` and `/metrics` are everyone's and live elsewhere.
+Responses follow text-generation-inference's router (`router/src/server.rs`), so that its clients
+work here, with two differences: a stream that is refused or fails before its first token has an
+error status, and 429 says when to try again. `schemas.py` has the fields, `answers.py` the
+responses; all APIs share `/health` and `/metrics`, which are elsewhere.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
     def prepare(
         text: str, asked: Parameters, arrival_s: float, *, streaming: bool
     ) -> list[Inference]:
-        """The generations that a text asks for: `best_of` of them."""
+        """The generations for one text: `best_of` of them."""
         if not text:
             raise InvalidError("`inputs` cannot be empty")
         assert service.manager.model is not None

@@ -1,8 +1,7 @@
-"""What TGI's API takes: fields, defaults, and messages of its validation.
+"""The requests of TGI's API: fields, defaults, and messages of its validation.
 
 Names, defaults and messages follow text-generation-inference's router (`router/src/lib.rs`,
-`router/src/validation.rs`), so that clients which read them understand this server too. Knows
-nothing of the queue.
+`router/src/validation.rs`), so that clients can rely on them here, too. Independent of the queue.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Size = Annotated[int, Field(ge=0, lt=2**64)]
 
 
 class Parameters(BaseModel):
-    """`None` is as good as leaving a field out."""
+    """`None` means that a field is left out."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -59,7 +58,7 @@ class Parameters(BaseModel):
 
     @property
     def is_sampling(self) -> bool:
-        """Whether something asks for chance; `best_of` needs it."""
+        """Whether some field turns sampling on; `best_of` needs it."""
         asked = (self.temperature, self.top_k, self.top_p, self.typical_p)
         return bool(self.do_sample) or any(value is not None for value in asked)
 
@@ -87,7 +86,7 @@ class CompatRequest(_Request):
 
 
 class InvalidError(ApiError):
-    """422 with TGI's words."""
+    """422 with TGI's message."""
 
     def __init__(self, message: str) -> None:
         super().__init__(422, message)
@@ -128,7 +127,7 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> Sequence[str]:
 
 
 def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
-    """All that can be said before the prompt is cut into tokens. Raises InvalidError."""
+    """Checks everything that does not need the prompt's tokens. Raises InvalidError."""
     for name in NOT_OFFERED:
         if getattr(asked, name) not in (None, False):
             raise InvalidError(f"`{name}` is not offered by this server")
@@ -154,7 +153,7 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
             f"`stop` supports up to {config.max_stop_sequences} stop sequences. Given: {len(stops)}"
         )
     if "" in stops:
-        raise InvalidError("`stop` must not hold an empty string")
+        raise InvalidError("`stop` must not contain an empty string")
     top_n = asked.top_n_tokens or 0
     if top_n > config.max_top_n_tokens:
         if config.max_top_n_tokens == 0:
@@ -212,7 +211,7 @@ def fit(asked: Parameters, tokens: int, config: Config, context: int) -> tuple[i
 
 def sampling_of(asked: Parameters, logprobs: int | None) -> Sampling:
     """With a fresh seed where none is given. Parameters that would change nothing (a temperature
-    of 1) leave a request greedy that does not ask for sampling, as in TGI."""
+    of 1) do not turn sampling on, as in TGI."""
     temperature = 1.0 if asked.temperature is None else asked.temperature
     drawn = asked.do_sample or temperature != 1 or asked.top_k or asked.top_p or asked.typical_p
     return Sampling(

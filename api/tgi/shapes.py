@@ -1,5 +1,6 @@
-"""What TGI's API answers, as types: the code that makes an answer is checked against them, and
-`/openapi.json` is made from them. As in text-generation-inference's `router/src/lib.rs`."""
+"""The responses of TGI's API, as types that follow text-generation-inference's
+`router/src/lib.rs`. The code that builds a response is checked against them, and `/openapi.json` is
+generated from them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Step:
 
 
 class _Follower:
-    """Reads what is new of one generation."""
+    """Reads the new tokens of one generation."""
 
     def __init__(self, service: Service, inference: Inference, stops: Sequence[str]) -> None:
         self.steps: list[Step] = []

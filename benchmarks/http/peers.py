@@ -1,4 +1,4 @@
-"""Servers at the same streams: ours, and vLLM's own with its OpenAI endpoint, on a CPU.
+"""The same streams through two servers on a CPU: ours, and vLLM's with its OpenAI endpoint.
 
     python -m benchmarks.peers --install        # once
     python -m benchmarks.http.peers             # bf16 and fp32, 64 streams

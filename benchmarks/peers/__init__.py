@@ -1,1 +1,1 @@
-"""Other engines at the same work: each in its own virtual environment, one after the other."""
+"""Other engines with the same work: each in its own virtual environment, one after the other."""

@@ -22,7 +22,7 @@ from benchmarks.common import machine, save
 from benchmarks.remote import kills, shards, speed
 from benchmarks.remote.servers import HASH
 
-STOPS_EACH = 10  # one SIGSTOP for so many SIGKILLs
+STOPS_EACH = 10  # SIGKILLs for each SIGSTOP
 PATIENCE_S = 5.0
 EMBEDDED = "embedded"
 

@@ -3,7 +3,7 @@
     python -m benchmarks.remote.picture      # docs/img/remote.png, half a minute
 
 The model runs in a process of its own, behind a Unix socket. Both processes record every iteration;
-what the server's lasts longer is the way there and back.
+the difference between them is the round trip.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Speed:
 
 @threads_kept()
 def measure(model: str, dtype: str, most_tokens: int, rounds: int) -> Speed:
-    """64 requests of at most so many output tokens, present at once."""
+    """64 requests, all present at once, with at most this number of output tokens."""
     local = load_model(LoadOptions("dynamic", model, "cpu", dtype, 0, LIMIT))
     local.warm_up()
     work = [

@@ -44,8 +44,8 @@ class Phase:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=50_000)
-    parser.add_argument("--file-mb", type=float, default=200, help="of the whole file")
-    parser.add_argument("--results", type=float, default=1.0, help="bytes of a result per input's")
+    parser.add_argument("--file-mb", type=float, default=200, help="size of the whole file")
+    parser.add_argument("--results", type=float, default=1.0, help="size of results / inputs")
     parser.add_argument("--database", help="a URL; default: SQLite in a temporary folder")
     parser.add_argument("--folder", type=Path, help="folder of the temporary files")
     parser.add_argument("--out", type=Path, help="folder to keep the card and the figures in")

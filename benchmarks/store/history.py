@@ -32,7 +32,7 @@ LINES = 10  # of a batch
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=50_000)
-    parser.add_argument("--times", type=int, default=200, help="each is measured")
+    parser.add_argument("--times", type=int, default=200, help="measurements of each query")
     parser.add_argument("--database", help="a URL; default: SQLite in a temporary folder")
     parser.add_argument("--folder", type=Path, help="folder of the temporary files")
     parser.add_argument("--out", type=Path, help="folder to keep the card and the figures in")

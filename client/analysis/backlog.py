@@ -1,4 +1,4 @@
-"""Whether a server keeps up: what it leaves undone, in one run or in several of one load together.
+"""Whether a server keeps up with its load, in one run or in several runs of one load together.
 
 Growth of a queue is noise in one short run and evidence in six, so the slopes of all runs are
 averaged and judged once, with their common interval.

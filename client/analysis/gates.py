@@ -1,4 +1,4 @@
-"""Whether a run can be trusted: checks whose findings are printed with every report.
+"""Whether a run can be trusted: checks, whose findings every report shows.
 
 VALID; SATURATED (the server could not keep up, so latencies describe the run's length);
 INVALID-CLIENT (the measurement is wrong); FAILED (the server did not respond). A gate that

@@ -43,7 +43,7 @@ def live_view(title: str, planned: int, *, leave: bool = True) -> Iterator[Watch
 
 
 def clock_in(seconds: float) -> str:
-    """The time of day in so many seconds."""
+    """The time of day after that many seconds."""
     return (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")
 
 

@@ -144,7 +144,7 @@ def read_run(folder: Path) -> OneRun:
             about["server"], about["handled"], None if job is None else Job(**job),
             about["environment"],
         )  # fmt: skip
-    raise RawError(f"{path}: holds no run")
+    raise RawError(f"{path}: contains no run")
 
 
 def write_run_page(path: Path, one: OneRun) -> None:

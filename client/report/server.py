@@ -1,4 +1,4 @@
-"""The servers' own statistics side by side, from ``/stats`` after each run."""
+"""The servers' own statistics next to each other, from ``/stats`` after each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result in sentences, each with its numbers. Turns records into words; computes nothing."""
+"""The result in sentences with numbers. Turns records into words; computes nothing."""
 
 from __future__ import annotations
 
@@ -127,10 +127,11 @@ def _capacity(found: Headline, hero: str, names: Sequence[str]) -> str:
 def _bracket(b: Bracket) -> str:
     who = spoken(b.contestant)
     if b.passed is None:
-        least = "no load" if b.failed is None else f"not even load {b.failed:g}"
-        return f"{who} sustained {least}"
-    end = "the highest" if b.failed is None else f"and not {b.failed:g}"
-    return f"{who} sustained load {b.passed:g}, {end}"
+        if b.failed is None:
+            return f"{who} sustained no load"
+        return f"{who} did not sustain even load {b.failed:g}"
+    end = ", the highest" if b.failed is None else f" but not {b.failed:g}"
+    return f"{who} sustained load {b.passed:g}{end}"
 
 
 def objectives_text(objectives: Objectives) -> str:

@@ -2,7 +2,7 @@
 
 A process yields a sorted path of n times with mean rate 1; dividing by a rate gives any load on
 the same sample path, so that curves over load are smooth and policies can be paired (common
-random numbers). The two-level plan lives in ``plan.py``. Knows nothing of prompts, files, HTTP.
+random numbers). The two-level plan is in ``plan.py``. Independent of prompts, files and HTTP.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class Closed:
             raise ValueError(f"think must be a number of seconds >= 0, not {self.think}")
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
-        raise ValueError("a closed loop has no arrival times; it can only be played")
+        raise ValueError("a closed loop has no arrival times; it can only be sent")
 
     def limiting_idc(self) -> None:
         return None

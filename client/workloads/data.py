@@ -1,4 +1,4 @@
-"""What requests hold: how many tokens, and which prompts. Knows nothing of arrivals or HTTP."""
+"""The contents of requests: numbers of tokens, and prompts. Independent of arrivals and HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VOCABULARY = Path(__file__).resolve().parents[2] / "embedded" / "vocab.tiktoken"
 
 
 class SizeLaw(Protocol):
-    """How many tokens each request asks for."""
+    """The number of tokens that each request has."""
 
     def at(self, levels: Levels) -> Sizes:
         """Its quantiles at levels in (0, 1): whole numbers of tokens, each at least 1."""
@@ -35,7 +35,7 @@ class SizeLaw(Protocol):
 def draw(law: SizeLaw, n: int, rng: np.random.Generator) -> Sizes:
     """n sizes, stratified: one from each n-th part of the law, in random order.
 
-    So two seeds ask for the same work but for its order, and the comparison need not average the
+    So two seeds give the same work in a different order, and the comparison need not average the
     difference away (Law, Simulation Modeling and Analysis, 11.3).
     """
     return law.at((rng.permutation(n) + rng.random(n)) / n)
@@ -229,7 +229,7 @@ def vocabulary_words(path: Path) -> tuple[list[str], list[str]]:
         elif re.fullmatch(rb"[a-z]{2,}", token):
             starts.append(token.decode())
     if not starts or not words:
-        raise SpecError(f"{path} holds no whole-word tokens")
+        raise SpecError(f"{path} contains no whole-word tokens")
     return starts, words
 
 
@@ -253,7 +253,7 @@ def _read_sharegpt(path: Path) -> list[str]:
         except (KeyError, TypeError, AttributeError):
             raise SpecError(f"{path}: entry {number}: expected {expected}") from None
     if not prompts:
-        raise SpecError(f"{path} holds no conversation that a human begins")
+        raise SpecError(f"{path} contains no conversation that a human begins")
     return prompts
 
 
@@ -263,5 +263,5 @@ def _read_lines(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
     if not lines:
-        raise SpecError(f"{path} holds no prompts")
+        raise SpecError(f"{path} contains no prompts")
     return lines

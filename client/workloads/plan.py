@@ -1,9 +1,9 @@
 """The two-level plan: how many requests fall into each bin, and where inside it.
 
-The shape of Vexless (SIGMOD'24, 10.1145/3654990) and FlexiRequest, specified afresh: an outer
-distribution shares n requests among g bins of equal width, an inner one places them inside their
-bin. A burstiness dial mixes the outer distribution with the uniform one; the mixing weight that
-gives the wanted rate CV or index of dispersion has a closed form. ``docs/load.md`` derives it.
+The shape of Vexless (SIGMOD'24, 10.1145/3654990) and FlexiRequest, specified independently: an
+outer distribution divides n requests among g bins of equal width, an inner one places them inside
+their bin. The burstiness mixes the outer distribution with the uniform one; a closed form gives the
+weight for a wanted rate CV or index of dispersion. ``docs/load.md`` derives it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LoadPlan:
             raise ValueError(f"level must be one of {', '.join(PRESETS)}, not {self.level!r}")
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if self.level is not None and changed != ["level"]:
-            raise ValueError(f"level sets everything; {', '.join(changed[1:])} cannot go with it")
+            raise ValueError(f"{', '.join(changed[1:])} cannot be combined with level")
         for name, value, allowed in (
             ("outer", self.outer, OUTER),
             ("inner", self.inner, INNER),
@@ -82,7 +82,7 @@ class LoadPlan:
 
     @property
     def resolved(self) -> LoadPlan:
-        """The plan that a level stands for; itself otherwise."""
+        """The plan that a level means; itself otherwise."""
         return self if self.level is None else PRESETS[self.level]
 
     def shares(self, n: int, seed: np.random.SeedSequence) -> Floats:

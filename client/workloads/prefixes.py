@@ -1,7 +1,7 @@
 """Prompts that begin alike: shared prefixes, conversations, and the blocks of a recorded trace.
 
-A server with a prefix cache computes a beginning once. Prompts are words of the embedded
-vocabulary, so lengths are exact in its tokens and equal beginnings are equal texts.
+A server with a prefix cache computes a common beginning once. Prompts are words of the embedded
+vocabulary, so lengths are exact in its tokens, and equal beginnings are equal texts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse_prefixed(prompts: str) -> Shared | Conversation | None:
 
 
 class _Words:
-    """Texts of so many tokens."""
+    """Texts with the given numbers of tokens."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.starts, self.words = vocabulary_words(VOCABULARY)
@@ -147,4 +147,4 @@ def block_prompts(
 def refuse_prefixed(kind: object, why: str) -> None:
     """SpecError if a conversation is not possible."""
     if isinstance(kind, Conversation):
-        raise SpecError(f"--prompts conversation cannot go with {why}")
+        raise SpecError(f"--prompts conversation cannot be combined with {why}")

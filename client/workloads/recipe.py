@@ -1,7 +1,7 @@
 """From a recipe (shapes, sizes, classes, seed) to a workload. Pure: the same recipe, the same file.
 
 Arrivals, prompt lengths, output lengths, texts and classes draw from independent streams of the
-seed, so changing one of them leaves the others as they were; the rate only scales the path.
+seed, so changing one of them does not change the others; the rate only scales the path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Recipe:
     """What a workload is made from; the file's header contains it.
 
     ``rate`` is in requests a second; None keeps a trace's own rate. ``prompt_tokens`` and
-    ``output_tokens`` are ignored where ``arrivals`` is a trace, which brings its own lengths.
+    ``output_tokens`` are ignored where ``arrivals`` is a trace, which has its own lengths.
     ``exact_duration`` stretches the path so that the last of n arrivals comes at n/rate, as vLLM
     does: runs of one rate then offer exactly the same load.
     """
@@ -120,7 +120,7 @@ def _fill(recipe: Recipe, generator: dict[str, object], trace: Trace) -> Workloa
             raise SpecError("a trace without duration cannot be scaled to a rate")
         scale = n / duration / recipe.rate
         times, duration = times * scale, duration * scale
-    refuse_prefixed(parse_prefixed(recipe.prompts), "a trace, which brings its own times")
+    refuse_prefixed(parse_prefixed(recipe.prompts), "a trace, which has its own times")
     blocks = None if trace.blocks is None else trace.blocks[:n]
     requests = _requests(recipe, times, trace.prompt_tokens[:n], trace.output_tokens[:n], blocks)
     return seal(generator, requests, duration, steady=False)
@@ -228,7 +228,7 @@ def recipe_from(
     )
     if recipe.arrivals.startswith("trace:"):
         lengths = ("--output-tokens", "--prompt-tokens")
-        refuse_given(args, lengths, "with a trace, which brings its own lengths")
+        refuse_given(args, lengths, "with a trace, which has its own lengths")
     if not _of_words(recipe.prompts):
         why = f"with --prompts {recipe.prompts}, which have the lengths they have"
         refuse_given(args, ["--prompt-tokens"], why)

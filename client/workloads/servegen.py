@@ -1,4 +1,4 @@
-"""ServeGen's published client profiles (alibaba/ServeGen, NSDI'26), played out.
+"""A workload from ServeGen's published client profiles (alibaba/ServeGen, NSDI'26).
 
 A folder holds, for each client i, ``chunk-i-trace.csv`` (no header: window start in s, requests/s,
 CV, family, shape, scale) and ``chunk-i-dataset.json`` (window start -> token distributions as
@@ -95,7 +95,7 @@ def _dataset(folder: Path, client: int) -> list[tuple[float, dict[str, tuple[Flo
     except (ValueError, KeyError, TypeError, SyntaxError, AttributeError):
         raise SpecError(f"{path}: expected {expected}") from None
     if not made:
-        raise SpecError(f"{path}: holds no token distribution; expected {expected}")
+        raise SpecError(f"{path}: contains no token distribution; expected {expected}")
     return sorted(made, key=lambda window: window[0])
 
 

@@ -1,6 +1,6 @@
 """One compact notation for shapes on every command line: ``name:value,key=value``.
 
-Knows nothing of what the names mean; arrivals, sizes and traces bring their own tables.
+Independent of the meaning of the names; arrivals, sizes and traces pass in their own tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def split_spec(text: str) -> tuple[str, list[str], dict[str, str]]:
         key, equals, value = part.partition("=")
         if not equals:
             if named:
-                raise SpecError(f"{text!r}: the value {part!r} stands after a named one")
+                raise SpecError(f"{text!r}: the value {part!r} follows a named one")
             positional.append(part)
         elif key in named:
             raise SpecError(f"{text!r}: {key!r} is given twice")

@@ -1,7 +1,7 @@
 """Recorded traces, read as they are published: Azure LLM inference, BurstGPT, Mooncake, ServeGen.
 
-A malformed line is refused with file, line and what was expected. Knows nothing of prompts (the
-traces hold none) or of how they are replayed.
+A malformed line is refused with the file, the line and the expected content. Independent of prompts
+(the traces contain none) and of the replay.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def read_trace(text: str, seed: np.random.SeedSequence) -> Trace:
     blocks: list[Blocks] = []
     rows, dropped = _collect(spec, seed, blocks)
     if not rows[0]:
-        raise SpecError(f"{spec.path} holds no request{f' ({dropped} dropped)' if dropped else ''}")
+        without = f" ({dropped} dropped)" if dropped else ""
+        raise SpecError(f"{spec.path} contains no request{without}")
     times = np.frombuffer(rows[0], dtype=np.float64)
     order = np.argsort(times, kind="stable")
     times = times[order] - (0.0 if spec.format == "servegen" else times[order[0]])

@@ -1,7 +1,7 @@
 """The workload file: JSON lines, a header and then one request a line.
 
 Made once and replayed against every mode, so that differences between two runs come from the
-servers. Knows nothing of how the requests were made or how they are sent.
+servers. Independent of how the requests were made and how they are sent.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def read_workload(path: Path) -> Workload:
         for number, line in enumerate(lines[1:], start=2)
     ]
     if not requests:
-        raise WorkloadError(f"{path}: holds no requests")
+        raise WorkloadError(f"{path}: contains no requests")
     times = [r.at_s for r in requests if r.at_s is not None]
     if times != sorted(times):
         raise WorkloadError(f"{path}: the requests are not in order of at_s")

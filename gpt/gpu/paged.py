@@ -100,7 +100,7 @@ def arrays_of(packed: Packed[Array]) -> list[Array]:
 
 class PagedAttention:
     """`attend` by the kernel: two launches a layer for any number of rows, and a third if a decode
-    reads so many keys that it is split."""
+    reads enough keys to be split."""
 
     def __init__(self, packed: Packed[Tensor], pool: KVPool) -> None:
         self._packed, self._pool = packed, pool

@@ -71,7 +71,7 @@ class RemoteModel:
             return self._life.session
 
     def settle(self) -> None:
-        """Call it when the engine knows of the loss."""
+        """Call it when the engine has been informed of the loss."""
         with self._lock:
             self._owed = None
 

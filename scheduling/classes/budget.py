@@ -215,7 +215,7 @@ class Budget(Wrapper):
                 work = work.plus(step)
                 gap.take(step)
                 steps.append(step)
-            if not tokens:  # what was saved is for this one: those behind it may cost less for ever
+            if not tokens:  # kept for this one: cheaper ones behind it could take it for ever
                 most_s = min(most_s, allowance.budget_s)
             if tokens < most:
                 misses += 1

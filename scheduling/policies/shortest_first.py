@@ -3,8 +3,8 @@
 Shortest job first minimises the mean time in a queue where lengths are known (Smith, "Various
 optimizers for single-stage production", 1956); here they are what clients ask for, an upper bound.
 Alone it starves long requests under load, so they age: each later arrival that is admitted first
-shortens a request's rank by 1/`max_bypass` of its length, until nothing of it is left. As in
-`orca`, the first that does not fit holds back those behind it.
+lowers a request's rank by 1/`max_bypass` of its length, down to zero. As in `orca`, if the first
+request does not fit, those behind it wait, too.
 
 Bounds. Waiting: a request is overtaken by fewer than `max_bypass` + batch limit later arrivals
 (those of one iteration are admitted together). Decoding: as in `orca`, every iteration advances

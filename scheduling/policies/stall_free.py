@@ -1,9 +1,9 @@
-"""Decodes first; what is left of a token budget is filled with pieces of prompts.
+"""Decodes first; chunks of prompts fill the rest of a token budget.
 
 Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI '24,
-section 4.3 and algorithm 3. Every iteration advances every decode by its token; then prompts that
-were begun continue, then new ones begin in order of arrival, each with as much of its prompt as the
-budget still holds. A long prompt takes several iterations and stalls no other request.
+section 4.3 and algorithm 3. Every iteration advances every decode by its token. Then unfinished
+prompts continue, then new ones begin in order of arrival, each with as many tokens as the budget
+still allows. A long prompt takes several iterations and stalls no other request.
 
 Bounds. Waiting: no request is overtaken, and a budget above the batch limit leaves tokens for
 prompts in every iteration. Decoding: every iteration advances every decode, so between two of a

@@ -2,8 +2,8 @@
 only then is the next one formed.
 
 This is how `transformers`' generate and the servers before iteration-level scheduling work; the
-Orca paper (OSDI '22, section 3.1) describes what it costs: a request that is done early keeps its
-place, and one that comes late waits for the whole batch.
+Orca paper (OSDI '22, section 3.1) describes the cost: a request that is done early keeps its
+place, and one that arrives late waits for the whole batch.
 """
 
 from __future__ import annotations

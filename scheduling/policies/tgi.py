@@ -5,8 +5,8 @@ Prompts and decodes never share an iteration. Running requests decode until the 
 batch that is worth an interruption: as many requests as `waiting_served_ratio` x the running ones,
 or any number once `max_waiting_tokens` were decoded since the last prefill. The new batch's prompts
 are prefilled alone, under `max_batch_prefill_tokens`; then all decode together. Requests are taken
-in order of arrival, and the first that does not fit ends the batch. TGI refuses a
-request that exceeds a limit by itself; here it runs alone.
+in order of arrival, up to the first that does not fit. TGI refuses a request that exceeds a limit
+by itself; here it runs alone.
 
 Bounds. Waiting: no request is overtaken. Decoding: every prefill that interrupts is followed by a
 decode of all requests, so between two of a request's tokens lies at most one prefill, of

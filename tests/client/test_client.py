@@ -172,8 +172,8 @@ def test_bad_options_say_what_is_allowed(
         ("--numtokens_range 3 --output-tokens fixed:3", "--output-tokens has no effect with"),
         ("--deadline-s 3", "--deadline-s has no effect without --deferred-share"),
         ("--prompts request --prompt-tokens fixed:3", "--prompt-tokens has no effect with"),
-        ("--arrivals trace:azure,path=w --output-tokens fixed:3", "which brings its own lengths"),
-        ("--arrivals trace:azure,path=w --numtokens_range 3", "which brings its own lengths"),
+        ("--arrivals trace:azure,path=w --output-tokens fixed:3", "which has its own lengths"),
+        ("--arrivals trace:azure,path=w --numtokens_range 3", "which has its own lengths"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(

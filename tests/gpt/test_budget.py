@@ -115,5 +115,5 @@ def test_a_containers_limit_makes_the_budget_and_is_named(
 
 def test_a_container_too_small_for_the_warm_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "container_room_bytes", lambda: 3 * BLOCK)
-    with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes, and 1 is the least"):
+    with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
         cpu_blocks(SHAPE, 1, 1024)

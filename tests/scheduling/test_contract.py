@@ -19,7 +19,7 @@ BREACHES = [
     (Plan([Advance(WAITING, 5)]), "advances request 1 by 5 tokens; it has 0 of 4 computed"),
     (Plan([Advance(WAITING, -1)]), "by -1 tokens"),
     (Plan([Advance(WAITING, 1), Advance(WAITING, 1)]), "twice"),
-    (Plan([Advance(STRANGER, 4)]), r"advances \{9\}, which are not here"),
+    (Plan([Advance(STRANGER, 4)]), r"advances \{9\}, neither waiting nor resident"),
     (Plan([Advance(RESIDENT, 1)], [WAITING]), r"preempts \{1\}, which are not resident"),
     (Plan([Advance(RESIDENT, 1)], hold=[RESIDENT]), r"holds \[2\], which are not resident or"),
     (Plan([Advance(WAITING, 1)], hold=[RESIDENT]), "holds request 2, which is not done"),
@@ -37,7 +37,7 @@ def test_no_more_requests_are_admitted_than_the_batch_limit_allows() -> None:
     waiting = [Shown(n) for n in range(10, 14)]
     plan = Plan([Advance(request, 4) for request in waiting])
     check_plan(plan, view(waiting, limit=4))
-    with pytest.raises(PolicyError, match="admits 4 requests to 1; the batch limit is 4"):
+    with pytest.raises(PolicyError, match="admits 4 requests beside 1; the batch limit is 4"):
         check_plan(plan, view(waiting, [RESIDENT], limit=4))
     check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], limit=4))
 

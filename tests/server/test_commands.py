@@ -53,7 +53,7 @@ def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
     [
         (["--model", "no-such-model"], "model 'no-such-model' is neither a folder nor a known"),
         (["--model", "random:gpt5"], "random:NAME allows gpt2, gpt2-medium"),
-        (["--model", "/tmp"], "/tmp holds no vocabulary; allowed: vocab.tiktoken"),
+        (["--model", "/tmp"], "/tmp contains no vocabulary; allowed: vocab.tiktoken"),
         (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
         (["--record", "/nowhere/run.jsonl"], "cannot write /nowhere/run.jsonl (No such file"),
     ],
@@ -158,7 +158,7 @@ def test_a_custom_policy_is_found_next_to_files_named_like_pythons_modules(
     ("command", "content", "told"),
     [
         (["server.sh", "router", "--upstreams-file", "mine.txt"], "x", "upstreams file, line 1"),
-        (["compare.sh", "--prompts", "lines:mine.txt"], "\n", "mine.txt holds no prompts"),
+        (["compare.sh", "--prompts", "lines:mine.txt"], "\n", "mine.txt contains no prompts"),
     ],
 )
 def test_a_relative_path_is_resolved_where_the_command_is_typed(

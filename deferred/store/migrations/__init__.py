@@ -39,7 +39,7 @@ def migrate(connection: Connection, scripts: Path = SCRIPTS) -> None:
     if current is None:
         if inspect(connection).has_table("batches"):
             raise UnknownSchemaError(
-                "the job database was made by this program before its first release: move it away, "
+                "the job database was made by a version before the first release: move it away, "
                 "or name another one"
             )
         metadata.create_all(connection)

@@ -74,7 +74,7 @@ def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
             "`max_new_tokens`",
         ),
         ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
-        ({"stop": [""]}, "`stop` must not hold an empty string"),
+        ({"stop": [""]}, "`stop` must not contain an empty string"),
         ({"truncate": 0}, "`truncate` must be strictly positive and less than 1023. Given: 0"),
         (
             {"truncate": 1024},

@@ -51,7 +51,7 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     assert "no difference is certain" not in latency
     assert capacity == (
         "With TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90% of the requests, dynamic batching sustained "
-        "load 1, and not 8; one request at a time sustained not even load 1."
+        "load 1 but not 8; one request at a time did not sustain even load 1."
     )
 
 

@@ -132,7 +132,7 @@ def test_describe_orders_shapes_as_they_are_and_counts_ties() -> None:
         ("closed:users=0", "at least 1"),
         ("closed:users=1.5", "whole number"),
         ("plan:huge", "low, medium, high"),
-        ("plan:low,bins=3", "bins cannot go with it"),
+        ("plan:low,bins=3", "bins cannot be combined with level"),
         ("plan:outer=cauchy", "outer must be one of"),
         ("plan:cv_rate=1,idc=2", "not both"),
         ("plan:b1=2", "between 0 and 1"),

@@ -107,5 +107,5 @@ def test_a_conversation_does_not_go_with_a_trace(tmp_path: Path) -> None:
     trace = Recipe(
         requests=None, rate=None, arrivals=f"trace:mooncake,path={path}", prompts="conversation"
     )
-    with pytest.raises(SpecError, match="cannot go with a trace"):
+    with pytest.raises(SpecError, match="cannot be combined with a trace"):
         make(trace)

@@ -135,7 +135,7 @@ def test_a_trace_becomes_a_workload_at_any_rate(tmp_path: Path) -> None:
         ),
         (MOONCAKE.replace("7322", '"7322"'), "mooncake", ":2: expected"),
         (MOONCAKE.replace("{", "[", 1), "mooncake", ":1: expected"),
-        ("", "mooncake", "holds no request"),
+        ("", "mooncake", "contains no request"),
         (AZURE, "azure,window=5", "START/END"),
         (AZURE, "azure,window=900/1000", "no request lies in the window"),
         (AZURE, "alibaba", "azure, burstgpt, mooncake, servegen"),

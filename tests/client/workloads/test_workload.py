@@ -182,7 +182,7 @@ def test_the_command_makes_shows_and_describes(
     [
         ("--arrivals closed:users=2 --rate 3", "--rate has no effect with --arrivals closed"),
         ("--arrivals burst --rate 3", "--rate has no effect with --arrivals burst"),
-        ("--arrivals trace:azure,path=w --prompt-tokens fixed:3", "which brings its own lengths"),
+        ("--arrivals trace:azure,path=w --prompt-tokens fixed:3", "which has its own lengths"),
         ("--deadline-s 3", "--deadline-s has no effect without --deferred-share"),
         ("--prompts lines:w --prompt-tokens fixed:3", "--prompt-tokens has no effect with"),
     ],
@@ -217,7 +217,7 @@ def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     write_workload(make(Recipe(requests=2)), path)
     path.write_text(path.read_text().splitlines()[0])
-    with pytest.raises(WorkloadError, match="holds no requests"):
+    with pytest.raises(WorkloadError, match="contains no requests"):
         read_workload(path)
 
 
