@@ -141,6 +141,10 @@ TABLE: tuple[Recording, ...] = (
         "development",
     ),
     _bench(
+        "token-picture", 1, "pictures.one_token", "docs/img", "one-token.png", SERVER,
+        "development",
+    ),
+    _bench(
         "memory-picture", 1, "prefix.picture", "docs/img", "memory.png", LOOP, "development",
     ),
     _bench(

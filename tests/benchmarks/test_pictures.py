@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from benchmarks.deferred.picture import BIN_S, mean_rows
+from benchmarks.pictures import one_token
 from benchmarks.pictures.__main__ import MODES, run, stretches
+from benchmarks.pictures.one_token import EACH, ONCE, decodes, innermost, once
 from benchmarks.pictures.scrape import read
+from benchmarks.pictures.watched import Span
 from benchmarks.pictures.write_a_policy import CASES, DEFERRED, draw
 from benchmarks.remote.picture import Iteration, paired
 from tests.scheduling.shown import Shown, view
@@ -64,3 +69,37 @@ def test_the_picture_of_a_policy_compares_that_of_its_page_with_the_default(tmp_
     assert classes.count("deferred") == len(DEFERRED)
     draw([trace, trace], tmp_path / "it.png")
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
+@given(st.lists(st.sampled_from(["begin", "end"]), max_size=20))
+def test_each_instant_of_a_thread_counts_for_the_innermost_call(moves: list[str]) -> None:
+    """A random tree of calls: at second t the one that began last, and has not ended, runs."""
+    begun: list[int] = []
+    spans: list[Span] = []
+    expected: list[tuple[int, str]] = []
+    for second, move in enumerate([*moves, *["end"] * len(moves)]):
+        if move == "begin":
+            begun.append(second)
+        elif begun:
+            start_s = begun.pop()
+            spans.append(Span(str(start_s), 0, start_s, second))
+        if begun:
+            expected.append((second, str(begun[-1])))
+    found = [
+        (second, span.name)
+        for span in innermost(spans)
+        for second in range(round(span.start_s), round(span.end_s))
+    ]
+    assert sorted(found) == expected
+
+
+def test_a_token_passes_every_stop_of_its_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_token, "REQUESTS", 1)
+    monkeypatch.setattr(one_token, "TOKENS", 6)
+    (sent,), spans = one_token.measure()
+    tokens = decodes(sent, spans)
+    assert len(tokens) == 4, "neither the first, a prefill, nor the last"
+    assert all(once(sent, spans).spent_s(name) > 0 for name in ONCE)
+    for token in tokens:
+        assert all(token.spent_s(name) > 0 for name in EACH if name != "client")
+        assert all(token.start_s <= span.start_s <= token.end_s for span in token.spans)
