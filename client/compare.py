@@ -187,9 +187,9 @@ def _distributions(asked: Asked, logs: Path) -> int:
 
 
 def _calibrated(asked: Asked, fleet: Fleet, losses: list[Loss]) -> Calibration | None:
-    """The capacity of the first contestant that responds; those before it are lost."""
+    """The unit of load, from the first contestant that responds; those before it are lost."""
     for contestant in asked.contestants:
-        say(f"measuring the capacity of {contestant.name}")
+        say(f"measuring {contestant.name} with one request at a time")
         try:
             found = calibrate(contestant, fleet, asked.recipe, asked.args.calibrate_s)
         except ServerError as error:

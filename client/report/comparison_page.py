@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client.analysis.gates import FAILED, INVALID_CLIENT
+from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
 from client.analysis.summary import Prediction, final
 from client.load.servers import described
@@ -121,7 +122,7 @@ def _loads(c: Comparison) -> list[Section]:
     ]  # fmt: skip
     if c.found is not None and (pairs := pair_table(c.found)).rows:
         line = "Paired over seeds, 95 % intervals. Throughput is compared at the limit of both, "
-        line += "latency where both keep up; below 1 is sooner."
+        line += "latency where both keep up; below 1 is faster."
         lines = [line, *_predicted(c.predicted)]
         made.append(Section("Ratios", lines, pairs, folded=True))
     if (fair := fairness_table(at)).rows:
@@ -176,19 +177,19 @@ def _predicted(predicted: Prediction | None) -> list[str]:
 
 _READING = (
     "Throughput is output tokens delivered within the measured window per second. The window is "
-    "the same for all runs of a workload: it begins where their warm-up has ended (MSER-5) and "
-    "ends with the last intended arrival, never with the drain. It is not /stats' busy throughput.",
+    f"the same for all runs of a workload: it leaves out the first {FRONT:.0%} of a steady load "
+    "and ends with the last intended arrival, before the drain. /stats reports busy throughput.",
     "Latencies run from the intended time of the request. TTFT: to its first token. TPOT: (last "
-    "token - first token)/(tokens - 1). E2E: to the end of the answer. Failed requests are in no "
-    "latency; those that were cut before their end count as infinitely late.",
-    "SATURATED: the server could not keep up, so the run's length decides the latencies, and its "
-    "throughput is its limit.",
-    "Percentiles are of all seeds together; one that n does not support is not printed. Ratios are "
+    "token - first token)/(tokens - 1). E2E: to the end of the response. Failed requests are "
+    "excluded; requests that were cut before their end count as infinitely late.",
+    "SATURATED: the server could not keep up. Latencies reflect the length of the run; throughput "
+    "is the limit.",
+    "Percentiles are of all seeds together and printed only if there are enough values. Ratios are "
     "paired: the same workload file on both sides, mean log-ratio over seeds, Student-t interval.",
-    "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets, 1 where every size "
-    "waits in proportion. good: the share of the requests that met the objectives.",
+    "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets; 1 if a server slows "
+    "all sizes equally. good: the share of the requests that met the objectives.",
     "Loads are open loop: a slow server receives no fewer requests. Compared runs are back to "
-    "back, in the reverse order from seed to seed.",
+    "back, in reverse order from seed to seed.",
 )
 
 

@@ -197,7 +197,8 @@ def _sentences(one: OneRun) -> list[str]:
         first = f"the first token within {seconds(ttft['p50'])} and " if ttft["p50"] else ""
         tail = f"; nine in ten within {seconds(e2e['p90'])}" if e2e["p90"] is not None else ""
         told.append(
-            f"Half of the requests got {first}the whole answer within {seconds(e2e['p50'])}{tail}."
+            f"Half of the requests got {first}the whole response within "
+            f"{seconds(e2e['p50'])}{tail}."
         )
     judged = (
         "The run passed every gate: its figures are valid"

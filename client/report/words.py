@@ -50,12 +50,12 @@ def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
     if hero in limits and told:
         mine = limits[hero]
         return (
-            f"At its limit {spoken(hero)} delivered {number(mine.throughput.value)} output tokens "
+            f"At its limit, {spoken(hero)} delivered {number(mine.throughput.value)} output tokens "
             f"a second, {' and '.join(told)}."
         )
     if hero in limits:
         limit = number(limits[hero].throughput.value)
-        return f"At its limit {spoken(hero)} delivered {limit} output tokens a second."
+        return f"At its limit, {spoken(hero)} delivered {limit} output tokens a second."
     return (
         f"No load brought {spoken(hero)} to its limit, so its throughput there is unknown; "
         "use higher --loads."
@@ -111,7 +111,7 @@ def _alone(hero: str, points: Sequence[Point]) -> str:
     return (
         f"At {rate(p.offered)} (load {p.load:g}), which {spoken(hero)} sustains, "
         f"the median time to the first token was {seconds(p.latency('ttft', 50))} and that to the "
-        f"whole answer {seconds(p.latency('e2e', 50))}."
+        f"whole response {seconds(p.latency('e2e', 50))}."
     )
 
 

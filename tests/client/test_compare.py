@@ -90,6 +90,9 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     write_comparison_page(tmp_path / "report.html", comparison)
     json.dumps(figures, allow_nan=False)
     page = (tmp_path / "report.html").read_text()
+    measured = kept[0].measured
+    cut = measured.warm_up_s / (measured.warm_up_s + measured.window_s)
+    assert f"leaves out the first {cut:.0%} of a steady load" in page
     (tmp_path / "report.html").unlink()
     assert report([str(tmp_path)]) == 0
     assert (tmp_path / "report.html").read_text() == page, "made again from the raw data"

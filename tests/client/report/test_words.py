@@ -61,7 +61,7 @@ def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_ab
     limit = AtSaturation("dynamic:mine:Own", 8.0, Interval(300.0, 290.0, 310.0))
     told = sentences(headline(pairs=(pair,), saturation=(limit,)), points)[0]
     assert told == (
-        "At its limit dynamic batching under mine:Own delivered 300 output tokens a second, 1.5 "
+        "At its limit, dynamic batching under mine:Own delivered 300 output tokens a second, 1.5 "
         "times [1.4, 1.6] those of dynamic batching."
     )
 
