@@ -11,12 +11,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace {
 
 constexpr int W = 16;  // lanes; compilers split these vectors where registers are narrower
 constexpr int C = HEAD_DIM / W;  // vectors of a head
+constexpr int64_t AHEAD = 4;     // heads: how far ahead of its use memory is prefetched
 constexpr int64_t TOKENS = 16;   // of a row, that read keys and values together
 static_assert(HEAD_DIM % W == 0, "heads of whole vectors");
 typedef float Floats __attribute__((vector_size(4 * W)));
@@ -114,15 +116,16 @@ inline void hide(const T*& address) {
   asm volatile("" : "+r"(address));
 }
 
-// Prefetches one head's keys or values at 16 positions. Positions are a whole token apart, so the
-// processor predicts neither the next position nor the next block; without this, decoding over long
-// contexts took twice as long.
+// Prefetches a head's keys or values at one position, and moves to the next. Positions are a whole
+// token apart, so the processor predicts neither the next position nor the next block; without this,
+// decoding over long contexts took twice as long. Each position is prefetched between two that are
+// computed: many prefetches in a row would wait for each other.
 template <typename T>
-inline void prefetch(const T* at, int64_t stride) {
-#pragma GCC unroll 1
-  for (int i = 0; i < W; ++i, at += stride)
-    for (size_t byte = 0; byte < C * W * sizeof(T); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(at) + byte);
+inline void prefetch(const T*& at, int64_t stride) {
+  for (size_t byte = 0; byte < C * W * sizeof(T); byte += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(at) + byte);
+  at += stride;
+  hide(at);
 }
 
 template <typename T>
@@ -133,28 +136,31 @@ inline Floats dot(const Floats* query, const T* key) {
 }
 
 // Scores of one query for the next N keys, `stride` apart, 16 / N partial sums of each. The recursion
-// keeps all sums in registers.
-template <int N, typename T>
+// keeps all sums in registers. Prefetches from `next` on, unless it is null.
+template <int N, typename T, typename Next>
 __attribute__((always_inline)) inline Floats score(const Floats* query, const T*& key,
-                                                   int64_t stride) {
+                                                   int64_t stride, Next& next) {
   if constexpr (N == 1) {
+    if constexpr (!std::is_null_pointer_v<Next>) prefetch(next, stride);
     const Floats sum = dot(query, key);
     key += stride;
     hide(key);
     return sum;
   } else {
-    const Floats left = score<N / 2>(query, key, stride);
-    return add_pairs(left, score<N / 2>(query, key, stride));
+    const Floats left = score<N / 2>(query, key, stride, next);
+    return add_pairs(left, score<N / 2>(query, key, stride, next));
   }
 }
 
-template <typename T>
+template <typename T, typename Next>
 inline void add_values(const float* weights, const T* values, int64_t stride, int64_t n,
-                       Floats* sum) {
+                       Floats* sum, Next next) {
   Floats total[C];
   for (int c = 0; c < C; ++c) total[c] = sum[c];
-  for (int64_t i = 0; i < n; ++i)
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (!std::is_null_pointer_v<Next>) prefetch(next, stride);
     each_vector(values + i * stride, [&](int c, Floats x) { total[c] += weights[i] * x; });
+  }
   for (int c = 0; c < C; ++c) sum[c] = total[c];
 }
 
@@ -246,30 +252,32 @@ struct Task {
     const int64_t end = call.start[row] + 1, low = lowest(end), from = low / W * W;
     const int64_t width = (end - from + W - 1) / W * W;
     begin(call.first[row], 0);
-    const auto each = [&](auto work) {  // (head, its query)
-      for (int64_t h = 0; h < heads; ++h)
-        for (int64_t j = h * group; j < (h + 1) * group; ++j) work(h, j);
+    // (query, keys or values of its head, what to prefetch), of 16 positions at `now` before `next`;
+    // a head's queries read the same, so only the first prefetches
+    const auto each = [&](const T* now, const T* next, auto work) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t past = h + AHEAD - heads;
+        const T* const ahead = past < 0 ? now + (h + AHEAD) * dim
+                                        : next + std::min(past, heads - 1) * dim;
+        work(h * group, now + h * dim, ahead);
+        for (int64_t j = h * group + 1; j < (h + 1) * group; ++j) work(j, now + h * dim, nullptr);
+      }
     };
-    for (int64_t t = from; t < end; t += W) {
-      const T* now = call.keys + slot(t);
-      const T* next = t + W < end ? call.keys + slot(t + W) : call.values + slot(from);
-      each([&](int64_t h, int64_t j) {
-        if (j == h * group) prefetch(next + h * dim, token);
-        const T* key = now + h * dim;
-        store(&scratch.scores[j * width + t - from], score<W>(&scratch.query[j * C], key, token));
-      });
-    }
+    for (int64_t t = from; t < end; t += W)
+      each(call.keys + slot(t), t + W < end ? call.keys + slot(t + W) : call.values + slot(from),
+           [&](int64_t j, const T* key, auto next) {
+             store(&scratch.scores[j * width + t - from],
+                   score<W>(&scratch.query[j * C], key, token, next));
+           });
     for (int64_t j = 0; j < heads * group; ++j)
       softmax(&scratch.scores[j * width], low - from, end - from, width);
     for (int64_t t = from; t < end; t += W) {
-      const T* now = call.values + slot(t);
-      const T* next = call.values + slot(std::min(t + W, (end - 1) / W * W));
       const int64_t skip = std::max<int64_t>(0, low - t), stop = std::min<int64_t>(W, end - t);
-      each([&](int64_t h, int64_t j) {
-        if (j == h * group) prefetch(next + h * dim, token);
-        add_values(&scratch.scores[j * width + t - from + skip], now + h * dim + skip * token,
-                   token, stop - skip, &scratch.sum[j * C]);
-      });
+      each(call.values + slot(t), call.values + slot(std::min(t + W, (end - 1) / W * W)),
+           [&](int64_t j, const T* values, auto next) {
+             add_values(&scratch.scores[j * width + t - from + skip], values + skip * token, token,
+                        stop - skip, &scratch.sum[j * C], next);
+           });
     }
     finish(call.first[row], 0);
   }
@@ -300,7 +308,9 @@ struct Task {
       each([&](int64_t low, int64_t end, int64_t j) {
         if (t >= end || t + W <= low) return;
         const float* key = &scratch.keys[(t - from) * dim];
-        store(&scratch.scores[j * width + t - from], score<W>(&scratch.query[j * C], key, dim));
+        auto none = nullptr;
+        store(&scratch.scores[j * width + t - from],
+              score<W>(&scratch.query[j * C], key, dim, none));
       });
     each([&](int64_t low, int64_t end, int64_t j) {
       const int64_t own = low / W * W;
@@ -312,7 +322,7 @@ struct Task {
         if (t >= end || t + W <= low) return;
         const int64_t skip = std::max(t, low), stop = std::min(t + W, end);
         add_values(&scratch.scores[j * width + skip - from], &scratch.values[(skip - from) * dim],
-                   dim, stop - skip, &scratch.sum[j * C]);
+                   dim, stop - skip, &scratch.sum[j * C], nullptr);
       });
     for (int64_t i = first; i < last; ++i) finish(call.first[row] + i, (i - first) * group);
   }
