@@ -1,9 +1,9 @@
-"""What a server saves that is chosen by the prompt's beginning: the picture of docs/router.md.
+"""What it saves to choose the server by a prompt's beginning: the picture of docs/router.md.
 
     python -m benchmarks.router.prefix      # docs/img/router.png, a minute
 
-Chats with long system prompts go through the router to two servers, each with KV memory for about
-half of these prompts. Under both policies the same chats arrive at the same times.
+Chats with ten long system prompts go through the router to two servers, each with KV memory for six
+of these prompts. Under both policies the same chats arrive at the same times.
 """
 
 from __future__ import annotations
