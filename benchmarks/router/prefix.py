@@ -31,8 +31,7 @@ from benchmarks.pictures.page import command, save, without_frame
 from benchmarks.router.restart import COLOURS, LIMIT, router
 
 POLICIES = ("least-work", "prefix")
-CHATS, RATE = 60, 4.0
-SYSTEMS, SYSTEM_CHARACTERS = 10, 1800
+CHATS, RATE, SYSTEMS, SYSTEM_CHARACTERS = 60, 4.0, 10, 1800
 OPTIONS = ("--prefix-caching", "true", "--kv-memory", "3600tokens")
 
 
@@ -46,10 +45,6 @@ class Chat:
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
-
-    @property
-    def cached(self) -> bool:
-        return self.cached_tokens > self.prompt_tokens / 2
 
 
 async def chat(
@@ -73,16 +68,16 @@ async def chat(
         if first_s is None and chunk.choices and chunk.choices[0].delta.content:
             first_s = time.perf_counter()
     assert first_s is not None
-    assert chunk.usage is not None
-    details = chunk.usage.prompt_tokens_details
-    assert details is not None
+    usage = chunk.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
     return Chat(
         sent_s - origin_s,
         system,
         upstreams.index(chunks.response.headers["x-upstream-origin"]),
         first_s - sent_s,
-        chunk.usage.prompt_tokens,
-        details.cached_tokens or 0,
+        usage.prompt_tokens,
+        usage.prompt_tokens_details.cached_tokens or 0,
     )
 
 
@@ -118,11 +113,9 @@ def draw(measured: Sequence[Sequence[Chat]], path: Path) -> None:
     )
     for axis, policy, played in zip(axes, POLICIES, measured, strict=True):
         for each in played:
-            colour = COLOURS[each.server]
-            axis.scatter(
-                each.at_s, each.system + 1, s=36, edgecolors=colour,
-                color=colour if each.cached else "white",
-            )  # fmt: skip
+            colour, cached = COLOURS[each.server], each.cached_tokens > each.prompt_tokens / 2
+            face = colour if cached else "white"
+            axis.scatter(each.at_s, each.system + 1, s=36, color=face, edgecolors=colour)
         share = sum(c.cached_tokens for c in played) / sum(c.prompt_tokens for c in played)
         axis.set_title(
             f"{policy}: {share:.0%} of the prompts' tokens were cached, median TTFT "

@@ -93,7 +93,7 @@ def test_a_chat_names_the_server_that_the_router_chose_and_its_cached_tokens() -
             )
         )
     assert (found.server, found.system) == (1, 3)
-    assert (found.prompt_tokens, found.cached_tokens, found.cached) == (9, 6, True)
+    assert (found.prompt_tokens, found.cached_tokens) == (9, 6)
 
 
 def test_what_the_headers_do_not_count_is_the_rest_of_the_clients_wait() -> None:
