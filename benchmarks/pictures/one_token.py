@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -167,13 +167,21 @@ def decodes(sent: Sent, spans: Sequence[Span]) -> list[Token]:
     return found
 
 
-def of_median_length(tokens: Sequence[Token]) -> Token:
-    return sorted(tokens, key=lambda token: token.end_s - token.start_s)[len(tokens) // 2]
+def medians_s(tokens: Sequence[Token], names: Collection[str]) -> dict[str, float]:
+    return {name: median(token.spent_s(name) for token in tokens) for name in names}
+
+
+def typical(tokens: Sequence[Token], names: Collection[str]) -> Token:
+    """The one whose stops are nearest to the medians."""
+    of_all = medians_s(tokens, names)
+    return min(
+        tokens, key=lambda token: sum(abs(token.spent_s(name) - of_all[name]) for name in names)
+    )
 
 
 def draw_one(axis: Axes, names: dict[str, str], tokens: Sequence[Token]) -> None:
-    """The token of median length; beside each stop the median of all."""
-    shown = of_median_length(tokens)
+    """A typical token; beside each stop the median of all."""
+    shown, of_all = typical(tokens, names), medians_s(tokens, names)
     lanes = {name: lane for lane, name in enumerate(names)}
     for span in shown.spans:
         axis.barh(
@@ -185,7 +193,7 @@ def draw_one(axis: Axes, names: dict[str, str], tokens: Sequence[Token]) -> None
         if name == "client":
             axis.scatter(US * (shown.end_s - shown.start_s), lane, color="black", marker="D", s=24)
             continue
-        text = f"{US * median(token.spent_s(name) for token in tokens):,.0f} µs"
+        text = f"{US * of_all[name]:,.0f} µs"
         axis.text(1.07, lane, text, transform=axis.get_yaxis_transform(), va="center", ha="right")
     axis.set_yticks(range(len(names)), list(names.values()))
     axis.invert_yaxis()
