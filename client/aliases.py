@@ -35,7 +35,7 @@ def add_aliases(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--goodput", nargs="+", metavar="NAME:MS",
-        help="--slo; without a unit in ms, as there: --goodput ttft:500 tpot:50",
+        help="--slo; without a unit in ms: --goodput ttft:500 tpot:50",
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="client.py",
-        description="Load a batching server and report what it did. Without options: 100 requests, "
+        description="Sends load to a server and reports the result. Without options: 100 requests, "
         "about one a second, lengths normal(100, 50) clipped to 1..200, then the server's stats.",
     )
     simple = p.add_argument_group("simple use")

@@ -206,8 +206,8 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
     group.add_argument(
         "--prompts",
         help="words (of the embedded vocabulary, exact in length) | request ('Request i') | "
-        "shared:prefixes=4,tokens=128 (each behind one of four beginnings) | "
-        "conversation:turns=4,gap=10 (each turn holds what was said before) | "
+        "shared:prefixes=4,tokens=128 (each begins with one of four texts) | "
+        "conversation:turns=4,gap=10 (each turn contains those before it) | "
         f"sharegpt:FILE | lines:FILE ({defaults.prompts})",
     )
     group.add_argument("--deferred-share", type=float, help="share of deferred requests, 0..1 (0)")
