@@ -102,7 +102,7 @@ def test_a_database_of_a_later_version_is_refused(store_url: str) -> None:
 
 def test_a_database_of_before_the_first_release_is_refused(store_url: str) -> None:
     execute(store_url, "CREATE TABLE batches (number INTEGER)")
-    with pytest.raises(UnknownSchemaError, match=r"before its first release.*name another"):
+    with pytest.raises(UnknownSchemaError, match=r"before the first release.*name another"):
         open_store(store_url)
 
 
