@@ -105,7 +105,9 @@ class RequestQueue:
 
     def _require_possible(self, inference: Inference) -> None:
         if not inference.prompt_tokens or inference.max_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and one token to generate")
+            raise ValueError(
+                "a request needs at least one prompt token, at least one token to generate"
+            )
         if self._capacity is None:
             raise DrainingError("the model is still being loaded")
         context, kv_tokens = self._capacity
