@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-_SHARE = 4  # the client takes at most one of this number of physical cores
+_SHARE = 4  # the client takes at most a quarter of the physical cores
 
 
 def machine() -> dict[str, Any]:
