@@ -165,7 +165,8 @@ def calibrate(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: flo
 
 
 def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
-    """The limit in requests a second, from a closed loop of many users that is cut.
+    """The limit in requests a second, from a closed loop of many users that is cut after `seconds`,
+    or later if no token arrived by then: a static batch returns its tokens at its end.
 
     Raises servers.ServerError if there is no response.
     """
@@ -175,20 +176,25 @@ def knee(contestant: Contestant, fleet: Fleet, recipe: Recipe, seconds: float) -
         deferred_share=0.0,
     )  # fmt: skip
     workload = make(crowd)
-    with live_view(f"limit of {contestant.name}", len(workload.requests), leave=False) as watch:
-        run = fleet.crew.play(
-            workload, server.target, drain_s=seconds, silence_s=servers.FIRST_ANSWER_S, watch=watch
-        )
-    if run.interrupted:
-        raise KeyboardInterrupt
-    servers.settled_stats(server.target)
-    if (why := server.why_dead()) is not None:
-        raise servers.ServerError(why)
     mean = float(np.mean([r.output_tokens for r in workload.requests]))
-    found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
-    if not found:
-        raise servers.ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")
-    return found
+    for longest_s in (seconds, 4 * seconds, 16 * seconds):
+        with live_view(f"limit of {contestant.name}", len(workload.requests), leave=False) as watch:
+            run = fleet.crew.play(
+                workload,
+                server.target,
+                drain_s=longest_s,
+                silence_s=servers.FIRST_ANSWER_S,
+                watch=watch,
+            )
+        if run.interrupted:
+            raise KeyboardInterrupt
+        servers.settled_stats(server.target)
+        if (why := server.why_dead()) is not None:
+            raise servers.ServerError(why)
+        found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
+        if found:
+            return found
+    raise servers.ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")
 
 
 def adapted(target: Target, timeout_s: float = servers.FIRST_ANSWER_S) -> Target:

@@ -17,6 +17,7 @@ from aiohttp import web
 SERVED = web.AppKey("served", Counter[str])
 RUNNING = web.AppKey("running", Counter[str])
 TOKEN_S = 0.002
+BATCH_S = 0.5
 
 
 def event(data: object) -> bytes:
@@ -43,6 +44,12 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response(done)
     one = event({"text": " a", "tokens": 1})
     return await streamed(request, *[one] * tokens, event({"done": True, **done}))
+
+
+async def late(request: web.Request) -> web.StreamResponse:
+    """As a static batch: all tokens at its end."""
+    await asyncio.sleep(BATCH_S)
+    return await answer(request)
 
 
 async def broken(request: web.Request) -> web.StreamResponse:
@@ -91,6 +98,7 @@ FAULTS = {
     "broken": broken, "silent": silent, "falls-silent": falls_silent, "html": html,
     "wrong-types": wrong_types, "wrong-shape": wrong_shape, "not-json": not_json,
     "endless-line": endless_line, "loading": loading, "none": answer, "wrong-stats": answer,
+    "late": late,
 }  # fmt: skip
 
 

@@ -23,11 +23,12 @@ from client.analysis.metrics import Objectives
 from client.analysis.results import Loss
 from client.analysis.summary import measured_together
 from client.contestant import Contestant
-from client.experiment import Fleet, carry_out
+from client.experiment import Fleet, carry_out, knee
 from client.load.servers import Server, started
 from client.load.target import parse_target
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe
+from tests.client import badserver
 from tests.client.conftest import StartServer, command, contestant
 from tests.client.test_compare import apart, planned
 
@@ -308,3 +309,9 @@ def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Fau
         )
         assert not search.probe(0, 50.0)
     assert [(p.good, p.passed, p.verdict) for p in probes] == [(0.0, False, "FAILED")]
+
+
+def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:
+    slow = Contestant("slow", None, parse_target(faulty("late")))
+    with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
+        assert knee(slow, fleet, RECIPE, badserver.BATCH_S / 3) > 0

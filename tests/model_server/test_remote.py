@@ -147,7 +147,8 @@ def test_a_shard_that_fails_takes_the_iteration_of_all_with_it(tmp_path: Path) -
         with pytest.raises(ModelLostError, match=r"rank 1 .* fails on request"):
             one_step(model)
         assert second.failures
-        assert not first.failures
+        # the first does not fail by itself; it may already know that the second is lost
+        assert set(first.failures) <= {"another shard was lost, and this one is useless without it"}
 
 
 def test_a_model_serves_one_server_at_a_time(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_watch_that_has_ended_shows_in_health(pair: tuple[socket.socket, socke
             pass
         answer = client.get("/health")
         assert answer.status_code == 503
-        assert "departed clients" in answer.get_json()["error"]
+        assert "disconnected clients" in answer.get_json()["error"]
 
 
 def _flush(departures: Departures) -> None:
