@@ -257,8 +257,7 @@ struct Task {
     const auto each = [&](const T* now, const T* next, auto work) {
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t past = h + AHEAD - heads;
-        const T* const ahead = past < 0 ? now + (h + AHEAD) * dim
-                                        : next + std::min(past, heads - 1) * dim;
+        const T* const ahead = past < 0 ? now + (h + AHEAD) * dim : next + past % heads * dim;
         work(h * group, now + h * dim, ahead);
         for (int64_t j = h * group + 1; j < (h + 1) * group; ++j) work(j, now + h * dim, nullptr);
       }
