@@ -33,14 +33,15 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 class Endpoints:
-    """Every line is answered at once, unless `held`; the test may say otherwise of each."""
+    """Every line is answered at once, unless `held`; the test may say otherwise of each. Lines are
+    admitted when they begin if `admitting`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.begun: list[bytes] = []
         self.open: list[HeldCall] = []
         self.most_open = 0
-        self.held = False
+        self.held = self.admitting = False
         self.answers: dict[bytes, list[Answer]] = {}
         self.closed = False
 
@@ -64,7 +65,10 @@ class Endpoints:
 class HeldCall:
     def __init__(self, endpoints: Endpoints, body: bytes, news: threading.Event) -> None:
         self.endpoints, self.body, self.news = endpoints, body, news
-        self.inferences: Sequence[Inference] = [Inference([1], 1, Sampling(), 0.0)]
+        inference = Inference([1], 1, Sampling(), 0.0)
+        if endpoints.admitting:
+            inference.admitted_s = time.monotonic()
+        self.inferences: Sequence[Inference] = [inference]
         self.ended = self.cancelled = False
 
     def end(self) -> None:
@@ -266,7 +270,7 @@ def test_lines_that_run_long_after_their_batch_was_cancelled_leave_the_engine(
     store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deferred.worker.HEARTBEAT_S", 0.05)
-    endpoints.held = True
+    endpoints.held = endpoints.admitting = True  # a line that waits would be withdrawn instead
     batch = begun(store, 5)
     with working(store, endpoints):
         eventually(lambda: len(endpoints.open) == 5)
