@@ -20,24 +20,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.cache import BlockTable, KVPool, KVShape
-from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_library
+from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_kernels
 
 # Above this many new tokens in a row torch's blocked operator beats the kernel's plain loops:
 # measured on GPT-2 medium's heads, 2 cores, where the two meet between 64 and 192.
-KERNEL_MAX_TOKENS = 128
+PLAIN_MAX_TOKENS = 128
 
 Counts = NDArray[np.int64]
 
 
-def attention_kernel(shape: KVShape) -> Callable[..., object] | None:
+class Kernel(NamedTuple):
+    """`attend`, and the most new tokens of a row for which it is faster than torch's operator."""
+
+    attend: Callable[..., None]
+    most: float
+
+
+def attention_kernel(shape: KVShape) -> Kernel | None:
     """The compiled kernel for such a pool; None where torch's operators are used."""
-    if shape.device.type != "cpu" or shape.head_dim not in HEAD_DIMS:
+    if (
+        shape.device.type != "cpu"
+        or shape.head_dim not in HEAD_DIMS
+        or shape.block_tokens % KEYS_TOGETHER
+    ):
         return None
-    library = attention_library(shape.head_dim)
-    if library is None or shape.block_tokens % KEYS_TOGETHER:
-        return None
-    kernels = {torch.float32: library.attend_f32, torch.bfloat16: library.attend_bf16}
-    return kernels.get(shape.dtype)
+    kernels = attention_kernels(shape.head_dim)
+    if shape.dtype == torch.bfloat16 and "attend_amx_bf16" in kernels:
+        return Kernel(kernels["attend_amx_bf16"], math.inf)
+    names = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
+    plain = kernels.get(names.get(shape.dtype, ""))
+    return None if plain is None else Kernel(plain, PLAIN_MAX_TOKENS)
 
 
 class Span(NamedTuple):
@@ -66,7 +78,7 @@ class RaggedAttention:
         self._window = 2**62 if window is None else window
         self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
         self._kernel = attention_kernel(pool.shape)
-        most = 0 if self._kernel is None else KERNEL_MAX_TOKENS
+        most = 0 if self._kernel is None else self._kernel.most
         by_kernel = [span for span in spans if 0 < span.length <= most]
         self._by_torch = [Chunk(span, pool.shape, window) for span in spans if span.length > most]
         # what the kernel reads of the rows: first, count, start, address of the blocks
@@ -78,7 +90,7 @@ class RaggedAttention:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         count, rows = self._rows
         if self._kernel is not None and count:
-            self._kernel(
+            self._kernel.attend(
                 q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
                 count, q.shape[1], k.shape[1], q.stride(0), k.stride(0), v.stride(0),
                 *rows, *self._pool.addresses[layer], self._pool.shape.block_tokens,

@@ -27,6 +27,7 @@ FLAGS = [
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
 LINEAR_SOURCES = ("linear", "amx")
+ATTENTION = ("attend_f32", "attend_bf16", "attend_amx_bf16")
 RATES = {
     "read_memory": [ctypes.c_void_p, ctypes.c_int64],
     "rate_f32": [ctypes.c_int64],
@@ -40,21 +41,25 @@ KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of i
 
 
 @functools.cache
-def attention_library(head_dim: int) -> ctypes.CDLL | None:
-    """`attend_f32` and `attend_bf16` of attention.cpp for one of HEAD_DIMS, or None if they cannot
-    be compiled."""
+def attention_kernels(head_dim: int) -> dict[str, Callable[..., None]]:
+    """The functions of attention.cpp for one of HEAD_DIMS by name, as far as the processor has the
+    instructions; empty if they cannot be compiled."""
     library = _library("attention", f"-DHEAD_DIM={head_dim}")
-    if library is not None:
-        for function in (library.attend_f32, library.attend_bf16):
-            function.restype = None
-            function.argtypes = (
-                [ctypes.c_void_p] * 4
-                + [ctypes.c_int64] * 6
-                + [ctypes.c_void_p] * 6
-                + [ctypes.c_int64] * 2
-                + [ctypes.c_float]
-            )
-    return library
+    found: dict[str, Callable[..., None]] = {}
+    for name in ATTENTION:
+        function = getattr(library, name, None)
+        if function is None or ("amx" in name and not _amx_allowed(library)):
+            continue
+        function.restype = None
+        function.argtypes = (
+            [ctypes.c_void_p] * 4
+            + [ctypes.c_int64] * 6
+            + [ctypes.c_void_p] * 6
+            + [ctypes.c_int64] * 2
+            + [ctypes.c_float]
+        )
+        found[name] = function
+    return found
 
 
 @functools.cache
@@ -77,11 +82,16 @@ def linear_kernel(name: str) -> Callable[..., None] | None:
 @functools.cache
 def _linear_library(name: str) -> ctypes.CDLL | None:
     library = _library(name)
+    return library if _amx_allowed(library) else None
+
+
+def _amx_allowed(library: ctypes.CDLL | None) -> bool:
+    """Whether the functions of `library` may run: False if they use AMX and the system refuses it."""
     allowed = getattr(library, "amx_allowed", None)
-    if allowed is not None and not allowed():
-        log.warning("the system refuses AMX to this process: other kernels are used")
-        return None
-    return library
+    if allowed is None or allowed():
+        return True
+    log.warning("the system refuses AMX to this process: other kernels are used")
+    return False
 
 
 def linear_identity() -> tuple[str, ...]:

@@ -7,36 +7,23 @@
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit in any batch.
 
-#if defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && \
-    defined(__AMX_INT8__) && defined(__linux__)
-
 #include "linear.h"
 
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#if defined(HAS_AMX)
 
 namespace {
 
-constexpr int ROWS = 16;        // of a tile
-constexpr int TILE = 16 * 64;   // bytes
 constexpr int TILE_WORDS = 16;  // words of 32 bits of each row in a step
 constexpr int64_t BLOCK_BYTES = 1 << 20;  // of inputs at once, as the second-level cache holds
 constexpr int64_t CACHED_BYTES = 2 << 20;  // of outputs; more of them would not stay in the caches
 constexpr int64_t STREAMS = 4;  // from which weights are fetched: more of memory's banks work at once
 constexpr int64_t STREAM_LINES = PANELS * TILE / 64 / STREAMS;  // of each, in a step
 
-struct alignas(64) Tiles {
-  uint8_t palette = 1, first_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 struct Bfloat {
   typedef float Sum;
   static constexpr int PER_WORD = 2;
 
-  // Packs one of the ROWS rows of its tiles; returns the factor for its sums.
+  // Packs one of the TILE_ROWS rows of its tiles; returns the factor for its sums.
   static float pack(const Layer& layer, int64_t row, int64_t words, char* to) {
     const auto* x = static_cast<const bf16*>(layer.x) + row * layer.depth;
     const int64_t size = layer.depth * 2;
@@ -91,7 +78,7 @@ struct Int8 {
   }
 };
 
-// A tiles of inputs times one group of weights: sums [A * ROWS][OUTPUTS], over the whole depth. Meanwhile
+// A tiles of inputs times one group of weights: sums [A * TILE_ROWS][OUTPUTS], over the whole depth. Meanwhile
 // the next weights are fetched, `lines` of each stream at each step.
 template <typename Op, int A>
 void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* weights,
@@ -116,8 +103,8 @@ void multiply(int64_t steps, const char* inputs, int64_t row_tile, const char* w
   _tile_stored(0, sums, LINE);
   _tile_stored(1, sums + W, LINE);
   if (A == 2) {
-    _tile_stored(2, sums + ROWS * OUTPUTS, LINE);
-    _tile_stored(3, sums + ROWS * OUTPUTS + W, LINE);
+    _tile_stored(2, sums + TILE_ROWS * OUTPUTS, LINE);
+    _tile_stored(3, sums + TILE_ROWS * OUTPUTS + W, LINE);
   }
 }
 
@@ -140,7 +127,7 @@ template <typename Op>
 void linear_block(const Layer& layer) {
   const int64_t tiles = (layer.depth + TILE_WORDS * Op::PER_WORD - 1) / (TILE_WORDS * Op::PER_WORD);
   const int64_t words = tiles * TILE_WORDS, row_tile = tiles * TILE;
-  const int64_t row_tiles = (layer.rows + ROWS - 1) / ROWS, passes = (row_tiles + 1) / 2;
+  const int64_t row_tiles = (layer.rows + TILE_ROWS - 1) / TILE_ROWS, passes = (row_tiles + 1) / 2;
   const int64_t groups = (layer.outputs + OUTPUTS - 1) / OUTPUTS;
   char* const packed = kept<char, PACKED>(row_tiles * row_tile);
   float* const row_scales = kept<float, SCALES>(layer.rows);
@@ -154,22 +141,21 @@ void linear_block(const Layer& layer) {
   {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < layer.rows; ++r)
-      row_scales[r] = Op::pack(layer, r, words, packed + r / ROWS * row_tile + r % ROWS * 64);
+      row_scales[r] = Op::pack(layer, r, words, packed + r / TILE_ROWS * row_tile + r % TILE_ROWS * 64);
 
-    const Tiles shapes;
-    asm volatile("ldtilecfg %0" : : "m"(shapes));  // GCC's intrinsic does not declare this read
-    alignas(64) typename Op::Sum sums[2 * ROWS * OUTPUTS];
+    const Tiles tiles_in_use;
+    alignas(64) typename Op::Sum sums[2 * TILE_ROWS * OUTPUTS];
 #pragma omp for schedule(static)
     for (int64_t g = 0; g < groups; ++g) {
       const char* const group = weights + g * tiles * PANELS * TILE;
       const char* const next = group + tiles * PANELS * TILE;
       const int64_t at = g * OUTPUTS;
       for (int64_t pass = 0; pass < passes; ++pass) {
-        const int64_t begin = pass * 2 * ROWS, end = std::min(layer.rows, begin + 2 * ROWS);
+        const int64_t begin = pass * 2 * TILE_ROWS, end = std::min(layer.rows, begin + 2 * TILE_ROWS);
         if (!past_caches)
           for (int64_t r = begin; r < end; ++r) __builtin_prefetch(y + r * layer.outputs + at, 1);
         const int64_t fetched = pass * lines;
-        (end - begin > ROWS ? multiply<Op, 2> : multiply<Op, 1>)(
+        (end - begin > TILE_ROWS ? multiply<Op, 2> : multiply<Op, 1>)(
             tiles, packed + pass * 2 * row_tile, row_tile, group, sums,
             next + fetched * tiles * 64, fetched < STREAM_LINES ? lines : 0);
         for (int64_t r = begin; r < end; ++r) {
@@ -181,14 +167,13 @@ void linear_block(const Layer& layer) {
         }
       }
     }
-    _tile_release();
   }
 }
 
 template <typename Op>
 void linear(const Layer& layer) {
   const int64_t most = std::max<int64_t>(
-      2 * ROWS, BLOCK_BYTES * Op::PER_WORD / 4 / layer.depth / (2 * ROWS) * (2 * ROWS));
+      2 * TILE_ROWS, BLOCK_BYTES * Op::PER_WORD / 4 / layer.depth / (2 * TILE_ROWS) * (2 * TILE_ROWS));
   for (int64_t begin = 0; begin < layer.rows; begin += most) {
     Layer part = layer;
     part.x = static_cast<const bf16*>(layer.x) + begin * layer.depth;
@@ -200,11 +185,7 @@ void linear(const Layer& layer) {
 
 }  // namespace
 
-// Linux requires permission before a process uses tiles, whose state is large.
-extern "C" int32_t amx_allowed() {
-  constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-  return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
+extern "C" int32_t amx_allowed() { return request_tiles(); }
 
 EXPORT(linear_amx_bf16, linear<Bfloat>)
 EXPORT(linear_amx_int8, linear<Int8>)

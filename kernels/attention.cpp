@@ -5,44 +5,20 @@
 // are in the blocks of a pool, in float or bfloat16; all arithmetic is float. Loops are written so
 // that a compiler vectorises them for the machine; no instruction set is named here.
 
+#include "attention.h"
+#include "attention_amx.h"
+
 #include <omp.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr int W = 16;  // lanes; compilers split these vectors where registers are narrower
 constexpr int C = HEAD_DIM / W;  // vectors of a head
 constexpr int64_t AHEAD = 4;     // heads: how far ahead of its use memory is prefetched
 constexpr int64_t TOKENS = 16;   // of a row, that read keys and values together
 static_assert(HEAD_DIM % W == 0, "heads of whole vectors");
-typedef float Floats __attribute__((vector_size(4 * W)));
-typedef int32_t Ints __attribute__((vector_size(4 * W)));
-typedef uint32_t Words __attribute__((vector_size(4 * W)));
-typedef uint16_t Halves __attribute__((vector_size(2 * W)));
-
-struct bf16 {
-  uint16_t bits;
-};
-
-inline Floats from_bits(Words wide) {
-  Floats x;
-  std::memcpy(&x, &wide, sizeof x);
-  return x;
-}
-
-// To the upper half of each word; to nearest, ties to even.
-inline Words rounded(Floats x) {
-  Words wide;
-  std::memcpy(&wide, &x, sizeof wide);
-  return wide + 0x7fff + ((wide >> 16) & 1);
-}
-
 // Calls use(c, x) for each vector c of a head, as floats. bfloat16 is read two numbers at a time: of
 // each pair of vectors, the first holds the numbers at even places and the second those at odd
 // places. That takes one operation a vector; a conversion in order takes four with GCC.
@@ -50,28 +26,22 @@ inline Words rounded(Floats x) {
 template <typename Use>
 inline void each_vector(const float* head, Use use) {
   for (int c = 0; c < C; ++c) {
-    Floats x;
-    std::memcpy(&x, head + c * W, sizeof x);
-    use(c, x);
+    use(c, load<Floats>(head + c * W));
   }
 }
 
 template <typename Use>
 inline void each_vector(const bf16* head, Use use) {
   for (int c = 0; c + 1 < C; c += 2) {
-    Words pairs;
-    std::memcpy(&pairs, head + c * W, sizeof pairs);
-    use(c, from_bits(pairs << 16));
-    use(c + 1, from_bits(pairs & 0xffff0000));
+    const auto pairs = load<Words>(head + c * W);
+    use(c, (Floats)(pairs << 16));
+    use(c + 1, (Floats)(pairs & 0xffff0000));
   }
   if (C % 2) {
-    Halves half;
-    std::memcpy(&half, head + (C - 1) * W, sizeof half);
-    use(C - 1, from_bits(__builtin_convertvector(half, Words) << 16));
+    const auto half = load<Halves>(head + (C - 1) * W);
+    use(C - 1, (Floats)(__builtin_convertvector(half, Words) << 16));
   }
 }
-
-inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
 inline void store_head(float* to, const Floats* head) {
   for (int c = 0; c < C; ++c) store(to + c * W, head[c]);
@@ -80,33 +50,15 @@ inline void store_head(float* to, const Floats* head) {
 inline void store_head(bf16* to, const Floats* head) {
   for (int c = 0; c + 1 < C; c += 2) {
     const Words pairs = (rounded(head[c]) >> 16) | (rounded(head[c + 1]) & 0xffff0000);
-    std::memcpy(to + c * W, &pairs, sizeof pairs);
+    store(to + c * W, pairs);
   }
-  if (C % 2) {
-    const Halves half = __builtin_convertvector(rounded(head[C - 1]) >> 16, Halves);
-    std::memcpy(to + (C - 1) * W, &half, sizeof half);
-  }
+  if (C % 2) store(to + (C - 1) * W, to_halves(head[C - 1]));
 }
 
 // Adds neighbours: sums of a's pairs, then sums of b's.
 inline Floats add_pairs(Floats a, Floats b) {
   return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
          __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-}
-
-// exp for x <= 0 to about 2 ulp: Cephes' scheme, 2^n times a polynomial on [-ln2/2, ln2/2].
-inline Floats exp_negative(Floats x) {
-  x = x > -87.0f ? x : Floats{} - 87.0f;
-  constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: sums with it are whole numbers
-  const Floats n = (x * 1.44269504f + rounder) - rounder;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return p * from_bits(reinterpret_cast<Words>((__builtin_convertvector(n, Ints) + 127) << 23));
 }
 
 // Hides from the compiler how the address came about. It would otherwise compute all addresses of a
@@ -170,8 +122,7 @@ inline void softmax(float* scores, int64_t low, int64_t end, int64_t width) {
   std::fill(scores + end, scores + width, -INFINITY);
   const auto each = [&](auto change) {
     for (int64_t t = 0; t < width; t += W) {
-      Floats x;
-      std::memcpy(&x, scores + t, sizeof x);
+      auto x = load<Floats>(scores + t);
       change(x);
       store(scores + t, x);
     }
@@ -185,50 +136,34 @@ inline void softmax(float* scores, int64_t low, int64_t end, int64_t width) {
   each([&](Floats& x) { x /= total; });
 }
 
-template <typename T>
-struct Call {
-  const T *q, *k, *v;
-  T* out;
-  int64_t rows, heads, kv_heads, q_stride, k_stride, v_stride;
-  const int64_t *first, *count, *start, *tables;
-  T *keys, *values;
-  int64_t block_tokens, window;
-  float scale;
-};
-
 // The scratch memory of a thread.
 struct Scratch {
   std::vector<float> scores, keys, values;
   std::vector<Floats> query, sum;
+
+  void reserve(int64_t queries, int64_t positions) {
+    grow(scores, queries * positions);
+    grow(query, queries * C);
+    grow(sum, queries * C);
+  }
+
+  template <typename T>
+  static void grow(std::vector<T>& memory, int64_t size) {
+    if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  }
 };
 
 // Some neighbouring heads of one row.
 template <typename T>
-struct Task {
-  static constexpr int64_t dim = HEAD_DIM;
-  const Call<T>& call;
+struct Task : Row<T> {
+  using Row<T>::call, Row<T>::row, Row<T>::dim, Row<T>::token, Row<T>::group, Row<T>::lowest;
   Scratch& scratch;
-  const int64_t row, head, heads;  // of keys and values: the first, and their number
-  const int64_t group = call.heads / call.kv_heads;  // queries to each of them
-  const int64_t token = call.kv_heads * dim;
-  const int32_t* table = reinterpret_cast<const int32_t*>(call.tables[row]);
+  const int64_t head, heads;  // of keys and values: the first, and their number
 
-  int64_t slot(int64_t position) const {
-    const int64_t block = table[position / call.block_tokens];
-    return (block * call.block_tokens + position % call.block_tokens) * token + head * dim;
-  }
+  Task(const Call<T>& call, int64_t row, Scratch& scratch, int64_t head, int64_t heads)
+      : Row<T>(call, row), scratch(scratch), head(head), heads(heads) {}
 
-  int64_t lowest(int64_t end) const { return std::max<int64_t>(0, end - call.window); }
-
-  // Copies keys and values of the new tokens to their slots.
-  void write() {
-    const size_t bytes = heads * dim * sizeof(T);
-    for (int64_t i = 0; i < call.count[row]; ++i) {
-      const int64_t to = slot(call.start[row] + i), from = call.first[row] + i;
-      std::memcpy(call.keys + to, call.k + from * call.k_stride + head * dim, bytes);
-      std::memcpy(call.values + to, call.v + from * call.v_stride + head * dim, bytes);
-    }
-  }
+  int64_t slot(int64_t position) const { return Row<T>::slot(position) + head * dim; }
 
   // Scales the queries of a token and begins their sums, from place `to` of the scratch on.
   void begin(int64_t query_token, int64_t to) {
@@ -248,7 +183,7 @@ struct Task {
 
   // Of a row with one new token.
   void attend_one() {
-    write();
+    this->write(0, head, heads);
     const int64_t end = call.start[row] + 1, low = lowest(end), from = low / W * W;
     const int64_t width = (end - from + W - 1) / W * W;
     begin(call.first[row], 0);
@@ -284,9 +219,13 @@ struct Task {
   // Of a row with several, which read the same keys. Gathered and converted to floats, all of them
   // stay in the second-level cache, and 16 in the first while TOKENS tokens read them. `heads` is 1.
   void attend_all() {
-    write();
     const int64_t low = lowest(call.start[row] + 1) / W * W, count = call.count[row];
-    for (int64_t t = low; t < call.start[row] + count; ++t) {
+    const int64_t end = call.start[row] + count;
+    const int64_t positions = end - low + W;  // keys are read W at a time
+    scratch.reserve(TOKENS * group, positions);
+    scratch.grow(scratch.keys, positions * dim);
+    scratch.grow(scratch.values, positions * dim);
+    for (int64_t t = low; t < end; ++t) {
       const int64_t from = slot(t), to = (t - low) * dim;
       each_vector(call.keys + from, [&](int c, Floats x) { store(&scratch.keys[to + c * W], x); });
       each_vector(call.values + from,
@@ -337,36 +276,49 @@ inline int64_t heads_together(int64_t rows, int64_t kv_heads) {
   return kv_heads / tasks;
 }
 
+// Attends for rows with several new tokens.
 template <typename T>
+struct PlainPrompts {
+  Scratch scratch;
+
+  void attend(const Call<T>& call, int64_t row, int64_t head) {
+    Task<T>(call, row, scratch, head, 1).attend_all();
+  }
+};
+
+template <typename T, typename Prompts>
 void attend_rows(const Call<T>& call) {
-  int64_t longest = 0, most = 0;
+  int64_t longest = 0, most = 0;  // of rows with one new token; new tokens of a row
   for (int64_t r = 0; r < call.rows; ++r) {
-    longest = std::max(longest, call.start[r] + call.count[r] + W);
+    if (call.count[r] == 1) longest = std::max(longest, call.start[r] + 1);
     most = std::max(most, call.count[r]);
   }
   const int64_t heads = heads_together(call.rows, call.kv_heads), tasks = call.kv_heads / heads;
-  const int64_t queries =
-      std::max(heads, most > 1 ? TOKENS : 1) * (call.heads / call.kv_heads);
 #pragma omp parallel
   {
-    Scratch scratch;
-    scratch.scores.resize(queries * longest);
-    scratch.query.resize(queries * C);
-    scratch.sum.resize(queries * C);
     // rows differ in length, so a free thread takes the next task; the longest tasks come first
     if (most > 1) {
-      scratch.keys.resize(longest * HEAD_DIM);
-      scratch.values.resize(longest * HEAD_DIM);
+      // whole tokens: those of a head lie far apart in memory
+      for (int64_t row = 0; row < call.rows; ++row)
+        if (call.count[row] > 1) {
+          const Row<T> of(call, row);
+#pragma omp for schedule(static) nowait
+          for (int64_t i = 0; i < call.count[row]; ++i) of.write(i, 0, call.kv_heads);
+        }
+#pragma omp barrier
+      Prompts prompts;
 #pragma omp for schedule(dynamic) nowait
       for (int64_t task = 0; task < call.rows * call.kv_heads; ++task) {
-        const int64_t row = task / call.kv_heads, head = task % call.kv_heads;
-        if (call.count[row] > 1) Task<T>{call, scratch, row, head, 1}.attend_all();
+        const int64_t row = task / call.kv_heads;
+        if (call.count[row] > 1) prompts.attend(call, row, task % call.kv_heads);
       }
     }
+    Scratch scratch;
+    scratch.reserve(heads * (call.heads / call.kv_heads), longest + W);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < call.rows * tasks; ++task) {
       const int64_t row = task / tasks, head = task % tasks * heads;
-      if (call.count[row] == 1) Task<T>{call, scratch, row, head, heads}.attend_one();
+      if (call.count[row] == 1) Task<T>(call, row, scratch, head, heads).attend_one();
     }
   }
 }
@@ -379,14 +331,21 @@ void attend_rows(const Call<T>& call) {
 // HEAD_DIM]; block_tokens is a multiple of 16. Per row r: tokens first[r] .. first[r] + count[r] take
 // the positions from start[r] on in the blocks that the int32 at tables[r] name; each attends to
 // itself and the window - 1 positions before it. No two rows may write to the same block.
-#define EXPORT(name, T)                                                                          \
+#define EXPORT(name, T, Prompts)                                                                 \
   extern "C" void name(const T* q, const T* k, const T* v, T* out, int64_t rows, int64_t heads,  \
                        int64_t kv_heads, int64_t q_stride, int64_t k_stride, int64_t v_stride,   \
                        const int64_t* first, const int64_t* count, const int64_t* start,         \
                        const int64_t* tables, T* keys, T* values, int64_t block_tokens,          \
                        int64_t window, float scale) {                                            \
-    attend_rows<T>({q, k, v, out, rows, heads, kv_heads, q_stride, k_stride, v_stride, first,    \
-                    count, start, tables, keys, values, block_tokens, window, scale});           \
+    attend_rows<T, Prompts>({q, k, v, out, rows, heads, kv_heads, q_stride, k_stride, v_stride,  \
+                             first, count, start, tables, keys, values, block_tokens, window,    \
+                             scale});                                                            \
   }
-EXPORT(attend_f32, float)
-EXPORT(attend_bf16, bf16)
+EXPORT(attend_f32, float, PlainPrompts<float>)
+EXPORT(attend_bf16, bf16, PlainPrompts<bf16>)
+
+#if defined(HAS_AMX)
+extern "C" int32_t amx_allowed() { return request_tiles(); }
+
+EXPORT(attend_amx_bf16, bf16, AmxPrompts)
+#endif

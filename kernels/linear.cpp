@@ -226,24 +226,6 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
     for (int v = 0; v < VECTORS; ++v) store(at + r * OUTPUTS * 4 + v * sizeof(Sum), sums[r][v]);
 }
 
-// lanes[i][j] becomes lanes[j][i].
-inline void transpose(WordLanes (&lanes)[LANES]) {
-  WordLanes at;
-  for (int j = 0; j < LANES; ++j) at[j] = j;
-#pragma GCC unroll 4
-  for (uint32_t step = 1; step < LANES; step *= 2) {
-    const auto odd = (at & step) != 0u;
-    const WordLanes to_first = odd ? at + (LANES - step) : at, to_second = odd ? at + LANES : at + step;
-#pragma GCC unroll 16
-    for (uint32_t i = 0; i < LANES; ++i)
-      if (!(i & step)) {
-        const WordLanes first = lanes[i], second = lanes[i + step];
-        lanes[i] = __builtin_shuffle(first, second, to_first);
-        lanes[i + step] = __builtin_shuffle(first, second, to_second);
-      }
-  }
-}
-
 // Packs `words` words, LANES at most, of `count` rows from word k on: [word][part][row].
 template <typename V>
 void pack(const Line* rows, int64_t count, int64_t k, int64_t words, typename V::Input* to) {
@@ -252,8 +234,10 @@ void pack(const Line* rows, int64_t count, int64_t k, int64_t words, typename V:
       const WordLanes of_row = rows[r].words(k);
       for (int p = 0; p < V::PARTS; ++p) {
         const WordLanes part = V::part(of_row, p);
-        for (int64_t i = 0; i < words; ++i)
-          std::memcpy(to + (i * V::PARTS + p) * count + r, &part[i], 4);
+        for (int64_t i = 0; i < words; ++i) {
+          const uint32_t word = part[i];
+          std::memcpy(to + (i * V::PARTS + p) * count + r, &word, sizeof word);
+        }
       }
     }
     return;

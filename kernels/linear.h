@@ -7,17 +7,13 @@
 #include <cstring>
 #include <vector>
 
+#include "registers.h"
+
 namespace {
 
-constexpr int W = 16;          // outputs in a panel
-constexpr int PANELS = 2;      // panels whose weights are stored together, word by word
+constexpr int PANELS = 2;      // panels, of W outputs each, whose weights are stored together, word by word
 constexpr int OUTPUTS = W * PANELS;
 constexpr int64_t SMALL = 1 << 17;  // multiplications not worth a second thread
-
-typedef float Floats __attribute__((vector_size(4 * W)));
-typedef int32_t Ints __attribute__((vector_size(4 * W)));
-typedef uint32_t Words __attribute__((vector_size(4 * W)));
-typedef uint16_t Halves __attribute__((vector_size(2 * W)));
 
 // A linear layer and its inputs. Weights: [group][word][PANELS][W] words of 32 bits; bias and scales
 // [group][OUTPUTS]. All are padded with zeros past the last output and the last input.
@@ -32,50 +28,11 @@ struct Layer {
   int64_t outputs;
 };
 
-struct bf16 {
-  uint16_t bits;
-};
-
-inline float widen(float x) { return x; }
-
-inline float widen(bf16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-template <typename Vector>
-using Anywhere __attribute__((aligned(1), may_alias)) = Vector;
-
-template <typename Vector, typename T>
-inline Vector load(const T* from) {
-  return *reinterpret_cast<const Anywhere<Vector>*>(from);
-}
-
-template <typename Vector, typename T>
-inline void store(T* to, Vector x) {
-  *reinterpret_cast<Anywhere<Vector>*>(to) = x;
-}
-
 // x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form. The exponential is of a negative
-// number, by Cephes' scheme as in attention.cpp: 2^n times a polynomial on [-ln2/2, ln2/2].
+// number.
 inline Floats gelu(Floats x) {
   const Floats twice = 1.5957691216f * (x + 0.044715f * x * x * x);
-  const Floats negative = twice < 0.0f ? twice : -twice;
-  const Floats least = Floats{} - 87.0f;
-  const Floats power = negative < least ? least : negative;
-  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  const Floats n = (power * 1.44269504f + shift) - shift;
-  const Floats r = (power - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Words exponent = __builtin_convertvector(n + 127.0f, Words) << 23;
-  const Floats small = p * load<Floats>(&exponent);
+  const Floats small = exp_negative(twice < 0.0f ? twice : -twice);
   return (twice < 0.0f ? x * small : x) / (1.0f + small);
 }
 
@@ -91,9 +48,7 @@ inline void write_some(T* to, Vector x, int64_t left) {
 inline void write(float* to, Floats x, int64_t left) { write_some(to, x, left); }
 
 inline void write(bf16* to, Floats x, int64_t left) {
-  Words bits = load<Words>(&x);
-  bits += 0x7fff + ((bits >> 16) & 1);  // round to nearest, ties to even
-  write_some(to, __builtin_convertvector(bits >> 16, Halves), left);
+  write_some(to, to_halves(x), left);
 }
 
 // Sums of one row and the group of panels that begins at output `at`.
@@ -127,15 +82,8 @@ inline float quantise(const bf16* x, int64_t depth, int8_t* to, int64_t padded) 
   return largest / 127.0f;
 }
 
-// Memory that a thread keeps from call to call, one piece for each purpose.
+// Of memory that a thread keeps.
 enum Purpose { PACKED, LINE, LINES, QUANTISED, SCALES, SUMS };
-
-template <typename T, Purpose>
-T* kept(int64_t size) {
-  static thread_local std::vector<T> memory;
-  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-  return memory.data();
-}
 
 }  // namespace
 

@@ -15,36 +15,19 @@
 #include <limits>
 #include <vector>
 
+#include "registers.h"
+
 namespace {
 
-constexpr int W = 16;               // lanes; compilers split these vectors where registers are narrower
 constexpr int64_t BLOCK = 8 * W;    // tokens examined together
 constexpr int64_t SMALL = 1 << 16;  // logits not worth a second thread
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-typedef float Floats __attribute__((vector_size(4 * W)));
-typedef int32_t Ints __attribute__((vector_size(4 * W)));
-typedef uint32_t Words __attribute__((vector_size(4 * W)));
-typedef uint16_t Halves __attribute__((vector_size(2 * W)));
-
-struct bf16 {
-  uint16_t bits;
-};
-
-template <typename T>
-inline T load_as(const void* from) {
-  T x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
-
-inline Floats load(const float* from) { return load_as<Floats>(from); }
+inline Floats load(const float* from) { return load<Floats>(from); }
 
 inline Floats load(const bf16* from) {
-  return (Floats)(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
+  return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
 }
-
-inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
@@ -60,33 +43,11 @@ inline double sum_of(Floats x) {
   return sum;
 }
 
-// exp for x <= 0 to about 2 ulp, as in attention.cpp: Cephes' scheme, 2^n times a polynomial.
-inline Floats exp_negative(Floats x) {
-  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  x = larger(x, Floats{} - 87.0f);
-  const Floats n = (x * 1.44269504f + shift) - shift;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return p * (Floats)(__builtin_convertvector(n + 127.0f, Ints) << 23);
-}
-
 template <typename T>  // uint32_t or Words
 inline T mix(T x) {    // Wellons' "lowbias32"
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
   return x ^ (x >> 16);
-}
-
-inline float widen(float x) { return x; }
-
-inline float widen(bf16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  return load_as<float>(&bits);
 }
 
 inline uint32_t key_of(uint64_t seed, uint64_t position) {  // the finaliser of splitmix64
@@ -317,7 +278,7 @@ struct Row {
       float bounds[BLOCK];
       Floats top = Floats{} + NEVER;
       for (int64_t i = b; i < b + BLOCK; i += W) {
-        const Words bits = mix(load_as<Words>(hashes + i) ^ key) >> 9;
+        const Words bits = mix(load<Words>(hashes + i) ^ key) >> 9;
         const Floats rest = 8388607.5f - __builtin_convertvector((Ints)bits, Floats);  // (1-u) 2^23
         const Floats log2 = __builtin_convertvector((Ints)rest, Floats) * 0x1p-23f - 150.0f;
         const Floats bound = load(s + i) + (1e-4f - 0.693147181f * log2);

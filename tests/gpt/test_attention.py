@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt.attention import (
-    KERNEL_MAX_TOKENS,
+    PLAIN_MAX_TOKENS,
     Chunk,
     RaggedAttention,
     RectangleAttention,
@@ -21,13 +21,13 @@ from gpt.attention import (
     attend_rows,
 )
 from gpt.cache import BlockTable, KVPool, KVShape
-from kernels import attention_library
+from kernels import attention_kernels
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # relative to the largest value
 
 rows = st.lists(
-    st.tuples(st.integers(0, 200), st.integers(0, KERNEL_MAX_TOKENS + 20)), min_size=1, max_size=6
+    st.tuples(st.integers(0, 200), st.integers(0, PLAIN_MAX_TOKENS + 20)), min_size=1, max_size=6
 )
 
 
@@ -126,7 +126,7 @@ def test_kernel_and_twin_compute_attention_for_rows_of_any_length(  # type: igno
     assert int(twin.keys.isfinite().sum()) == 2 * written * kv_heads * head_dim
 
 
-@pytest.mark.skipif(attention_library(64) is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(not attention_kernels(64), reason="no C++ compiler on this machine")
 def test_a_tokens_result_is_the_same_to_the_last_bit_in_any_batch() -> None:
     """Alone, beside others, or as the last of a chunk."""
     shape = KVShape(1, 4, 64, torch.float32, CPU)
@@ -136,6 +136,45 @@ def test_a_tokens_result_is_the_same_to_the_last_bit_in_any_batch() -> None:
         alone = Span(position, 1, position, whole.spans[0].table)
         out = RaggedAttention([alone], whole.pool)(0, whole.q, whole.k, whole.v)
         assert torch.equal(out[position], together[position])
+
+
+@pytest.mark.skipif("attend_amx_bf16" not in attention_kernels(80), reason="no AMX")
+@pytest.mark.parametrize("window", [None, 40])
+def test_with_amx_a_token_is_the_same_however_its_prompt_is_divided(window: int | None) -> None:
+    shape = KVShape(1, 2, 80, torch.bfloat16, CPU)
+    whole = iteration([(0, 150), (70, 33)], shape, 6, seed=2)
+    together = RaggedAttention(whole.spans, whole.pool, window=window)(0, *whole[2:])
+    table, start = whole.spans[0].table, 0
+    for length in (2, 31, 40, 3, 74):
+        part = Span(start, length, start, table)
+        out = RaggedAttention([part], whole.pool, window=window)(0, *whole[2:])
+        assert torch.equal(out[start : start + length], together[start : start + length])
+        start += length
+
+
+def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = attention_kernels.__wrapped__
+    monkeypatch.setattr("kernels._amx_allowed", lambda library: False)
+    assert not [name for name in refused(64) if "amx" in name]
+    assert refused(64).keys() == attention_kernels(64).keys() - {"attend_amx_bf16"}
+
+
+@pytest.mark.skipif(not attention_kernels(64), reason="no C++ compiler on this machine")
+@given(rows, st.sampled_from([None, 20]), st.integers(0, 2**31))
+@settings(max_examples=10)
+def test_the_kernel_without_amx_computes_bfloat16(lengths, window, seed) -> None:  # type: ignore[no-untyped-def]
+    shape = KVShape(1, 2, 64, torch.bfloat16, CPU)
+    of = iteration(lengths, shape, 4, seed)
+    if not len(of.q):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        plain = {"attend_bf16": attention_kernels(64)["attend_bf16"]}
+        patch.setattr("gpt.attention.attention_kernels", lambda head_dim: plain)
+        attend = RaggedAttention(of.spans, of.pool, window=window, scale=0.2)
+    expected = defined(of, 0, window, 0.2)
+    check(attend(0, of.q, of.k, of.v), expected)
 
 
 @given(

@@ -69,7 +69,7 @@ class LogitsTap:
 def without_kernel() -> Iterator[None]:
     """A machine without a C++ compiler."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt.attention, "attention_library", lambda head_dim: None)
+        patch.setattr(gpt.attention, "attention_kernels", lambda head_dim: {})
         patch.setattr(gpt.linear.layers, "linear_kernel", lambda _: None)
         patch.setattr(gpt.sampling, "sampling_library", lambda: None)
         yield
