@@ -86,7 +86,7 @@ def _linear_library(name: str) -> ctypes.CDLL | None:
 
 
 def _amx_allowed(library: ctypes.CDLL | None) -> bool:
-    """Whether the functions of `library` may run: False if they use AMX and the system refuses it."""
+    """False if the functions of `library` use AMX and the system refuses it."""
     allowed = getattr(library, "amx_allowed", None)
     if allowed is None or allowed():
         return True
