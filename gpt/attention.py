@@ -22,21 +22,10 @@ from torch.nn import functional as F
 from gpt.cache import BlockTable, KVPool, KVShape
 from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_kernels
 
-# Above this many new tokens in a row torch's blocked operator beats the kernel's plain loops:
-# measured on GPT-2 medium's heads, 2 cores, where the two meet between 64 and 192.
-PLAIN_MAX_TOKENS = 128
-
 Counts = NDArray[np.int64]
 
 
-class Kernel(NamedTuple):
-    """`attend`, and the most new tokens of a row for which it is faster than torch's operator."""
-
-    attend: Callable[..., None]
-    most: float
-
-
-def attention_kernel(shape: KVShape) -> Kernel | None:
+def attention_kernel(shape: KVShape) -> Callable[..., None] | None:
     """The compiled kernel for such a pool; None where torch's operators are used."""
     if (
         shape.device.type != "cpu"
@@ -45,11 +34,9 @@ def attention_kernel(shape: KVShape) -> Kernel | None:
     ):
         return None
     kernels = attention_kernels(shape.head_dim)
-    if shape.dtype == torch.bfloat16 and "attend_amx_bf16" in kernels:
-        return Kernel(kernels["attend_amx_bf16"], math.inf)
-    names = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
-    plain = kernels.get(names.get(shape.dtype, ""))
-    return None if plain is None else Kernel(plain, PLAIN_MAX_TOKENS)
+    if shape.dtype == torch.bfloat16:
+        return kernels.get("attend_amx_bf16") or kernels.get("attend_bf16")
+    return kernels.get("attend_f32") if shape.dtype == torch.float32 else None
 
 
 class Span(NamedTuple):
@@ -78,26 +65,27 @@ class RaggedAttention:
         self._window = 2**62 if window is None else window
         self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
         self._kernel = attention_kernel(pool.shape)
-        most = 0 if self._kernel is None else self._kernel.most
-        by_kernel = [span for span in spans if 0 < span.length <= most]
-        self._by_torch = [Chunk(span, pool.shape, window) for span in spans if span.length > most]
+        spans = [span for span in spans if span.length]
+        if self._kernel is None:
+            self._chunks = [Chunk(span, pool.shape, window) for span in spans]
+            return
         # what the kernel reads of the rows: first, count, start, address of the blocks
-        rows = [(*span[:3], span.table.address) for span in by_kernel]
+        rows = [(*span[:3], span.table.address) for span in spans]
         self._alive = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
-        self._rows = len(rows), [ctypes.c_void_p(row.ctypes.data) for row in self._alive]
+        self._rows = len(rows), *(ctypes.c_void_p(row.ctypes.data) for row in self._alive)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        count, rows = self._rows
-        if self._kernel is not None and count:
-            self._kernel.attend(
-                q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-                count, q.shape[1], k.shape[1], q.stride(0), k.stride(0), v.stride(0),
-                *rows, *self._pool.addresses[layer], self._pool.shape.block_tokens,
-                self._window, self._scale,
-            )  # fmt: skip
-        if self._by_torch:
-            attend_rows(self._by_torch, self._pool, layer, q, k, v, out, self._scale)
+        if self._kernel is None:
+            attend_rows(self._chunks, self._pool, layer, q, k, v, out, self._scale)
+            return out
+        count, *rows = self._rows
+        self._kernel(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+            count, q.shape[1], k.shape[1], q.stride(0), k.stride(0), v.stride(0),
+            *rows, *self._pool.addresses[layer], self._pool.shape.block_tokens,
+            self._window, self._scale,
+        )  # fmt: skip
         return out
 
 

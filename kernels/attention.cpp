@@ -56,9 +56,9 @@ inline void store_head(bf16* to, const Floats* head) {
 }
 
 // Adds neighbours: sums of a's pairs, then sums of b's.
-inline Floats add_pairs(Floats a, Floats b) {
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+template <int... I>
+inline Floats add_pairs(Floats a, Floats b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, 2 * I...) + __builtin_shufflevector(a, b, 2 * I + 1 ...);
 }
 
 // Hides from the compiler how the address came about. It would otherwise compute all addresses of a
@@ -80,40 +80,42 @@ inline void prefetch(const T*& at, int64_t stride) {
   hide(at);
 }
 
-template <typename T>
-inline Floats dot(const Floats* query, const T* key) {
-  Floats sum{};
-  each_vector(key, [&](int c, Floats x) { sum += query[c] * x; });
-  return sum;
-}
-
-// Scores of one query for the next N keys, `stride` apart, 16 / N partial sums of each. The recursion
+// Scores of Q queries for the next N keys, `stride` apart, 16 / N partial sums of each. The recursion
 // keeps all sums in registers. Prefetches from `next` on, unless it is null.
-template <int N, typename T, typename Next>
-__attribute__((always_inline)) inline Floats score(const Floats* query, const T*& key,
-                                                   int64_t stride, Next& next) {
+template <int N, int Q, typename T, typename Next>
+__attribute__((always_inline)) inline void score(const Floats* queries, const T*& key,
+                                                 int64_t stride, Next& next, Floats (&sums)[Q]) {
   if constexpr (N == 1) {
     if constexpr (!std::is_null_pointer_v<Next>) prefetch(next, stride);
-    const Floats sum = dot(query, key);
+    for (int q = 0; q < Q; ++q) sums[q] = Floats{};
+    each_vector(key, [&](int c, Floats x) {
+      for (int q = 0; q < Q; ++q) sums[q] += queries[q * C + c] * x;
+    });
     key += stride;
     hide(key);
-    return sum;
   } else {
-    const Floats left = score<N / 2>(query, key, stride, next);
-    return add_pairs(left, score<N / 2>(query, key, stride, next));
+    Floats left[Q], right[Q];
+    score<N / 2>(queries, key, stride, next, left);
+    score<N / 2>(queries, key, stride, next, right);
+    for (int q = 0; q < Q; ++q) sums[q] = add_pairs(left[q], right[q], std::make_integer_sequence<int, W>());
   }
 }
 
-template <typename T, typename Next>
-inline void add_values(const float* weights, const T* values, int64_t stride, int64_t n,
-                       Floats* sum, Next next) {
-  Floats total[C];
-  for (int c = 0; c < C; ++c) total[c] = sum[c];
+// Adds n values, `stride` apart, to the sums of Q queries, whose weights are `width` apart.
+template <int Q, typename T, typename Next>
+inline void add_values(const float* weights, int64_t width, const T* values, int64_t stride,
+                       int64_t n, Floats* sums, Next next) {
+  Floats total[Q][C];
+  for (int q = 0; q < Q; ++q)
+    for (int c = 0; c < C; ++c) total[q][c] = sums[q * C + c];
   for (int64_t i = 0; i < n; ++i) {
     if constexpr (!std::is_null_pointer_v<Next>) prefetch(next, stride);
-    each_vector(values + i * stride, [&](int c, Floats x) { total[c] += weights[i] * x; });
+    each_vector(values + i * stride, [&](int c, Floats x) {
+      for (int q = 0; q < Q; ++q) total[q][c] += weights[q * width + i] * x;
+    });
   }
-  for (int c = 0; c < C; ++c) sum[c] = total[c];
+  for (int q = 0; q < Q; ++q)
+    for (int c = 0; c < C; ++c) sums[q * C + c] = total[q][c];
 }
 
 // Softmax of the scores from `low` to `end` of `width`, which is a multiple of W.
@@ -129,28 +131,31 @@ inline void softmax(float* scores, int64_t low, int64_t end, int64_t width) {
   };
   Floats peaks = Floats{} - INFINITY, totals{};
   each([&](Floats& x) { peaks = x > peaks ? x : peaks; });
-  float peak = peaks[0], total = 0;
-  for (int i = 1; i < W; ++i) peak = std::max(peak, peaks[i]);
+  const float peak = reduce(peaks, [](auto a, auto b) { return a > b ? a : b; });
   each([&](Floats& x) { totals += x = exp_negative(x - peak); });
-  for (int i = 0; i < W; ++i) total += totals[i];
-  each([&](Floats& x) { x /= total; });
+  const float share = 1 / reduce(totals, [](auto a, auto b) { return a + b; });
+  each([&](Floats& x) { x *= share; });
 }
 
-// The scratch memory of a thread.
+// The scratch memory of a thread. In vectors, which are lines of the cache where vectors are longest:
+// reading across two lines takes twice as long.
 struct Scratch {
-  std::vector<float> scores, keys, values;
-  std::vector<Floats> query, sum;
+  std::vector<Floats> scores, keys, values, query, sum;
 
+  // positions: a multiple of W.
   void reserve(int64_t queries, int64_t positions) {
-    grow(scores, queries * positions);
+    grow(scores, queries * positions / W);
     grow(query, queries * C);
     grow(sum, queries * C);
   }
 
-  template <typename T>
-  static void grow(std::vector<T>& memory, int64_t size) {
+  static void grow(std::vector<Floats>& memory, int64_t size) {
     if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
   }
+
+  float* score(int64_t at) { return reinterpret_cast<float*>(scores.data()) + at; }
+  float* value(int64_t at) { return reinterpret_cast<float*>(values.data()) + at; }
+  float* key(int64_t at) { return reinterpret_cast<float*>(keys.data()) + at; }
 };
 
 // Some neighbouring heads of one row.
@@ -200,17 +205,18 @@ struct Task : Row<T> {
     for (int64_t t = from; t < end; t += W)
       each(call.keys + slot(t), t + W < end ? call.keys + slot(t + W) : call.values + slot(from),
            [&](int64_t j, const T* key, auto next) {
-             store(&scratch.scores[j * width + t - from],
-                   score<W>(&scratch.query[j * C], key, token, next));
+             Floats of[1];
+             score<W>(&scratch.query[j * C], key, token, next, of);
+             store(scratch.score(j * width + t - from), of[0]);
            });
     for (int64_t j = 0; j < heads * group; ++j)
-      softmax(&scratch.scores[j * width], low - from, end - from, width);
+      softmax(scratch.score(j * width), low - from, end - from, width);
     for (int64_t t = from; t < end; t += W) {
       const int64_t skip = std::max<int64_t>(0, low - t), stop = std::min<int64_t>(W, end - t);
       each(call.values + slot(t), call.values + slot(std::min(t + W, (end - 1) / W * W)),
            [&](int64_t j, const T* values, auto next) {
-             add_values(&scratch.scores[j * width + t - from + skip], values + skip * token, token,
-                        stop - skip, &scratch.sum[j * C], next);
+             add_values<1>(scratch.score(j * width + t - from + skip), width,
+                           values + skip * token, token, stop - skip, &scratch.sum[j * C], next);
            });
     }
     finish(call.first[row], 0);
@@ -221,48 +227,69 @@ struct Task : Row<T> {
   void attend_all() {
     const int64_t low = lowest(call.start[row] + 1) / W * W, count = call.count[row];
     const int64_t end = call.start[row] + count;
-    const int64_t positions = end - low + W;  // keys are read W at a time
+    const int64_t positions = (end - low + W - 1) / W * W;  // keys are read W at a time
     scratch.reserve(TOKENS * group, positions);
-    scratch.grow(scratch.keys, positions * dim);
-    scratch.grow(scratch.values, positions * dim);
+    scratch.grow(scratch.keys, positions * C);
+    scratch.grow(scratch.values, positions * C);
     for (int64_t t = low; t < end; ++t) {
       const int64_t from = slot(t), to = (t - low) * dim;
-      each_vector(call.keys + from, [&](int c, Floats x) { store(&scratch.keys[to + c * W], x); });
+      each_vector(call.keys + from, [&](int c, Floats x) { store(scratch.key(to + c * W), x); });
       each_vector(call.values + from,
-                  [&](int c, Floats x) { store(&scratch.values[to + c * W], x); });
+                  [&](int c, Floats x) { store(scratch.value(to + c * W), x); });
     }
     for (int64_t i = 0; i < count; i += TOKENS) attend_some(i, std::min(count, i + TOKENS), low);
   }
 
   void attend_some(int64_t first, int64_t last, int64_t from) {
     const int64_t start = call.start[row], width = (start + last - from + W - 1) / W * W;
-    const auto each = [&](auto work) {  // (low, end, query) of what a query attends to
-      for (int64_t i = first; i < last; ++i)
-        for (int64_t j = (i - first) * group; j < (i - first + 1) * group; ++j)
-          work(lowest(start + i + 1), start + i + 1, j);
-    };
+    const int64_t count = (last - first) * group;
+    const auto stop_of = [&](int64_t j) { return start + first + j / group + 1; };
     for (int64_t i = first; i < last; ++i) begin(call.first[row] + i, (i - first) * group);
     for (int64_t t = from; t < start + last; t += W)
-      each([&](int64_t low, int64_t end, int64_t j) {
-        if (t >= end || t + W <= low) return;
-        const float* key = &scratch.keys[(t - from) * dim];
-        auto none = nullptr;
-        store(&scratch.scores[j * width + t - from],
-              score<W>(&scratch.query[j * C], key, dim, none));
-      });
-    each([&](int64_t low, int64_t end, int64_t j) {
-      const int64_t own = low / W * W;
-      softmax(&scratch.scores[j * width + own - from], low - own, end - own,
-              (end - own + W - 1) / W * W);
-    });
+      for (int64_t j = 0; j < count; j += 2) {
+        const int64_t both = std::min(j + 1, count - 1);
+        if (t >= stop_of(both) || t + W <= lowest(stop_of(j))) continue;
+        if (both > j) score_some<2>(j, t - from, width);
+        else score_some<1>(j, t - from, width);
+      }
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t low = lowest(stop_of(j)), own = low / W * W;
+      softmax(scratch.score(j * width + own - from), low - own, stop_of(j) - own,
+              (stop_of(j) - own + W - 1) / W * W);
+    }
     for (int64_t t = from; t < start + last; t += W)
-      each([&](int64_t low, int64_t end, int64_t j) {
-        if (t >= end || t + W <= low) return;
-        const int64_t skip = std::max(t, low), stop = std::min(t + W, end);
-        add_values(&scratch.scores[j * width + skip - from], &scratch.values[(skip - from) * dim],
-                   dim, stop - skip, &scratch.sum[j * C], nullptr);
-      });
+      for (int64_t j = 0; j < count; j += 2) {
+        const auto add = [&](auto queries, int64_t j, int64_t begin, int64_t end) {
+          begin = std::max(begin, t), end = std::min(end, t + W);
+          if (begin < end)
+            add_values<queries.value>(scratch.score(j * width + begin - from), width,
+                                      scratch.value((begin - from) * dim), dim, end - begin,
+                                      &scratch.sum[j * C], nullptr);
+        };
+        constexpr std::integral_constant<int, 1> one;
+        constexpr std::integral_constant<int, 2> two;
+        const int64_t stop = stop_of(j), low = lowest(stop);
+        if (j + 1 == count) {
+          add(one, j, low, stop);
+          continue;
+        }
+        // what only the first sees, both see, only the second sees
+        const int64_t next_stop = stop_of(j + 1), next_low = lowest(next_stop);
+        add(one, j, low, std::min(next_low, stop));
+        add(two, j, next_low, stop);
+        add(one, j + 1, std::max(next_low, stop), next_stop);
+      }
     for (int64_t i = first; i < last; ++i) finish(call.first[row] + i, (i - first) * group);
+  }
+
+  // Of Q queries from j on, for the keys at `at` and after it.
+  template <int Q>
+  void score_some(int64_t j, int64_t at, int64_t width) {
+    const float* key = scratch.key(at * dim);
+    auto none = nullptr;
+    Floats of[Q];
+    score<W>(&scratch.query[j * C], key, dim, none, of);
+    for (int q = 0; q < Q; ++q) store(scratch.score((j + q) * width + at), of[q]);
   }
 };
 
@@ -314,7 +341,7 @@ void attend_rows(const Call<T>& call) {
       }
     }
     Scratch scratch;
-    scratch.reserve(heads * (call.heads / call.kv_heads), longest + W);
+    scratch.reserve(heads * (call.heads / call.kv_heads), (longest + 2 * W) / W * W);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < call.rows * tasks; ++task) {
       const int64_t row = task / tasks, head = task % tasks * heads;

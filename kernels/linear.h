@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#define VECTOR_LANES 16  // a panel, whatever the registers
 #include "registers.h"
 
 namespace {

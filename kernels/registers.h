@@ -1,5 +1,4 @@
-// What the kernels compute in: vectors of 16 numbers, which compilers split where registers are
-// narrower, and AMX's tiles.
+// What the kernels compute in: vectors of numbers and AMX's tiles.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,17 @@
 
 namespace {
 
-constexpr int W = 16;  // lanes
+// Lanes of a vector: as many as a register has. Compilers split longer vectors, but convert and
+// shuffle them one number at a time.
+#if defined(VECTOR_LANES)
+constexpr int W = VECTOR_LANES;
+#elif defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
 
 typedef float Floats __attribute__((vector_size(4 * W)));
 typedef int32_t Ints __attribute__((vector_size(4 * W)));
@@ -74,6 +83,16 @@ inline Floats exp_negative(Floats x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   return p * (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
+}
+
+// The lanes of x combined in pairs, then pairs of pairs, and so on.
+template <typename Combine>
+inline float reduce(Floats x, Combine combine) {
+  float lanes[W];
+  store(lanes, x);
+  for (int n = W / 2; n; n /= 2)
+    for (int i = 0; i < n; ++i) lanes[i] = combine(lanes[i], lanes[i + n]);
+  return lanes[0];
 }
 
 // Interleaves groups of STEP words: of each pair of groups the first comes from a, the second from b.

@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 8 * W;    // tokens examined together
+constexpr int64_t BLOCK = 128;      // tokens examined together
 constexpr int64_t SMALL = 1 << 16;  // logits not worth a second thread
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -84,7 +84,8 @@ struct History {
 // The order in which sets take tokens: by key, and by id among equal keys. Returns which of W tokens
 // from `first` on come before the place (key, id).
 inline Ints are_before(const float* keys, int64_t first, float key, int64_t id) {
-  static constexpr Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Ints lanes;
+  for (int i = 0; i < W; ++i) lanes[i] = i;
   const Floats x = load(keys + first);
   return (x > key) | ((x == key) & (lanes < static_cast<int32_t>(id - first)));
 }
@@ -179,9 +180,9 @@ struct Row {
   void keep_best(int64_t count) {
     const float* const s = scores.data();
     tops.clear();
-    for (int64_t b = 0; b < padded; b += 4 * BLOCK) {
+    for (int64_t b = 0; b < padded; b += 32 * W) {
       Floats top = load(s + b);
-      for (int64_t i = b + W; i < std::min(padded, b + 4 * BLOCK); i += W)
+      for (int64_t i = b + W; i < std::min(padded, b + 32 * W); i += W)
         top = larger(top, load(s + i));
       for (int i = 0; i < W; ++i) tops.push_back(top[i]);
     }
