@@ -1,7 +1,7 @@
 """Our engine and others at the same work: output tokens per second without HTTP, on a CPU.
 
     python -m benchmarks.peers --install        # makes the environments first, some gigabytes
-    python -m benchmarks.peers                  # bf16 and fp32, about 40 minutes
+    python -m benchmarks.peers                  # bf16 and fp32, one to two hours
     python -m benchmarks.peers --peers vLLM --dtypes bfloat16 --requests 4
 
 The same weights, prompts and output lengths for all (see benchmarks/common.py), greedy, no end
@@ -281,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
 
+    different = [args.work] * (args.work != parser.get_default("work")) + ["sampled"] * args.sampled
+    different += args.dtypes if args.dtypes != parser.get_default("dtypes") else []
     peers = [peer for peer in PEERS if peer.name in args.peers]
     missing = installed(peers, args.install)
     results: list[Result] = []
@@ -341,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report,
         table(f"{args.model}, {args.work}{', sampled' * args.sampled},", results, limits, ends),
         args.out,
-        "peers",
+        "-".join(["peers", *different]),
     )
 
 

@@ -59,7 +59,14 @@ def _bench(
     return Recording(name, minutes, command, folder, shows, measures, needs)
 
 
-_HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
+def _peers(work: str, minutes: float, options: str) -> Recording:
+    """With the two peers that decode fastest: all of them take hours."""
+    name = f"peers-{work}"
+    command = f"""peers --peers "OpenVINO GenAI" vLLM {options}"""
+    return _bench(name, minutes, command, _PEERS, f"{name}.json", LOOP, "peers")
+
+
+_PEERS = "results/reference-peers"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
 _KERNELS, _PRODUCTS = "results/reference-kernels", ("gpt/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store")
@@ -77,7 +84,15 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),
     _bench("modes", 45, "modes --http", _MODES, "modes.json", LOOP, "development"),
-    _bench("peers", 45, "peers", "results/reference-peers", "peers.json", LOOP, "peers"),
+    _peers("bfloat16", 20, "--dtypes bfloat16"),
+    _peers("float32", 25, "--dtypes float32"),
+    _peers("int8", 15, "--dtypes int8"),
+    _peers("prefill-bfloat16", 15, "--work prefill --dtypes bfloat16"),
+    _peers("prefill-float32", 35, "--work prefill --dtypes float32"),
+    _peers("mixed-bfloat16", 15, "--work mixed --dtypes bfloat16"),
+    _peers("mixed-float32", 25, "--work mixed --dtypes float32"),
+    _peers("sampled-bfloat16", 20, "--sampled --dtypes bfloat16"),
+    _peers("sampled-float32", 25, "--sampled --dtypes float32"),
     _bench("http-peers", 15, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
     _bench("streams", 10, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
