@@ -60,12 +60,13 @@ def _bench(
 
 
 def _peers(work: str, minutes: float, options: str) -> Recording:
-    """With the two peers that decode fastest: all of them take hours."""
+    """Beside the two peers that decode fastest; all peers take more than an hour."""
     name = f"peers-{work}"
     command = f"""peers --peers "OpenVINO GenAI" vLLM {options}"""
     return _bench(name, minutes, command, _PEERS, f"{name}.json", LOOP, "peers")
 
 
+_HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _PEERS = "results/reference-peers"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
 _KERNELS, _PRODUCTS = "results/reference-kernels", ("gpt/linear", "kernels")
