@@ -52,6 +52,21 @@ inline Lanes broadcast(float x) {  // GCC does not treat x + zeros as a copy, an
 #endif
 }
 
+// Adds the products of an input and a vector of weights for each vector of a row's sums. With AVX-512
+// the multiplication itself broadcasts the input: GCC would use an instruction more for each row, and
+// two threads of a core share the instructions that it decodes.
+inline void add_products(Lanes (&sums)[VECTORS], const Lanes (&weight)[VECTORS], const float& input) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#pragma GCC unroll 4
+  for (int v = 0; v < VECTORS; ++v)
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sums[v]) : "v"(weight[v]), "m"(input));
+#else
+  const Lanes inputs = broadcast(input);
+#pragma GCC unroll 4
+  for (int v = 0; v < VECTORS; ++v) sums[v] += weight[v] * inputs;
+#endif
+}
+
 // Completes a row's sums before the next row's: otherwise GCC gathers the inputs of all rows first and
 // spills the sums for which no register is left.
 template <typename Sum>
@@ -93,9 +108,7 @@ struct Float {
     for (int v = 0; v < VECTORS; ++v) weight[v] = load<Lanes>(weights + v * LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Lanes input = broadcast(inputs[r]);
-#pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
+      add_products(sums[r], weight, inputs[r]);
       settle(sums[r]);
     }
   }
@@ -289,6 +302,13 @@ struct LaneOf<IntLanes> {
   typedef int32_t T;
 };
 
+// Fetches where a row's results for a group will be written, while its last products are added.
+template <typename Y>
+inline void fetch_outputs(const Layer& layer, int64_t row, int64_t group) {
+  const auto* const to = static_cast<const Y*>(layer.y) + row * layer.outputs + group * OUTPUTS;
+  for (int64_t i = 0; i < OUTPUTS; i += 64 / sizeof(Y)) __builtin_prefetch(to + i, 1);
+}
+
 template <typename V>
 void linear_block(const Layer& layer) {
   typedef typename V::Input Input;
@@ -325,16 +345,14 @@ void linear_block(const Layer& layer) {
       }
     }
 
-#pragma omp for schedule(static)
-    for (int64_t k = 0; k < words; k += LANES) {
-      const int64_t k0 = k / stretch * stretch, n = std::min(stretch, words - k0);
-      for (int64_t t = 0, first = 0; t < tiles; ++t) {
-        const int64_t count = shorter + (t < longer);
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t t = 0; t < tiles; ++t)  // one tile after the other: processors prefetch few streams
+      for (int64_t k = 0; k < words; k += LANES) {
+        const int64_t k0 = k / stretch * stretch, n = std::min(stretch, words - k0);
+        const int64_t first = t * shorter + std::min(t, longer), count = shorter + (t < longer);
         pack<V>(lines + first, count, k, std::min<int64_t>(LANES, words - k),
                 packed + (k0 * rows + first * n + (k - k0) * count) * V::PARTS);
-        first += count;
       }
-    }
 
     Sum* const sums = kept<Sum, SUMS>(rows * OUTPUTS);
 #pragma omp for schedule(static)
@@ -344,9 +362,12 @@ void linear_block(const Layer& layer) {
         const auto* const from = weights + (g * words + k0) * OUTPUTS;
         int64_t next = (g * words + k0) * OUTPUTS * 4 + AHEAD;
         for (int64_t t = 0, first = 0; t < tiles; ++t, next += n * stride) {
+          const int64_t count = shorter + (t < longer);
+          if (k0 + n == words)
+            for (int64_t r = first; r < first + count; ++r) fetch_outputs<typename V::X>(layer, r, g);
           (t < longer ? long_tile : short_tile)(n, packed + (k0 * rows + first * n) * V::PARTS, from, k0 == 0,
                                                 sums + first * OUTPUTS, base, next, stride);
-          first += shorter + (t < longer);
+          first += count;
         }
       }
       for (int64_t r = 0, at = g * OUTPUTS; r < rows; ++r) {
