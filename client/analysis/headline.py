@@ -1,4 +1,4 @@
-"""What a comparison states first: capacity, throughput at saturation, latency where both sustain.
+"""What a comparison states first: capacity, throughput at saturation, latency where both keep up.
 
 Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
 reflect the length of the run. So each figure is compared where it has a meaning. Pure.

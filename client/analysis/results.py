@@ -145,7 +145,7 @@ class AtSaturation:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What a comparison found: capacity, throughput at saturation, latency where both sustain.
+    """What a comparison found: capacity, throughput at saturation, latency where both keep up.
 
     ``share`` of the requests must meet ``objectives``. ``controls`` compare a contestant with
     itself: how far the machine alone moves each figure.

@@ -36,8 +36,8 @@ def names_of(points: Sequence[Point]) -> list[str]:
 
 
 def telling_load(points: Sequence[Point]) -> float:
-    """The most informative load: the highest that all contestants ran and some sustain, otherwise
-    the highest that one sustains, otherwise the lowest."""
+    """The most informative load: the highest that all contestants ran and with which some keep up,
+    otherwise the highest with which one does, otherwise the lowest."""
     loads = sorted({p.load for p in points}, reverse=True)
     calm = [x for x in loads if any(p.load == x and p.verdict == VALID for p in points)]
     everyone = len(names_of(points))

@@ -74,7 +74,7 @@ def _times(pair: Pair) -> str:
 
 
 def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[Point]) -> str:
-    """At the highest load that it and another contestant sustain."""
+    """At the highest load with which it and another contestant keep up."""
     pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
     if not pairs:
         return _alone(hero, points)
@@ -95,7 +95,7 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
         if ratio.low <= 1 <= ratio.high:
             told += ", so no difference is certain"
     return (
-        f"At {rate(mine.offered)} (load {pair.load:g}), which both sustain, half "
+        f"At {rate(mine.offered)} (load {pair.load:g}), with which both keep up, half "
         f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
         f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
         f"{spoken(pair.over)}: {told}."
@@ -103,13 +103,13 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
 
 
 def _alone(hero: str, points: Sequence[Point]) -> str:
-    """If no other keeps up: its own latency at the highest load that it sustains."""
+    """If no other keeps up: its own latency at the highest load with which it does."""
     calm = [p for p in points if p.contestant == hero and p.verdict == VALID]
     if not calm:
-        return f"{spoken(hero)} sustained no load, so its latencies have no meaning."
+        return f"{spoken(hero)} kept up with no load, so its latencies have no meaning."
     p = max(calm, key=lambda p: p.load)
     return (
-        f"At {rate(p.offered)} (load {p.load:g}), which {spoken(hero)} sustains, "
+        f"At {rate(p.offered)} (load {p.load:g}), with which {spoken(hero)} keeps up, "
         f"the median time to the first token was {seconds(p.latency('ttft', 50))} and that to the "
         f"whole response {seconds(p.latency('e2e', 50))}."
     )
