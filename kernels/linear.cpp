@@ -3,18 +3,18 @@
 // Torch's kernels are made for more.
 //
 // Weights are stored in groups of two panels of 16 outputs, so that the vectors of a word of weights
-// are multiplied with the broadcast inputs of up to ROWS rows, whose sums stay in registers. A stretch of weights and of
-// inputs that the first-level cache holds serves all rows before the next: the tile, the packing and
-// the blocking of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM
-// TOMS 34(3), 2008).
+// are multiplied with the broadcast inputs of up to ROWS rows, whose sums stay in registers. A stretch
+// of weights and of inputs that the first-level cache holds serves all rows before the next: the tile,
+// the packing and the blocking of Goto and van de Geijn ("Anatomy of High-Performance Matrix
+// Multiplication", ACM TOMS 34(3), 2008).
 //
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit in any batch.
 //
-// There is a function for each variant that the processor can run: float32; bfloat16 widened to
-// float32 in registers, or two at a time (VDPBF16PS); int8 four at a time (VPDPBUSD).
-// gpt/linear/choice.py measures which is the fastest: on some processors VDPBF16PS does no more per
-// second than float32. Needs AVX-512 or AVX2; for other processors there is no function.
+// There is a function for each variant that the processor can run: float32, its inputs broadcast by an
+// instruction or by the multiplication; bfloat16 widened to float32 in registers, or two at a time
+// (VDPBF16PS); int8 four at a time (VPDPBUSD). gpt/linear/choice.py measures which is the fastest: on
+// some processors VDPBF16PS does no more per second than float32. Needs AVX-512 or AVX2; for other processors there is no function.
 
 #if defined(__AVX2__) && defined(__FMA__)
 
@@ -27,6 +27,7 @@
 namespace {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
+#define EMBEDDED_BROADCAST
 constexpr int LANES = 16;
 constexpr int ROWS = 14;  // 28 sums in 32 registers
 #else
@@ -52,19 +53,22 @@ inline Lanes broadcast(float x) {  // GCC does not treat x + zeros as a copy, an
 #endif
 }
 
-// Adds the products of an input and a vector of weights for each vector of a row's sums. With AVX-512
-// the multiplication itself broadcasts the input: GCC would use an instruction more for each row, and
-// two threads of a core share the instructions that it decodes.
+// Adds the products of an input and a vector of weights for each vector of a row's sums. EMBEDDED:
+// the multiplication itself broadcasts the input. That takes an instruction less for each row and a
+// load more, so which is faster depends on the processor. The results are the same.
+template <bool EMBEDDED>
 inline void add_products(Lanes (&sums)[VECTORS], const Lanes (&weight)[VECTORS], const float& input) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(EMBEDDED_BROADCAST)
+  if constexpr (EMBEDDED) {
 #pragma GCC unroll 4
-  for (int v = 0; v < VECTORS; ++v)
-    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sums[v]) : "v"(weight[v]), "m"(input));
-#else
+    for (int v = 0; v < VECTORS; ++v)
+      asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sums[v]) : "v"(weight[v]), "m"(input));
+    return;
+  }
+#endif
   const Lanes inputs = broadcast(input);
 #pragma GCC unroll 4
   for (int v = 0; v < VECTORS; ++v) sums[v] += weight[v] * inputs;
-#endif
 }
 
 // Completes a row's sums before the next row's: otherwise GCC gathers the inputs of all rows first and
@@ -92,6 +96,7 @@ struct Line {
 // A variant: type X of the layer's inputs, Word of weights, PARTS of a word of inputs, each of which
 // is broadcast as Input, Sum vector, and their product.
 
+template <bool EMBEDDED>
 struct Float {
   typedef float X;
   typedef float Word;
@@ -108,7 +113,7 @@ struct Float {
     for (int v = 0; v < VECTORS; ++v) weight[v] = load<Lanes>(weights + v * LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      add_products(sums[r], weight, inputs[r]);
+      add_products<EMBEDDED>(sums[r], weight, inputs[r]);
       settle(sums[r]);
     }
   }
@@ -398,7 +403,10 @@ void linear(const Layer& layer) {
 
 }  // namespace
 
-EXPORT(linear_f32, linear<Float>)
+EXPORT(linear_f32, linear<Float<false>>)
+#if defined(EMBEDDED_BROADCAST)
+EXPORT(linear_embedded_f32, linear<Float<true>>)
+#endif
 EXPORT(linear_widened_bf16, linear<Widened>)
 #if defined(__AVX512BF16__)
 EXPORT(linear_dot_bf16, linear<Dot>)

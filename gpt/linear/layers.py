@@ -92,7 +92,10 @@ class Kernel:
 
 
 KERNELS: dict[Precision, list[Kernel]] = {
-    "float32": [Kernel("fma", "linear_f32", 1, 1)],
+    "float32": [
+        Kernel("fma", "linear_f32", 1, 1),
+        Kernel("fma-embedded", "linear_embedded_f32", 1, 1),
+    ],
     "bfloat16": [
         Kernel("amx", "linear_amx_bf16", 2, 16),
         Kernel("widened", "linear_widened_bf16", 2, 1),

@@ -128,12 +128,13 @@ def test_rows_of_zeros_give_the_bias(precision: Precision, variant: Variant) -> 
     assert torch.equal(y, linear.bias.expand(3, 48))
 
 
-def test_all_int8_kernels_give_the_same_bits() -> None:
-    """Sums of integers are exact, whatever instruction takes them."""
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_all_kernels_of_a_precision_give_the_same_bits(precision: Precision) -> None:
+    """float32's differ only in how an input is broadcast, and sums of integers are exact."""
     torch.manual_seed(0)
-    linear = Int8Linear(layer(300, 70, "tanh", "int8"))
-    x = torch.randn(40, 300).bfloat16()
-    results = [v.make(linear)(x) for p, v in OURS if p == "int8"]
+    linear = plain(layer(300, 70, "tanh", precision), precision)
+    x = torch.randn(40, 300).to(dtype_of(precision))
+    results = [v.make(linear)(x) for p, v in OURS if p == precision]
     assert all(torch.equal(a, b) for a, b in itertools.pairwise(results))
 
 

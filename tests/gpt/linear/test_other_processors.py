@@ -16,16 +16,17 @@ import kernels
 from gpt.linear.layers import KERNELS, Int8Linear, Kernel, KernelLinear, Precision
 from gpt.network import GeluLinear
 
+AVX512 = {"linear_f32", "linear_embedded_f32", "linear_widened_bf16"}
 # a processor that compilers know, what /proc/cpuinfo must show to run its code, its functions
 PROCESSORS = [
     ("haswell", {"avx2", "fma"}, {"linear_f32", "linear_widened_bf16"}),
     ("alderlake", {"avx_vnni"}, {"linear_f32", "linear_widened_bf16", "linear_int8"}),
-    ("skylake-avx512", {"avx512bw"}, {"linear_f32", "linear_widened_bf16"}),
-    ("cascadelake", {"avx512_vnni"}, {"linear_f32", "linear_widened_bf16", "linear_int8"}),
+    ("skylake-avx512", {"avx512bw"}, AVX512),
+    ("cascadelake", {"avx512_vnni"}, {*AVX512, "linear_int8"}),
     (
         "cooperlake",
         {"avx512_bf16", "avx512_vnni"},
-        {"linear_f32", "linear_widened_bf16", "linear_dot_bf16", "linear_int8"},
+        {*AVX512, "linear_dot_bf16", "linear_int8"},
     ),
 ]
 ALL = [(precision, kernel) for precision, of in KERNELS.items() for kernel in of]
