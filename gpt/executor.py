@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,11 @@ from gpt.transfer import ReadBack, send
 from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step
 
 
+# of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
+# the system maps new memory for each of them
+PASS_BYTES = 8 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What is running, for people and reports."""
@@ -46,6 +51,21 @@ class ModelInfo:
 def count_parameters(network: GPT) -> int:
     # an int8 head is a copy of the embedding; elsewhere they are one tensor
     return sum(p.numel() for name, p in network.named_parameters() if name != "head.weight")
+
+
+def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slice, list[Span]]]:
+    """Divides an axis of `tokens` between rows, each part with its spans: a part has `most` tokens
+    at most, or a single row."""
+    if tokens <= most:
+        yield slice(0, tokens), list(spans)
+        return
+    begin, own = 0, list[Span]()
+    for span in sorted(spans, key=lambda span: span.first):
+        if own and span.first + span.length - begin > most:
+            yield slice(begin, span.first), own
+            begin, own = span.first, []
+        own.append(span._replace(first=span.first - begin))
+    yield slice(begin, tokens), own
 
 
 class KnownSequence:
@@ -158,6 +178,8 @@ class Executor(ABC):
         self._sampler = Sampler()
         self._started: Started | None = None
         self._kernel = kernel
+        widest_bytes = 4 * network.config.n_embd * dtype.itemsize  # of a token, within an MLP
+        self._pass_tokens = PASS_BYTES // widest_bytes
         self.gpu: Device | None = None
 
     @with_our_errors
@@ -237,9 +259,16 @@ class Executor(ABC):
         """Hidden states `[N, C]`, and logits `[draws, V]` after the places `drawn`."""
         if self.gpu is not None:
             return self.gpu(flat.tokens, flat.positions, drawn, flat.spans)
-        attend = flat.attend or RaggedAttention(flat.spans, self.pool)
-        positions = torch.from_numpy(flat.positions)
-        hidden = self.network(torch.tensor(flat.tokens), positions, attend)
+        tokens, positions = torch.tensor(flat.tokens), torch.from_numpy(flat.positions)
+        if flat.attend is not None:
+            hidden = self.network(tokens, positions, flat.attend)
+        else:
+            hidden = torch.cat(
+                [
+                    self.network(tokens[part], positions[part], RaggedAttention(spans, self.pool))
+                    for part, spans in passes(flat.spans, len(tokens), self._pass_tokens)
+                ]
+            )
         return hidden, self.network.head(hidden[drawn]) if drawn else hidden[:0]
 
     def _send(self, arrays: Sequence[Counts]) -> list[Tensor]:

@@ -1,0 +1,93 @@
+"""Passes of a long iteration through the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpt.executor
+from gpt.attention import Span
+from gpt.cache import BlockTable
+from gpt.executor import Executor, passes
+from model import LoadOptions, load_model
+from seams import Opening, Outcome, Sampling, Step
+
+PROMPTS = (5, 9, 16, 1, 12)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=8),
+    most=st.integers(1, 20),
+    data=st.data(),
+)
+def test_passes_cover_the_axis_and_divide_no_row(
+    rows: list[tuple[int, int]], most: int, data: st.DataObject
+) -> None:
+    """Rows (padding before, tokens)."""
+    ends = list(accumulate(padding + count for padding, count in rows))
+    spans = [
+        Span(end - count, count, 0, BlockTable([i]))
+        for i, (end, (_, count)) in enumerate(zip(ends, rows, strict=True))
+    ]
+    total = ends[-1] if ends else 0
+    parts = list(passes(data.draw(st.permutations(spans)), total, most))
+    bounds = [0, *(part.stop for part, _ in parts)]
+    assert [part.start for part, _ in parts] == bounds[:-1]
+    assert bounds[-1] == total
+    found = [span._replace(first=span.first + p.start) for p, own in parts for span in own]
+    assert sorted(found, key=lambda span: span.first) == spans
+    for part, own in parts:
+        width = part.stop - part.start
+        assert all(0 <= s.first and s.first + s.length <= width for s in own)
+        assert len(own) <= 1 or own[-1].first + own[-1].length <= most
+    for (first, _), (second, own) in pairwise(parts):
+        end = second.start + own[0].first + own[0].length
+        assert end - first.start > most, "the row would have fitted"
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_an_iteration_in_passes_computes_the_same(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scores(pass_tokens: int | None) -> tuple[Outcome, int]:
+        model = load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=8))
+        calls = counted(model, monkeypatch)
+        if pass_tokens is not None:
+            monkeypatch.setattr(model, "_pass_tokens", pass_tokens)
+        asked = Sampling(temperature=0, logprobs=2, prompt_logprobs=2)
+        model.open([Opening(i, list(range(n)), n, asked) for i, n in enumerate(PROMPTS)])
+        padded = max(PROMPTS) if mode == "static" else 0
+        new = [Step(i, 0, n, True, (i,), max(padded - n, 0)) for i, n in enumerate(PROMPTS)]
+        return replace(model.start(new, ()).result(), duration_s=0.0), len(calls)
+
+    whole, one = scores(None)
+    divided, several = scores(16)
+    assert divided == whole
+    assert one == 1
+    assert several > 2
+
+
+def counted(model: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each pass."""
+    calls: list[int] = []
+    forward: Callable[..., torch.Tensor] = model.network.forward
+
+    def counting(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        calls.append(len(tokens))
+        return forward(tokens, *rest)
+
+    monkeypatch.setattr(model.network, "forward", counting)
+    return calls
+
+
+def test_a_pass_keeps_its_widest_activation_small() -> None:
+    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "bfloat16", 0, max_batch_size=8))
+    token_bytes = 2 * 4 * model.network.config.n_embd
+    assert model._pass_tokens * token_bytes <= gpt.executor.PASS_BYTES
+    assert (model._pass_tokens + 1) * token_bytes > gpt.executor.PASS_BYTES
