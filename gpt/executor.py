@@ -29,7 +29,6 @@ from gpt.scoring import Wanted, in_words, score, score_all
 from gpt.transfer import ReadBack, send
 from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step
 
-
 # of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
 # the system maps new memory for each of them
 PASS_BYTES = 8 << 20

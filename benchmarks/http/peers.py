@@ -23,6 +23,7 @@ from benchmarks.http.__main__ import free_port, server, serving, stream_all
 from benchmarks.http.client import Received
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import BUILD, PEERS, python_of, variables_of
+from client.load.machine import adopt_orphans
 from gpt.checkpoint import read_config
 
 LIMIT = 64
@@ -89,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
+    adopt_orphans()
 
     folder = str(prepare(args.model, BUILD / "models"))
     jobs = offline_work(read_config(Path(folder)).vocab_size, args.streams)

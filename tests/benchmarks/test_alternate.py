@@ -54,13 +54,37 @@ def test_work_of_ones_own_children_is_no_company() -> None:
     assert _ours_s() - before_s >= 0.28  # the kernel counts in hundredths
 
 
+ORPHAN = f"import os\nif os.fork(): os._exit(0)\n{BURN}"
+
+
+def run_orphan() -> None:
+    # its end closes the pipe
+    subprocess.run([sys.executable, "-c", ORPHAN], check=True, stdout=subprocess.PIPE)
+
+
 def test_work_of_others_is_company() -> None:
     """A child of a dead child is not counted here."""
     company, began_s = Company(), time.monotonic()
-    orphan = f"import os\nif os.fork(): os._exit(0)\n{BURN}"
-    # its end closes the pipe
-    subprocess.run([sys.executable, "-c", orphan], check=True, stdout=subprocess.PIPE)
+    run_orphan()
     assert company.cores() * (time.monotonic() - began_s) >= 0.28
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
+def test_work_of_adopted_orphans_is_no_company() -> None:
+    found = in_a_process_of_its_own(
+        "adopt_orphans(); before_s = _ours_s(); run_orphan(); print(_ours_s() - before_s)"
+    )
+    assert found >= 0.28
+
+
+def in_a_process_of_its_own(code: str) -> float:
+    """What it prints. This process must not adopt: other tests expect orphans to vanish."""
+    code = (
+        "from client.load.machine import _ours_s, adopt_orphans\n"
+        f"from tests.benchmarks.test_alternate import run_orphan\n{code}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
+    return float(done.stdout)
 
 
 def test_nothing_is_recorded_while_others_use_the_machine(

@@ -44,7 +44,7 @@ def test_passes_cover_the_axis_and_divide_no_row(
     assert sorted(found, key=lambda span: span.first) == spans
     for part, own in parts:
         width = part.stop - part.start
-        assert all(0 <= s.first and s.first + s.length <= width for s in own)
+        assert all(s.first >= 0 and s.first + s.length <= width for s in own)
         assert len(own) <= 1 or own[-1].first + own[-1].length <= most
     for (first, _), (second, own) in pairwise(parts):
         end = second.start + own[0].first + own[0].length
