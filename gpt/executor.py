@@ -53,17 +53,18 @@ def count_parameters(network: GPT) -> int:
 
 
 def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slice, list[Span]]]:
-    """Divides an axis of `tokens` between rows, each part with its spans: a part has `most` tokens
-    at most, or a single row."""
+    """Divides an axis of `tokens` between rows, each part with its spans. A part has at most `most`
+    positions, or is a single row; the padding before a row belongs to it."""
     if tokens <= most:
         yield slice(0, tokens), list(spans)
         return
-    begin, own = 0, list[Span]()
+    begin, end, own = 0, 0, list[Span]()
     for span in sorted(spans, key=lambda span: span.first):
         if own and span.first + span.length - begin > most:
-            yield slice(begin, span.first), own
-            begin, own = span.first, []
+            yield slice(begin, end), own
+            begin, own = end, []
         own.append(span._replace(first=span.first - begin))
+        end = span.first + span.length
     yield slice(begin, tokens), own
 
 

@@ -14,7 +14,8 @@
 // There is a function for each variant that the processor can run: float32, its inputs broadcast by an
 // instruction or by the multiplication; bfloat16 widened to float32 in registers, or two at a time
 // (VDPBF16PS); int8 four at a time (VPDPBUSD). gpt/linear/choice.py measures which is the fastest: on
-// some processors VDPBF16PS does no more per second than float32. Needs AVX-512 or AVX2; for other processors there is no function.
+// some processors VDPBF16PS does no more per second than float32. Needs AVX-512 or AVX2; for other
+// processors there is no function.
 
 #if defined(__AVX2__) && defined(__FMA__)
 

@@ -28,6 +28,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.alternate import ROUNDS, in_turns, ratio
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.client import Received
@@ -105,8 +107,10 @@ def serving(command: Sequence[str], environment: Mapping[str, str], port: int) -
             time.sleep(0.1)
         yield url
     finally:
+        started = [] if process.poll() is not None else psutil.Process(process.pid).children(True)
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+        psutil.wait_procs(started, 60)
 
 
 def _healthy(url: str) -> bool:

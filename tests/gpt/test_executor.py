@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpt.executor
-from gpt.attention import Span
+from gpt.attention import Span, attention_kernel
 from gpt.cache import BlockTable
 from gpt.executor import Executor, passes
 from model import LoadOptions, load_model
@@ -45,7 +45,7 @@ def test_passes_cover_the_axis_and_divide_no_row(
     for part, own in parts:
         width = part.stop - part.start
         assert all(s.first >= 0 and s.first + s.length <= width for s in own)
-        assert len(own) <= 1 or own[-1].first + own[-1].length <= most
+        assert len(own) <= 1 or width <= most
     for (first, _), (second, own) in pairwise(parts):
         end = second.start + own[0].first + own[0].length
         assert end - first.start > most, "the row would have fitted"
@@ -57,6 +57,8 @@ def test_an_iteration_in_passes_computes_the_same(
 ) -> None:
     def scores(pass_tokens: int | None) -> tuple[Outcome, int]:
         model = load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=8))
+        if not model.info.batch_invariant or attention_kernel(model.shape) is None:
+            pytest.skip("torch or oneDNN computes layers here")
         calls = counted(model, monkeypatch)
         if pass_tokens is not None:
             monkeypatch.setattr(model, "_pass_tokens", pass_tokens)

@@ -135,6 +135,8 @@ def test_all_kernels_of_a_precision_give_the_same_bits(precision: Precision) -> 
     linear = plain(layer(300, 70, "tanh", precision), precision)
     x = torch.randn(40, 300).to(dtype_of(precision))
     results = [v.make(linear)(x) for p, v in OURS if p == precision]
+    if len(results) < 2:
+        pytest.skip("this processor runs one kernel of this precision")
     assert all(torch.equal(a, b) for a, b in itertools.pairwise(results))
 
 
