@@ -2,9 +2,12 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.server.process import close_all
 
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels run on a CPU
 
@@ -22,3 +25,10 @@ settings.load_profile("project")
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("markexpr"):  # ./test.sh --long
         settings.load_profile("long")
+
+
+@pytest.fixture(autouse=True)
+def _connections() -> Iterator[None]:
+    """No test leaves a connection open, which would fail a later one."""
+    yield
+    close_all()

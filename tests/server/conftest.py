@@ -12,20 +12,12 @@ from tests.server.hash_app import STEP_S
 from tests.server.process import (
     ROOT,
     Server,
-    close_all,
     environment,
     free_port,
     serving,
     spawned,
     wait_ready,
 )
-
-
-@pytest.fixture(autouse=True)
-def _connections() -> Iterator[None]:
-    """A test that fails leaves none open, which would fail a later one."""
-    yield
-    close_all()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import psutil
 import requests
@@ -34,14 +34,24 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-_opened: list[socket.socket] = []
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=Closable)
+_opened: list[Closable] = []
+
+
+def closed_at_end(client: C) -> C:
+    """Closed when the test ends, if not before. Left to the garbage collector, a client's sockets
+    may be found open before the client is, which fails whatever test is running then."""
+    _opened.append(client)
+    return client
 
 
 def connected(server: Server) -> socket.socket:
-    """Closed when the test ends, if not before."""
-    client = socket.create_connection((server.config.host, server.config.port), PATIENCE_S)
-    _opened.append(client)
-    return client
+    address = (server.config.host, server.config.port)
+    return closed_at_end(socket.create_connection(address, PATIENCE_S))
 
 
 def close_all() -> None:

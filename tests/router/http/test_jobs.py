@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from tests.router.conftest import Farm, RouterProcess, until
 from tests.server.batches.jobs import ended, line, outcome, require_answers, submitted
-from tests.server.process import PATIENCE_S, Server, serving
+from tests.server.process import PATIENCE_S, Server, closed_at_end, serving
 
 TOKENS = 4
 BIG = b"x" * (3 * 2**20)
@@ -41,13 +41,14 @@ def router(server: Server, other: Server) -> Iterator[RouterProcess]:
 
 
 def official(router: RouterProcess, key: str = "front") -> OpenAI:
-    return OpenAI(
+    client = OpenAI(
         base_url=f"{router.url}/v1",
         api_key=key,
         max_retries=0,
         timeout=PATIENCE_S,
         default_headers={"Connection": "close"},
     )
+    return closed_at_end(client)
 
 
 def test_a_job_goes_to_the_upstream_that_is_named(

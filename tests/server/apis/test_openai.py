@@ -17,19 +17,20 @@ from openai import OpenAI
 from config import MODES
 from tests.hash_model import reference
 from tests.server.hash_app import END_ID, FAIL_ON, HURRY, LOAD_GATE, STEP_S, byte_tokenizer
-from tests.server.process import PATIENCE_S, Server, clients, serving, starting
+from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving, starting
 from text import Detokenizer, load_tokenizer
 
 USER: Any = [{"role": "user", "content": "x"}]
 
 
 def official(server: Server, **options: Any) -> OpenAI:
-    return OpenAI(
+    client = OpenAI(
         base_url=f"{server.url}/v1",
         max_retries=0,
         timeout=PATIENCE_S,
         **{"api_key": "none", **options},
     )
+    return closed_at_end(client)
 
 
 def text_of(tokens: list[int]) -> str:

@@ -24,6 +24,7 @@ from tests.server.process import (
     PATIENCE_S,
     Server,
     clients,
+    closed_at_end,
     connected,
     eventually,
     serving,
@@ -31,7 +32,7 @@ from tests.server.process import (
 
 
 def official(server: Server) -> InferenceClient:
-    return InferenceClient(model=server.url, timeout=PATIENCE_S)
+    return closed_at_end(InferenceClient(model=server.url, timeout=PATIENCE_S))
 
 
 def post(server: Server, path: str, inputs: object, **parameters: Any) -> requests.Response:
@@ -151,7 +152,7 @@ def test_the_official_client_recognises_a_generation_that_failed(tmp_path: Path)
     with serving(tmp_path, hash_model={FAIL_ON: "2,4,8"}) as server:
         with pytest.raises(GenerationError, match="iteration 2 fails"):
             official(server).text_generation("x", max_new_tokens=9)
-        client = official(server)  # kept: it closes its streams when it goes
+        client = official(server)
         told: list[str] = []
         with pytest.raises(GenerationError, match="iteration 4 fails"):
             told.extend(client.text_generation("x", max_new_tokens=9, stream=True))

@@ -16,7 +16,7 @@ from huggingface_hub.errors import GenerationError
 from openai import OpenAI
 
 from tests.server.hash_app import FAIL_ON, HOLD
-from tests.server.process import PATIENCE_S, Server, clients, serving
+from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving
 
 HEARTBEAT_S = 0.05
 USER: Any = [{"role": "user", "content": "x"}]
@@ -80,21 +80,27 @@ def test_while_a_stream_waits_comments_are_sent(held: Held, path: str) -> None:
     assert all(line.startswith(b"data:") for line in rest)
 
 
+def openai_client(url: str) -> OpenAI:
+    return closed_at_end(
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    )
+
+
 def openai_completion(url: str) -> str:
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    client = openai_client(url)
     fields: Any = {"model": "embedded", "prompt": "x", "seed": 1, "max_tokens": 9}
     return "".join(e.choices[0].text for e in client.completions.create(stream=True, **fields))
 
 
 def openai_chat(url: str) -> str:
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    client = openai_client(url)
     fields: Any = {"model": "embedded", "messages": USER, "seed": 1, "max_tokens": 9}
     stream = client.chat.completions.create(stream=True, **fields)
     return "".join(event.choices[0].delta.content or "" for event in stream)
 
 
 def tgi(url: str) -> str:
-    client = InferenceClient(model=url, timeout=PATIENCE_S)
+    client = closed_at_end(InferenceClient(model=url, timeout=PATIENCE_S))
     return "".join(client.text_generation("x", stream=True, max_new_tokens=9))
 
 
@@ -108,7 +114,7 @@ def tgi_async(url: str) -> str:
 
 
 def hub_chat(url: str) -> str:
-    client = InferenceClient(base_url=f"{url}/v1", timeout=PATIENCE_S)
+    client = closed_at_end(InferenceClient(base_url=f"{url}/v1", timeout=PATIENCE_S))
     stream = client.chat_completion(USER, model="embedded", stream=True, seed=1, max_tokens=9)
     return "".join(event.choices[0].delta.content or "" for event in stream)
 

@@ -12,7 +12,7 @@ from openai.types import Batch
 
 from tests.hash_model import reference
 from tests.server.hash_app import END_ID, byte_tokenizer
-from tests.server.process import PATIENCE_S, Server, eventually
+from tests.server.process import PATIENCE_S, Server, closed_at_end, eventually
 from text import Detokenizer
 
 FINAL = ("completed", "failed", "expired", "cancelled")
@@ -21,13 +21,14 @@ Json = dict[str, Any]
 
 def official(server: Server, **options: Any) -> OpenAI:
     """Keeps no connection, as its server may be killed."""
-    return OpenAI(
+    client = OpenAI(
         base_url=f"{server.url}/v1",
         max_retries=0,
         timeout=PATIENCE_S,
         default_headers={"Connection": "close"},
         **{"api_key": "none", **options},
     )
+    return closed_at_end(client)
 
 
 def line(number: int, **body: Any) -> Json:
