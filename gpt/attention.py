@@ -9,7 +9,10 @@ neither is used (`gpt/gpu/paged.py`).
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,12 +23,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.cache import BlockTable, KVPool, KVShape
-from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_kernels
+from kernels import CLEARLY_FASTER, HEAD_DIMS, KEYS_TOGETHER, attention_kernels
+
+log = logging.getLogger(__name__)
 
 Counts = NDArray[np.int64]
+Kernel = Callable[..., None]
+FOR_PROMPTS = ("attend_dot_bf16", "attend_amx_bf16")
+TRIED_TOKENS, TRIED_ROUNDS = 256, 5  # of the prompt that kernels are compared by
 
 
-def attention_kernel(shape: KVShape) -> Callable[..., None] | None:
+def attention_kernel(shape: KVShape) -> Kernel | None:
     """The compiled kernel for such a pool; None where torch's operators are used."""
     if (
         shape.device.type != "cpu"
@@ -33,10 +41,11 @@ def attention_kernel(shape: KVShape) -> Callable[..., None] | None:
         or shape.block_tokens % KEYS_TOGETHER
     ):
         return None
-    kernels = attention_kernels(shape.head_dim)
     if shape.dtype == torch.bfloat16:
-        return kernels.get("attend_amx_bf16") or kernels.get("attend_bf16")
-    return kernels.get("attend_f32") if shape.dtype == torch.float32 else None
+        return bfloat16_kernel(shape.head_dim)
+    if shape.dtype == torch.float32:
+        return attention_kernels(shape.head_dim).get("attend_f32")
+    return None
 
 
 class Span(NamedTuple):
@@ -51,7 +60,7 @@ class Span(NamedTuple):
 class RaggedAttention:
     """`attend` for a flat axis of tokens: q `[N, H, D]`, k and v `[N, kv_heads, D]`; tokens of no
     span give zeros. `window`: positions that a token attends to, itself included; None: all before
-    it. `scale`: of the scores; None: 1 / sqrt(D)."""
+    it. `scale`: of the scores; None: 1 / sqrt(D). `kernel`: default: the machine's."""
 
     def __init__(
         self,
@@ -60,11 +69,12 @@ class RaggedAttention:
         *,
         window: int | None = None,
         scale: float | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         self._pool = pool
         self._window = 2**62 if window is None else window
         self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
-        self._kernel = attention_kernel(pool.shape)
+        self._kernel = kernel or attention_kernel(pool.shape)
         spans = [span for span in spans if span.length]
         if self._kernel is None:
             self._chunks = [Chunk(span, pool.shape, window) for span in spans]
@@ -87,6 +97,47 @@ class RaggedAttention:
             self._window, self._scale,
         )  # fmt: skip
         return out
+
+
+@functools.cache
+def bfloat16_kernel(head_dim: int) -> Kernel | None:
+    """The plain kernel, or the fastest of those that round a prompt's weights to bfloat16. These
+    differ from a decoding row, and from a part of a single token, in their last bits, so they must
+    be clearly faster. Instructions alone do not determine their speed."""
+    kernels = attention_kernels(head_dim)
+    names = [name for name in ("attend_bf16", *FOR_PROMPTS) if name in kernels]
+    if len(names) < 2:
+        return kernels.get("attend_bf16")
+    seconds = dict(zip(names, _prompt_seconds(head_dim, [kernels[n] for n in names]), strict=True))
+    fastest = min(names[1:], key=lambda name: seconds[name])
+    if seconds[fastest] > CLEARLY_FASTER * seconds["attend_bf16"]:
+        fastest = "attend_bf16"
+    log.info("prompts in bfloat16 by %s", fastest)
+    return kernels[fastest]
+
+
+def _prompt_seconds(head_dim: int, kernels: Sequence[Kernel]) -> list[float]:
+    """CPU time of one head of a prompt, in one thread; kernels take turns, and the best of several
+    rounds counts."""
+    blocks = TRIED_TOKENS // KEYS_TOGETHER
+    pool = KVPool(
+        KVShape(1, 1, head_dim, torch.bfloat16, torch.device("cpu"), KEYS_TOGETHER), blocks
+    )
+    span = Span(0, TRIED_TOKENS, 0, BlockTable(list(range(blocks))))
+    x = torch.linspace(-1, 1, TRIED_TOKENS * head_dim).bfloat16().view(-1, 1, head_dim)
+    tried = [RaggedAttention([span], pool, kernel=kernel) for kernel in kernels]
+    best = [math.inf] * len(tried)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(TRIED_ROUNDS):
+            for i, attend in enumerate(tried):
+                start_s = time.thread_time()
+                attend(0, x, x, x)
+                best[i] = min(best[i], time.thread_time() - start_s)
+    finally:
+        torch.set_num_threads(threads)
+    return best
 
 
 class Chunk:

@@ -27,7 +27,7 @@ FLAGS = [
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
 LINEAR_SOURCES = ("linear", "amx")
-ATTENTION = ("attend_f32", "attend_bf16", "attend_amx_bf16")
+ATTENTION = ("attend_f32", "attend_bf16", "attend_dot_bf16", "attend_amx_bf16")
 RATES = {
     "read_memory": [ctypes.c_void_p, ctypes.c_int64],
     "rate_f32": [ctypes.c_int64],
@@ -36,6 +36,9 @@ RATES = {
     "rate_dot_int8": [ctypes.c_int64],
     "rate_amx_int8": [ctypes.c_int64],
 }
+# a variant whose results depend on the other rows, or on how a prompt is divided, must take at most
+# this share of the others' time
+CLEARLY_FASTER = 0.75
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
 

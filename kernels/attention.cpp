@@ -6,7 +6,7 @@
 // that a compiler vectorises them for the machine; no instruction set is named here.
 
 #include "attention.h"
-#include "attention_amx.h"
+#include "attention_packed.h"
 
 #include <omp.h>
 
@@ -371,8 +371,12 @@ void attend_rows(const Call<T>& call) {
 EXPORT(attend_f32, float, PlainPrompts<float>)
 EXPORT(attend_bf16, bf16, PlainPrompts<bf16>)
 
+#if defined(__AVX512BF16__)
+EXPORT(attend_dot_bf16, bf16, PackedPrompts<ByDot>)
+#endif
+
 #if defined(HAS_AMX)
 extern "C" int32_t amx_allowed() { return request_tiles(); }
 
-EXPORT(attend_amx_bf16, bf16, AmxPrompts)
+EXPORT(attend_amx_bf16, bf16, PackedPrompts<ByTiles>)
 #endif

@@ -167,7 +167,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=1, help="new tokens of each row")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=1,
+        help="new tokens of each row; more than one: saved as prefill",
+    )
     parser.add_argument("--past", type=int, default=130, help="earlier tokens of each row")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     parser.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
@@ -185,7 +190,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"linear layers: {model.info.kernels}\n\n"
     )
     report = {"shape": asdict(shape), "limits": asdict(limits), "parts": [asdict(p) for p in parts]}
-    save(report, head + table(parts, limits, args.dtype), args.out, "step")
+    save(
+        report,
+        head + table(parts, limits, args.dtype),
+        args.out,
+        "step" if args.tokens == 1 else "prefill",
+    )
 
 
 if __name__ == "__main__":

@@ -123,6 +123,10 @@ TABLE: tuple[Recording, ...] = (
         "prefix-float32.json", LOOP,
     ),
     _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
+    _bench(
+        "step-prefill", 1, "kernels.step --rows 4 --tokens 512 --past 0", "results/reference-step",
+        "prefill.json", LOOP,
+    ),
     Recording(
         "step-picture", 1, f"{PYTHON}benchmarks.kernels.step_picture --out {{out}}", "docs/img",
         "step.png", ("results/reference-step",), ("development",),

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gpt.linear.layers import AnyLinear, Int8Linear, Precision, Variant, precision_of, variants
-from kernels import cache_folder, linear_identity
+from kernels import CLEARLY_FASTER, cache_folder, linear_identity
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ ROWS = (1, 8, 64, 256)
 TRIED_WEIGHTS = 2**20  # of a layer: more outputs take longer and change nothing
 ROUNDS = 3  # at least, for a shape and number of rows; more while they have taken less than
 ROUNDS_S = 0.02
-# a variant whose results depend on the other rows must take at most this share of the others' time
-CLEARLY_FASTER = 0.75
 
 Shape = tuple[int, int]  # inputs, outputs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt.attention import (
+    FOR_PROMPTS,
     Chunk,
     RaggedAttention,
     RectangleAttention,
     Span,
     attend_rows,
+    attention_kernel,
+    bfloat16_kernel,
 )
 from gpt.cache import BlockTable, KVPool, KVShape
 from kernels import attention_kernels
@@ -129,13 +132,14 @@ def test_kernel_and_twin_compute_attention_for_rows_of_any_length(  # type: igno
 def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
     dtype: torch.dtype, window: int | None
 ) -> None:
-    """And whatever is computed beside it. AMX does not compute single tokens."""
-    amx = dtype == torch.bfloat16 and "attend_amx_bf16" in attention_kernels(80)
+    """And whatever is computed beside it. Kernels for prompts do not compute single tokens."""
     shape = KVShape(1, 2, 80, dtype, CPU)
+    kernel = attention_kernel(shape)
+    for_prompts = kernel is not None and kernel.__name__ in FOR_PROMPTS
     whole = iteration([(0, 300), (30, 1), (70, 33)], shape, 6, seed=2)
     together = RaggedAttention(whole.spans, whole.pool, window=window)(0, *whole[2:])
     start = 0
-    for length in (2, 31, 40, 3, 2 if amx else 1, 74, 148 if amx else 149):
+    for length in (2, 31, 40, 3, 2 if for_prompts else 1, 74, 148 if for_prompts else 149):
         part = Span(start, length, start, whole.spans[0].table)
         out = RaggedAttention([part], whole.pool, window=window)(0, *whole[2:])
         assert torch.equal(out[start : start + length], together[start : start + length])
@@ -154,20 +158,37 @@ def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
     assert refused(64).keys() == attention_kernels(64).keys() - {"attend_amx_bf16"}
 
 
-@pytest.mark.skipif(not attention_kernels(64), reason="no C++ compiler on this machine")
-@given(rows, st.sampled_from([None, 20]), st.integers(0, 2**31))
+@pytest.mark.parametrize("name", ["attend_bf16", *FOR_PROMPTS])
+@given(rows, st.sampled_from([None, 20]), st.sampled_from([64, 80]), st.integers(0, 2**31))
 @settings(max_examples=10)
-def test_the_kernel_without_amx_computes_bfloat16(lengths, window, seed) -> None:  # type: ignore[no-untyped-def]
-    shape = KVShape(1, 2, 64, torch.bfloat16, CPU)
+def test_every_kernel_of_this_machine_computes_bfloat16(name, lengths, window, head_dim, seed):  # type: ignore[no-untyped-def]
+    if name not in attention_kernels(head_dim):
+        pytest.skip("not on this machine")
+    shape = KVShape(1, 2, head_dim, torch.bfloat16, CPU)
     of = iteration(lengths, shape, 4, seed)
     if not len(of.q):
         return
-    with pytest.MonkeyPatch.context() as patch:
-        plain = {"attend_bf16": attention_kernels(64)["attend_bf16"]}
-        patch.setattr("gpt.attention.attention_kernels", lambda head_dim: plain)
-        attend = RaggedAttention(of.spans, of.pool, window=window, scale=0.2)
-    expected = defined(of, 0, window, 0.2)
-    check(attend(0, of.q, of.k, of.v), expected)
+    kernel = attention_kernels(head_dim)[name]
+    attend = RaggedAttention(of.spans, of.pool, window=window, scale=0.2, kernel=kernel)
+    check(attend(0, of.q, of.k, of.v), defined(of, 0, window, 0.2))
+
+
+@pytest.mark.parametrize(("faster", "chosen"), [(0.7, "attend_dot_bf16"), (0.8, "attend_bf16")])
+def test_a_kernel_for_prompts_must_be_clearly_faster(
+    faster: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(name: str) -> Callable[..., None]:
+        def attend(*_: object) -> None:
+            pass
+
+        attend.__name__ = name
+        return attend
+
+    there = {name: kernel(name) for name in ("attend_bf16", "attend_dot_bf16")}
+    monkeypatch.setattr("gpt.attention.attention_kernels", lambda head_dim: there)
+    monkeypatch.setattr("gpt.attention._prompt_seconds", lambda head_dim, kernels: [1.0, faster])
+    found = bfloat16_kernel.__wrapped__(64)
+    assert found is there[chosen]
 
 
 @given(

@@ -1,10 +1,10 @@
-// Attention of rows with several new tokens by AMX, in bfloat16.
+// Attention of rows with several new tokens in bfloat16, where the processor multiplies pairs of
+// bfloat16 numbers: by AMX's tiles, or by VDPBF16PS.
 //
-// Keys are transposed and values interleaved once for each row and head, as the instruction expects
-// its second operand: 16 lines of 16 words, each of two neighbouring numbers of a column. Then 32
-// queries at a time: their scores for all keys that one of them sees, the softmax, the weighted sum
-// of the values. Weights are rounded to bfloat16 and divided by their sum at the end, as by torch's
-// operator.
+// Keys are transposed and values interleaved once for each row and head, as both expect their second
+// operand: 16 lines of 16 words, each of two neighbouring numbers of a column. Then 32 queries at a
+// time: their scores for all keys that one of them sees, the softmax, the weighted sum of the values.
+// Weights are rounded to bfloat16 and divided by their sum at the end, as by torch's operator.
 //
 // Keys are taken in blocks of 32 from position 0 on, and what a token does not see counts as exactly
 // zero. So a token's result is the same to the last bit however its prompt is divided, as long as
@@ -13,11 +13,78 @@
 
 #include "attention.h"
 
-#if defined(HAS_AMX)
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
 
 namespace {
 
-class AmxPrompts {
+constexpr int64_t LINES = 16;  // of a step, each of one word of every column
+
+// Multiplies 32 rows of words with 2 x 16 columns, `steps` times 16 words; the second 16 columns are
+// `next_column` lines after the first. Writes the first `count` rows of sums or more, `to_stride`
+// floats from row to row. STEPS: `steps`, if known.
+struct ByDot {
+  template <int64_t STEPS>
+  static void multiply(int64_t count, int64_t steps, const void* rows, int64_t rows_stride,
+                       const Words* columns, int64_t next_column, float* to, int64_t to_stride) {
+    constexpr int TOGETHER = 8;  // rows: with so many sums, no operation waits for the one before
+    for (int64_t i = 0; i < count; i += TOGETHER) {
+      Floats sums[TOGETHER][2] = {};
+      const char* word = static_cast<const char*>(rows) + i * rows_stride;
+      for (int64_t k = 0; k < (STEPS ? STEPS : steps) * LINES; ++k, word += 4) {
+        const auto left = (__m512bh)load<Words>(columns + k);
+        const auto right = (__m512bh)load<Words>(columns + next_column + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < TOGETHER; ++r) {
+          int32_t pair;
+          std::memcpy(&pair, word + r * rows_stride, sizeof pair);
+          const auto x = (__m512bh)_mm512_set1_epi32(pair);
+          sums[r][0] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][0], x, left);
+          sums[r][1] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][1], x, right);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < TOGETHER; ++r)
+        for (int c = 0; c < 2; ++c) store(to + (i + r) * to_stride + c * W, sums[r][c]);
+    }
+  }
+};
+
+#if defined(HAS_AMX)
+struct ByTiles {
+  template <int64_t STEPS>
+  static void multiply(int64_t, int64_t steps, const void* rows, int64_t rows_stride,
+                       const Words* columns, int64_t next_column, float* to, int64_t to_stride) {
+    const char* const first = static_cast<const char*>(rows);
+    const char* const second = first + TILE_ROWS * rows_stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t s = 0; s < (STEPS ? STEPS : steps); ++s) {
+      const Words* const column = columns + s * TILE_ROWS;
+      _tile_loadd(4, first + s * 64, rows_stride);
+      _tile_loadd(6, column, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, column + next_column, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, second + s * 64, rows_stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, to, to_stride * 4);
+    _tile_stored(1, to + W, to_stride * 4);
+    _tile_stored(2, to + TILE_ROWS * to_stride, to_stride * 4);
+    _tile_stored(3, to + TILE_ROWS * to_stride + W, to_stride * 4);
+  }
+
+ private:
+  const Tiles tiles_;
+};
+#endif
+
+template <typename Multiplier>
+class PackedPrompts {
  public:
   void attend(const Call<bf16>& call, int64_t row, int64_t head) {
     const Row<bf16> of(call, row);
@@ -32,17 +99,17 @@ class AmxPrompts {
   }
 
  private:
-  static constexpr int64_t QUERIES = 2 * TILE_ROWS, KEYS = 32;
+  static constexpr int64_t QUERIES = 32, KEYS = 32;
   static constexpr int64_t STEPS = (HEAD_DIM + 31) / 32;     // of a score: 32 products each
   static constexpr int64_t COLUMNS = (HEAD_DIM + 31) / 32 * 2;  // tiles of values, an even number
   enum Purpose { PACKED_KEYS, PACKED_VALUES, PACKED_QUERIES, SCORES, WEIGHTS, RESULTS };
 
   // [16 keys][step][word][key]
   void pack_keys(const Row<bf16>& of, int64_t head) {
-    keys_ = kept<Words, PACKED_KEYS>(blocks_ * 2 * STEPS * TILE_ROWS);
-    for (int64_t first = low_; first < low_ + blocks_ * KEYS; first += TILE_ROWS) {
-      Words lines[STEPS][TILE_ROWS] = {};
-      for (int64_t i = 0; i < TILE_ROWS && first + i < end_; ++i)
+    keys_ = kept<Words, PACKED_KEYS>(blocks_ * 2 * STEPS * LINES);
+    for (int64_t first = low_; first < low_ + blocks_ * KEYS; first += LINES) {
+      Words lines[STEPS][LINES] = {};
+      for (int64_t i = 0; i < LINES && first + i < end_; ++i)
         each_line(of.call.keys + of.slot(first + i) + head * HEAD_DIM,
                   [&](int64_t step, Words line) { lines[step][i] = line; });
       Words* to = keys_ + (first - low_) * STEPS;
@@ -55,14 +122,14 @@ class AmxPrompts {
 
   // [16 columns][32 keys][two keys][column]
   void pack_values(const Row<bf16>& of, int64_t head) {
-    values_ = kept<Words, PACKED_VALUES>(COLUMNS * blocks_ * TILE_ROWS);
+    values_ = kept<Words, PACKED_VALUES>(COLUMNS * blocks_ * LINES);
     for (int64_t t = 0; t < blocks_ * KEYS; t += 2) {
       Halves pair[2][COLUMNS] = {};
       for (int64_t i = 0; i < 2 && low_ + t + i < end_; ++i)
         for (int64_t c = 0; c < HEAD_DIM / W; ++c)
           pair[i][c] = load<Halves>(of.call.values + of.slot(low_ + t + i) + head * HEAD_DIM + c * W);
       for (int64_t c = 0; c < COLUMNS; ++c)
-        values_[c * blocks_ * TILE_ROWS + t / 2] = __builtin_convertvector(pair[0][c], Words) |
+        values_[c * blocks_ * LINES + t / 2] = __builtin_convertvector(pair[0][c], Words) |
                                                    __builtin_convertvector(pair[1][c], Words) << 16;
     }
   }
@@ -103,8 +170,8 @@ class AmxPrompts {
       each_line(call.q + place(i, call.q_stride),
                 [&](int64_t step, Words line) { store(queries + i * STEPS + step, line); });
     for (int64_t block = from; block < to; ++block)
-      multiply<STEPS>(STEPS, queries, STEPS * 64, keys_ + block * 2 * STEPS * TILE_ROWS,
-                      STEPS * TILE_ROWS, scores + (block - from) * KEYS, scores_stride);
+      multiplier_.template multiply<STEPS>(count, STEPS, queries, STEPS * 64, keys_ + block * 2 * STEPS * LINES,
+                      STEPS * LINES, scores + (block - from) * KEYS, scores_stride);
     float shares[QUERIES];
     for (int64_t i = 0; i < count; ++i) {
       const auto [begin, end] = seen(i);
@@ -112,41 +179,13 @@ class AmxPrompts {
                               call.scale, weights + i * weights_stride);
     }
     for (int64_t c = 0; c < COLUMNS; c += 2)
-      multiply<0>(to - from, weights, weights_stride * 2, values_ + (c * blocks_ + from) * TILE_ROWS,
-                  blocks_ * TILE_ROWS, results + c * W, COLUMNS * W);
+      multiplier_.template multiply<0>(count, to - from, weights, weights_stride * 2, values_ + (c * blocks_ + from) * LINES,
+                  blocks_ * LINES, results + c * W, COLUMNS * W);
     for (int64_t i = 0; i < count; ++i) {
       bf16* const out = call.out + place(i, call.heads * HEAD_DIM);
       for (int64_t c = 0; c < HEAD_DIM / W; ++c)
         store(out + c * W, to_halves(load<Floats>(results + (i * COLUMNS + c) * W) * shares[i]));
     }
-  }
-
-  // Multiplies two tiles of rows, each `steps` tiles long, with two of columns, `next_column` lines
-  // apart. Writes 32 x 32 sums, `to_stride` floats from row to row. STEPS: `steps`, if known.
-  template <int64_t STEPS>
-  static void multiply(int64_t steps, const void* rows, int64_t rows_stride, const Words* columns,
-                       int64_t next_column, float* to, int64_t to_stride) {
-    const char* const first = static_cast<const char*>(rows);
-    const char* const second = first + TILE_ROWS * rows_stride;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t s = 0; s < (STEPS ? STEPS : steps); ++s) {
-      const Words* const column = columns + s * TILE_ROWS;
-      _tile_loadd(4, first + s * 64, rows_stride);
-      _tile_loadd(6, column, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, column + next_column, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, second + s * 64, rows_stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, to, to_stride * 4);
-    _tile_stored(1, to + W, to_stride * 4);
-    _tile_stored(2, to + TILE_ROWS * to_stride, to_stride * 4);
-    _tile_stored(3, to + TILE_ROWS * to_stride + W, to_stride * 4);
   }
 
   // Weights of the positions from `begin` to `end` of `width`, not yet divided by their sum, which
@@ -183,7 +222,7 @@ class AmxPrompts {
     return (Floats)_mm512_maskz_scalef_ps(seen, (__m512)p, n);
   }
 
-  const Tiles tiles_;
+  const Multiplier multiplier_{};
   int64_t low_ = 0, end_ = 0, blocks_ = 0;  // first position, past the last; blocks of KEYS
   Words *keys_ = nullptr, *values_ = nullptr;
 };
