@@ -56,7 +56,18 @@ def mixed_work(vocab_size: int, requests: int = 32, seed: int = 0) -> list[Job]:
     ]
 
 
-WORKS = {"decode": offline_work, "prefill": prefill_work, "mixed": mixed_work}
+def single_work(vocab_size: int, seed: int = 0) -> list[Job]:
+    """One request alone: a prompt of 32 random tokens, an output of 200."""
+    rng = np.random.default_rng(seed)
+    return [Job(rng.integers(0, vocab_size, 32).tolist(), 200)]
+
+
+WORKS = {
+    "decode": offline_work,
+    "prefill": prefill_work,
+    "mixed": mixed_work,
+    "single": single_work,
+}
 
 
 class Tally:

@@ -268,7 +268,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--work",
         default="decode",
         choices=WORKS,
-        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths of conversations",
+        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths of conversations;\n"
+        "single: one request alone",
     )
     parser.add_argument(
         "--sampled", action="store_true", help="temperature 0.8 and top_p 0.9 instead of greedy"

@@ -94,6 +94,9 @@ TABLE: tuple[Recording, ...] = (
     _peers("mixed-float32", 25, "--work mixed --dtypes float32"),
     _peers("sampled-bfloat16", 20, "--sampled --dtypes bfloat16"),
     _peers("sampled-float32", 25, "--sampled --dtypes float32"),
+    _peers(
+        "single-float32-bfloat16-int8", 10, "--work single --dtypes float32 bfloat16 int8"
+    ),
     _bench("http-peers", 15, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
     _bench("streams", 10, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
