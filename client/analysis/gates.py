@@ -1,9 +1,9 @@
 """Whether a run can be trusted: checks, whose findings every report shows.
 
 VALID; SATURATED (the server could not keep up, so latencies describe the run's length);
-INVALID-CLIENT (the measurement is wrong); FAILED (the server did not respond). A gate that
-invalidates single figures voids those: they are shown, marked, with the reason and a remedy, and
-the others stand. Pure functions."""
+INVALID-CLIENT (the measurement is wrong); FAILED (the server did not respond, or too many requests
+failed). A gate that invalidates single figures voids those: they are shown, marked, with the reason
+and a remedy, and the others stand. Pure functions."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[
         if ratio.low <= 1 <= ratio.high:
             told += ", so no difference is certain"
     return (
-        f"At {rate(mine.offered)} (load {pair.load:g}), with which both keep up, half "
+        f"At {rate(mine.offered)} (load {pair.load:g}), at which both keep up, half "
         f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
         f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
         f"{spoken(pair.over)}: {told}."
