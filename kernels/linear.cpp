@@ -213,16 +213,20 @@ struct Int8 {
 };
 #endif
 
-// Where the weights at `at` bytes are fetched from, when memory limits the speed: AHEAD bytes are four
-// streams, and a line of each is fetched in turn, so that more of memory's banks work at once.
+// Whether a single tile, whose speed memory limits, fetches its weights in four streams. Which is
+// faster depends on the machine, so gpt/linear/choice.py measures it.
+bool several_streams = false;
+
+// Where the weights at `at` bytes are fetched from in streams: AHEAD bytes are four streams, and a line
+// of each is fetched in turn, so that more of memory's banks work at once.
 inline int64_t in_streams(uint64_t at) {
   return at / AHEAD * AHEAD + at / 128 % 2 * (2 * STREAM) + at / 256 * 64 % STREAM;
 }
 
 // R rows times a stretch of one group, added to sums [R][OUTPUTS], or stored there when `fresh`.
 // Meanwhile the next weights are fetched, from `base` + `next`, `stride` bytes in each panel at each
-// word. ALONE: there is no other tile.
-template <typename V, int R, bool ALONE>
+// word, one after the other or in STREAMS.
+template <typename V, int R, bool STREAMS>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
           bool fresh, void* sums_at, const char* base, int64_t next, int64_t stride) {
   typedef typename V::Sum Sum;
@@ -234,9 +238,9 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
     for (int v = 0; v < VECTORS; ++v)
       sums[r][v] = fresh ? Sum{} : load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
   for (int64_t k = 0; k < words; ++k, inputs += R * V::PARTS, weights += OUTPUTS, next += stride) {
-    const char* const line = base + (ALONE ? in_streams(next) : next);
+    const char* const line = base + (STREAMS ? in_streams(next) : next);
     __builtin_prefetch(line);
-    __builtin_prefetch(line + (ALONE ? STREAM : 64));
+    __builtin_prefetch(line + (STREAMS ? STREAM : 64));
     V::template add<R>(sums, weights, inputs);
   }
 #pragma GCC unroll 16
@@ -282,9 +286,9 @@ template <typename V>
 using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*, bool, void*,
                       const char*, int64_t, int64_t);
 
-template <typename V, bool ALONE, int... I>
+template <typename V, bool STREAMS, int... I>
 Tile<V> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Tile<V> tiles[] = {tile<V, I + 1, ALONE>...};
+  static constexpr Tile<V> tiles[] = {tile<V, I + 1, STREAMS>...};
   return tiles[rows - 1];
 }
 
@@ -324,8 +328,8 @@ void linear_block(const Layer& layer) {
   const int64_t tiles = (rows + V::MAX_ROWS - 1) / V::MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
   const auto sizes = std::make_integer_sequence<int, V::MAX_ROWS>();
-  const Tile<V> short_tile =
-      tiles == 1 ? tile_of<V, true>(rows, sizes) : tile_of<V, false>(shorter, sizes);
+  const Tile<V> short_tile = tiles == 1 && several_streams ? tile_of<V, true>(rows, sizes)
+                                                           : tile_of<V, false>(shorter, sizes);
   const Tile<V> long_tile = longer ? tile_of<V, false>(shorter + 1, sizes) : short_tile;
   // [stretch][tile][word][part][row of tile]
   Input* const packed = kept<Input, PACKED>(rows * words * V::PARTS);
@@ -403,6 +407,8 @@ void linear(const Layer& layer) {
 }
 
 }  // namespace
+
+extern "C" void fetch_in_streams(int32_t on) { several_streams = on; }
 
 EXPORT(linear_f32, linear<Float<false>>)
 #if defined(EMBEDDED_BROADCAST)

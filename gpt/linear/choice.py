@@ -27,8 +27,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpt.linear.layers import AnyLinear, Int8Linear, Precision, Variant, precision_of, variants
-from kernels import CLEARLY_FASTER, cache_folder, linear_identity
+from gpt.linear.layers import (
+    AnyLinear,
+    Int8Linear,
+    KernelLinear,
+    Precision,
+    Variant,
+    precision_of,
+    variants,
+)
+from kernels import CLEARLY_FASTER, cache_folder, fetch_in_streams, linear_identity
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +44,7 @@ ROWS = (1, 8, 64, 256)
 TRIED_WEIGHTS = 2**20  # of a layer: more outputs take longer and change nothing
 ROUNDS = 3  # at least, for a shape and number of rows; more while they have taken less than
 ROUNDS_S = 0.02
+FETCHED_BYTES, FETCHED_ROUNDS = 2**27, 5  # more than most caches hold
 
 Shape = tuple[int, int]  # inputs, outputs
 
@@ -64,8 +73,30 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
     for place, name in zip(places, names, strict=True):
         setattr(place.module, place.name, available[place.precision][name].make(place.linear))
         found[_key(place.shape)] = f"{place.precision} {name}"
+    choose_fetching(module for module in network.modules() if isinstance(module, KernelLinear))
     log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
     return found
+
+
+@torch.inference_mode()
+def choose_fetching(layers: Iterable[KernelLinear]) -> None:
+    """How the layers fetch weights for few rows: line after line, or in several streams, as some
+    machines prefer. Timed on the network's own layers, whose weights come from memory. Results are
+    the same."""
+    tried: list[tuple[KernelLinear, torch.Tensor]] = []
+    for layer in layers:
+        if sum(layer.weight.nbytes for layer, _ in tried) < FETCHED_BYTES:
+            dtype = torch.float32 if layer.weight.dtype == torch.float32 else torch.bfloat16
+            tried.append((layer, torch.zeros(1, layer.inputs, dtype=dtype)))
+    best = dict.fromkeys((False, True), math.inf)
+    for _ in range(FETCHED_ROUNDS):
+        for streams in best:
+            fetch_in_streams(streams)
+            start_s = time.perf_counter()
+            for layer, x in tried:
+                layer(x)
+            best[streams] = min(best[streams], time.perf_counter() - start_s)
+    fetch_in_streams(best[True] < best[False])
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,3 +175,25 @@ def test_the_kernel_of_all_is_the_first_choice_that_all_can_run(
 def test_torchs_own_layers_are_not_called_batch_invariant() -> None:
     assert not is_batch_invariant({"32 x 48": "float32 torch", "48 x 32": "float32 oneDNN"})
     assert not is_batch_invariant({})
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_weights_are_fetched_as_the_networks_own_layers_are_faster(
+    streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    how: list[bool] = []
+
+    class Layer:
+        weight, inputs = torch.zeros(2, 3), 3
+
+        def __call__(self, x: torch.Tensor) -> None:
+            nonlocal now_s
+            assert x.shape == (1, 3)
+            now_s += 1.0 if how[-1] == streams else 2.0
+
+    monkeypatch.setattr(gpt.linear.choice, "fetch_in_streams", how.append)
+    monkeypatch.setattr("gpt.linear.choice.time.perf_counter", lambda: now_s)
+    gpt.linear.choice.choose_fetching([Layer(), Layer()])  # type: ignore[list-item]
+    assert set(how) == {False, True}
+    assert how[-1] is streams

@@ -21,7 +21,7 @@ from gpt.linear.layers import (
 )
 from gpt.linear.quantised import quantise_linears
 from gpt.network import GPT, GeluLinear, GPTConfig, init_weights
-from kernels import linear_kernel
+from kernels import fetch_in_streams, linear_kernel
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "int8": 2.0**-7}
@@ -171,3 +171,24 @@ def test_every_function_that_the_processor_has_is_a_variant() -> None:
     assert isinstance(PackedLinear(nn.Linear(4, 4)), nn.Module)
     if there["float32"]:
         assert isinstance(variants("float32")[0].make(nn.Linear(4, 4)), KernelLinear)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_how_weights_are_fetched_changes_no_bit(precision: Precision) -> None:
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    plain = nn.Linear(300, 200).to(dtype).requires_grad_(False)
+    linear = Int8Linear(plain) if precision == "int8" else plain
+    for variant in variants(precision):
+        layer = variant.make(linear)
+        if not isinstance(layer, KernelLinear):
+            continue
+        for rows in (1, 7, 14, 40):
+            x = torch.randn(rows, 300).to(
+                torch.float32 if precision == "float32" else torch.bfloat16
+            )
+            results = []
+            for streams in (False, True, False):
+                fetch_in_streams(streams)
+                results.append(layer(x))
+            assert torch.equal(results[0], results[1])
+            assert torch.equal(results[0], results[2])
