@@ -4,7 +4,7 @@ GPU benchmark runs where nothing else is installed."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,7 +62,7 @@ def single_work(vocab_size: int, seed: int = 0) -> list[Job]:
     return [Job(rng.integers(0, vocab_size, 32).tolist(), 200)]
 
 
-WORKS = {
+WORKS: dict[str, Callable[[int], list[Job]]] = {  # of a vocabulary size
     "decode": offline_work,
     "prefill": prefill_work,
     "mixed": mixed_work,

@@ -2,8 +2,8 @@
 
 A block is a seed at a load. Its contestants run back to back, since a machine drifts, and in the
 reverse order from seed to seed (ABBA), so that a steady drift cancels. Runs without new information
-are left out: those of a contestant far beyond its limit, except at the highest load, where the
-limits of all are compared.
+are left out: those of a contestant far beyond its limit, except at the lowest and the highest of
+these loads; at the highest the limits of all are compared.
 """
 
 from __future__ import annotations

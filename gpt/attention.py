@@ -23,14 +23,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.cache import BlockTable, KVPool, KVShape
-from kernels import CLEARLY_FASTER, HEAD_DIMS, KEYS_TOGETHER, attention_kernels
+from kernels import (
+    CLEARLY_FASTER,
+    HEAD_DIMS,
+    KEYS_TOGETHER,
+    attention_identity,
+    attention_kernels,
+    kept_choice,
+)
 
 log = logging.getLogger(__name__)
 
 Counts = NDArray[np.int64]
 Kernel = Callable[..., None]
 FOR_PROMPTS = ("attend_dot_bf16", "attend_amx_bf16")
-TRIED_TOKENS, TRIED_ROUNDS = 256, 5  # of the prompt that kernels are compared by
+TRIED_TOKENS, TRIED_HEADS, TRIED_ROUNDS = 256, 4, 5  # of the prompt that kernels compute in turn
 
 
 def attention_kernel(shape: KVShape) -> Kernel | None:
@@ -42,7 +49,7 @@ def attention_kernel(shape: KVShape) -> Kernel | None:
     ):
         return None
     if shape.dtype == torch.bfloat16:
-        return bfloat16_kernel(shape.head_dim)
+        return _bfloat16_kernel(shape.head_dim)
     if shape.dtype == torch.float32:
         return attention_kernels(shape.head_dim).get("attend_f32")
     return None
@@ -99,33 +106,44 @@ class RaggedAttention:
         return out
 
 
-@functools.cache
-def bfloat16_kernel(head_dim: int) -> Kernel | None:
-    """The plain kernel, or the fastest of those that round a prompt's weights to bfloat16. These
-    differ from a decoding row, and from a part of a single token, in their last bits, so they must
-    be clearly faster. Instructions alone do not determine their speed."""
+def _bfloat16_kernel(head_dim: int) -> Kernel | None:
     kernels = attention_kernels(head_dim)
-    names = [name for name in ("attend_bf16", *FOR_PROMPTS) if name in kernels]
-    if len(names) < 2:
-        return kernels.get("attend_bf16")
-    seconds = dict(zip(names, _prompt_seconds(head_dim, [kernels[n] for n in names]), strict=True))
-    fastest = min(names[1:], key=lambda name: seconds[name])
-    if seconds[fastest] > CLEARLY_FASTER * seconds["attend_bf16"]:
-        fastest = "attend_bf16"
-    log.info("prompts in bfloat16 by %s", fastest)
-    return kernels[fastest]
+    names = tuple(name for name in ("attend_bf16", *FOR_PROMPTS) if name in kernels)
+    return kernels[fastest_for_prompts(head_dim, names)] if names else None
 
 
-def _prompt_seconds(head_dim: int, kernels: Sequence[Kernel]) -> list[float]:
-    """CPU time of one head of a prompt, in one thread; kernels take turns, and the best of several
-    rounds counts."""
+@functools.cache
+def fastest_for_prompts(head_dim: int, names: Sequence[str]) -> str:
+    """The first kernel, or the fastest of the others, which round a prompt's weights to bfloat16.
+    The last bits of their results differ from those of decoding rows, so they must be clearly
+    faster. Instructions alone do not determine their speed. Bits depend on the choice, so it is
+    kept."""
+    plain, *others = names
+    if not others:
+        return plain
+
+    def measure() -> str:
+        seconds = dict(zip(names, _prompt_seconds(head_dim, names), strict=True))
+        fastest = min(others, key=lambda name: seconds[name])
+        return fastest if seconds[fastest] <= CLEARLY_FASTER * seconds[plain] else plain
+
+    identity = (attention_identity(), names)
+    chosen = kept_choice("attention", identity, str(head_dim), measure)
+    log.info("prompts in bfloat16 by %s", chosen)
+    return chosen if chosen in names else plain
+
+
+def _prompt_seconds(head_dim: int, names: Sequence[str]) -> list[float]:
+    """CPU time of a prompt by each kernel, in one thread; kernels take turns, and the best of
+    several rounds counts."""
     blocks = TRIED_TOKENS // KEYS_TOGETHER
-    pool = KVPool(
-        KVShape(1, 1, head_dim, torch.bfloat16, torch.device("cpu"), KEYS_TOGETHER), blocks
-    )
+    cpu = torch.device("cpu")
+    pool = KVPool(KVShape(1, TRIED_HEADS, head_dim, torch.bfloat16, cpu, KEYS_TOGETHER), blocks)
     span = Span(0, TRIED_TOKENS, 0, BlockTable(list(range(blocks))))
-    x = torch.linspace(-1, 1, TRIED_TOKENS * head_dim).bfloat16().view(-1, 1, head_dim)
-    tried = [RaggedAttention([span], pool, kernel=kernel) for kernel in kernels]
+    x = torch.linspace(-1, 1, TRIED_TOKENS * TRIED_HEADS * head_dim).bfloat16()
+    x = x.view(TRIED_TOKENS, TRIED_HEADS, head_dim)
+    kernels = attention_kernels(head_dim)
+    tried = [RaggedAttention([span], pool, kernel=kernels[name]) for name in names]
     best = [math.inf] * len(tried)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

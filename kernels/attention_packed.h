@@ -21,8 +21,8 @@ namespace {
 constexpr int64_t LINES = 16;  // of a step, each of one word of every column
 
 // Multiplies 32 rows of words with 2 x 16 columns, `steps` times 16 words; the second 16 columns are
-// `next_column` lines after the first. Writes the first `count` rows of sums or more, `to_stride`
-// floats from row to row. STEPS: `steps`, if known.
+// `next_column` lines after the first. Writes at least the first `count` rows of sums,
+// `to_stride` floats from row to row. STEPS: `steps`, if known.
 struct ByDot {
   template <int64_t STEPS>
   static void multiply(int64_t count, int64_t steps, const void* rows, int64_t rows_stride,
@@ -130,7 +130,7 @@ class PackedPrompts {
           pair[i][c] = load<Halves>(of.call.values + of.slot(low_ + t + i) + head * HEAD_DIM + c * W);
       for (int64_t c = 0; c < COLUMNS; ++c)
         values_[c * blocks_ * LINES + t / 2] = __builtin_convertvector(pair[0][c], Words) |
-                                                   __builtin_convertvector(pair[1][c], Words) << 16;
+                                               __builtin_convertvector(pair[1][c], Words) << 16;
     }
   }
 
@@ -170,8 +170,9 @@ class PackedPrompts {
       each_line(call.q + place(i, call.q_stride),
                 [&](int64_t step, Words line) { store(queries + i * STEPS + step, line); });
     for (int64_t block = from; block < to; ++block)
-      multiplier_.template multiply<STEPS>(count, STEPS, queries, STEPS * 64, keys_ + block * 2 * STEPS * LINES,
-                      STEPS * LINES, scores + (block - from) * KEYS, scores_stride);
+      multiplier_.template multiply<STEPS>(count, STEPS, queries, STEPS * 64,
+                                           keys_ + block * 2 * STEPS * LINES, STEPS * LINES,
+                                           scores + (block - from) * KEYS, scores_stride);
     float shares[QUERIES];
     for (int64_t i = 0; i < count; ++i) {
       const auto [begin, end] = seen(i);
@@ -179,8 +180,9 @@ class PackedPrompts {
                               call.scale, weights + i * weights_stride);
     }
     for (int64_t c = 0; c < COLUMNS; c += 2)
-      multiplier_.template multiply<0>(count, to - from, weights, weights_stride * 2, values_ + (c * blocks_ + from) * LINES,
-                  blocks_ * LINES, results + c * W, COLUMNS * W);
+      multiplier_.template multiply<0>(count, to - from, weights, weights_stride * 2,
+                                       values_ + (c * blocks_ + from) * LINES, blocks_ * LINES,
+                                       results + c * W, COLUMNS * W);
     for (int64_t i = 0; i < count; ++i) {
       bf16* const out = call.out + place(i, call.heads * HEAD_DIM);
       for (int64_t c = 0; c < HEAD_DIM / W; ++c)

@@ -213,8 +213,8 @@ struct Int8 {
 };
 #endif
 
-// Whether a single tile, whose speed memory limits, fetches its weights in four streams. Which is
-// faster depends on the machine, so gpt/linear/choice.py measures it.
+// Whether a layer with a single tile, which memory limits, fetches its weights in four streams. Which
+// is faster depends on the machine, so gpt/linear/choice.py measures it.
 bool several_streams = false;
 
 // Where the weights at `at` bytes are fetched from in streams: AHEAD bytes are four streams, and a line

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.server.process import close_all
-
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels run on a CPU
+
+from tests.server.process import close_all
 
 # a runner that was started in the background ignores these, and so would the servers under test
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -44,7 +44,7 @@ ROWS = (1, 8, 64, 256)
 TRIED_WEIGHTS = 2**20  # of a layer: more outputs take longer and change nothing
 ROUNDS = 3  # at least, for a shape and number of rows; more while they have taken less than
 ROUNDS_S = 0.02
-FETCHED_BYTES, FETCHED_ROUNDS = 2**27, 5  # more than most caches hold
+FETCHED_BYTES, FETCHED_ROUNDS = 2**27, 5
 
 Shape = tuple[int, int]  # inputs, outputs
 
@@ -81,13 +81,15 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
 @torch.inference_mode()
 def choose_fetching(layers: Iterable[KernelLinear]) -> None:
     """How the layers fetch weights for few rows: line after line, or in several streams, as some
-    machines prefer. Timed on the network's own layers, whose weights come from memory. Results are
-    the same."""
+    machines prefer. Timed on the network's own layers, up to more than most caches hold. Results
+    are the same. AMX always fetches in streams."""
     tried: list[tuple[KernelLinear, torch.Tensor]] = []
     for layer in layers:
         if sum(layer.weight.nbytes for layer, _ in tried) < FETCHED_BYTES:
             dtype = torch.float32 if layer.weight.dtype == torch.float32 else torch.bfloat16
             tried.append((layer, torch.zeros(1, layer.inputs, dtype=dtype)))
+    if not tried:
+        return
     best = dict.fromkeys((False, True), math.inf)
     for _ in range(FETCHED_ROUNDS):
         for streams in best:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +21,7 @@ from gpt.attention import (
     RectangleAttention,
     Span,
     attend_rows,
-    attention_kernel,
-    bfloat16_kernel,
+    fastest_for_prompts,
 )
 from gpt.cache import BlockTable, KVPool, KVShape
 from kernels import attention_kernels
@@ -128,24 +129,27 @@ def test_kernel_and_twin_compute_attention_for_rows_of_any_length(  # type: igno
 
 @pytest.mark.skipif(not attention_kernels(80), reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["attend_f32", "attend_bf16", *FOR_PROMPTS])
 def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
-    dtype: torch.dtype, window: int | None
+    name: str, window: int | None
 ) -> None:
     """And whatever is computed beside it. Kernels for prompts do not compute single tokens."""
-    shape = KVShape(1, 2, 80, dtype, CPU)
-    kernel = attention_kernel(shape)
-    for_prompts = kernel is not None and kernel.__name__ in FOR_PROMPTS
+    kernel = attention_kernels(80).get(name)
+    if kernel is None:
+        pytest.skip("not on this machine")
+    for_prompts = name in FOR_PROMPTS
+    shape = KVShape(1, 2, 80, torch.float32 if name == "attend_f32" else torch.bfloat16, CPU)
     whole = iteration([(0, 300), (30, 1), (70, 33)], shape, 6, seed=2)
-    together = RaggedAttention(whole.spans, whole.pool, window=window)(0, *whole[2:])
+    attend = partial(RaggedAttention, pool=whole.pool, window=window, kernel=kernel)
+    together = attend(whole.spans)(0, *whole[2:])
     start = 0
     for length in (2, 31, 40, 3, 2 if for_prompts else 1, 74, 148 if for_prompts else 149):
         part = Span(start, length, start, whole.spans[0].table)
-        out = RaggedAttention([part], whole.pool, window=window)(0, *whole[2:])
+        out = attend([part])(0, *whole[2:])
         assert torch.equal(out[start : start + length], together[start : start + length])
         start += length
     assert start == 300
-    alone = RaggedAttention([whole.spans[1]], whole.pool, window=window)(0, *whole[2:])
+    alone = attend([whole.spans[1]])(0, *whole[2:])
     assert torch.equal(alone[300], together[300])
 
 
@@ -159,8 +163,10 @@ def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
 
 
 @pytest.mark.parametrize("name", ["attend_bf16", *FOR_PROMPTS])
-@given(rows, st.sampled_from([None, 20]), st.sampled_from([64, 80]), st.integers(0, 2**31))
-@settings(max_examples=10)
+@given(
+    rows, st.sampled_from([None, 1, 20]), st.sampled_from([16, 48, 64, 80]), st.integers(0, 2**31)
+)
+@settings(max_examples=15)
 def test_every_kernel_of_this_machine_computes_bfloat16(name, lengths, window, head_dim, seed):  # type: ignore[no-untyped-def]
     if name not in attention_kernels(head_dim):
         pytest.skip("not on this machine")
@@ -173,22 +179,17 @@ def test_every_kernel_of_this_machine_computes_bfloat16(name, lengths, window, h
     check(attend(0, of.q, of.k, of.v), defined(of, 0, window, 0.2))
 
 
-@pytest.mark.parametrize(("faster", "chosen"), [(0.7, "attend_dot_bf16"), (0.8, "attend_bf16")])
-def test_a_kernel_for_prompts_must_be_clearly_faster(
-    faster: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.7, FOR_PROMPTS[0]), (0.8, "attend_bf16")])
+def test_a_kernel_for_prompts_must_be_clearly_faster_and_the_choice_is_kept(
+    seconds: float, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(name: str) -> Callable[..., None]:
-        def attend(*_: object) -> None:
-            pass
-
-        attend.__name__ = name
-        return attend
-
-    there = {name: kernel(name) for name in ("attend_bf16", "attend_dot_bf16")}
-    monkeypatch.setattr("gpt.attention.attention_kernels", lambda head_dim: there)
-    monkeypatch.setattr("gpt.attention._prompt_seconds", lambda head_dim, kernels: [1.0, faster])
-    found = bfloat16_kernel.__wrapped__(64)
-    assert found is there[chosen]
+    taken = [[1.0, seconds]]
+    monkeypatch.setattr("kernels.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("gpt.attention._prompt_seconds", lambda head_dim, names: taken.pop())
+    for _ in range(2):
+        choice = fastest_for_prompts.__wrapped__(64, ("attend_bf16", FOR_PROMPTS[0]))
+        assert choice == chosen
+    assert not taken
 
 
 @given(

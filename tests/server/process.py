@@ -43,8 +43,8 @@ _opened: list[Closable] = []
 
 
 def closed_at_end(client: C) -> C:
-    """Closed when the test ends, if not before. Left to the garbage collector, a client's sockets
-    may be found open before the client is, which fails whatever test is running then."""
+    """Closed when the test ends, if not before. The garbage collector may take a client's sockets
+    before the client: their warning then fails whatever test is running."""
     _opened.append(client)
     return client
 
@@ -55,8 +55,9 @@ def connected(server: Server) -> socket.socket:
 
 
 def close_all() -> None:
-    while _opened:
-        _opened.pop().close()
+    with contextlib.ExitStack() as stack:
+        while _opened:
+            stack.callback(_opened.pop(0).close)
 
 
 @dataclass(slots=True)

@@ -71,9 +71,12 @@ def test_code_for_another_processor_computes_the_same(
         return made
 
     monkeypatch.setattr(gpt.linear.layers, "linear_kernel", function)
-    for precision, kernel in ALL:
-        if kernel.function in names:
-            check(precision, kernel)
+    for streams in (False, True):
+        if names:
+            library.fetch_in_streams(streams)
+        for precision, kernel in ALL:
+            if kernel.function in names:
+                check(precision, kernel)
 
 
 def check(precision: Precision, kernel: Kernel) -> None:
