@@ -24,13 +24,8 @@ USER: Any = [{"role": "user", "content": "x"}]
 
 
 def official(server: Server, **options: Any) -> OpenAI:
-    client = OpenAI(
-        base_url=f"{server.url}/v1",
-        max_retries=0,
-        timeout=PATIENCE_S,
-        **{"api_key": "none", **options},
-    )
-    return closed_at_end(client)
+    fields = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_S, **options}
+    return closed_at_end(OpenAI(base_url=f"{server.url}/v1", **fields))
 
 
 def text_of(tokens: list[int]) -> str:
