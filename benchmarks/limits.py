@@ -4,7 +4,8 @@ that a run's iterations could take.
     python -m benchmarks.limits
 
 An iteration reads all weights once and every request's keys and values, and computes the products
-of its tokens. It takes at least the larger of bytes over bandwidth and operations over rate. Norms,
+of its tokens; what follows the last attention is needed for the tokens to draw only. An iteration
+takes at least the larger of bytes over bandwidth and operations over rate. Norms,
 sampling, activations and the surrounding program are free in this bound, so no engine reaches it
 ("roofline": Williams et al., CACM 52(4), 2009).
 
@@ -78,15 +79,20 @@ def weights_of(config: GPTConfig) -> int:
 
 
 def bytes_of(done: Pass, config: GPTConfig, dtype: str) -> int:
-    head = config.vocab_size * config.n_embd if done.drawn else 0
-    keys_and_values = 2 * config.n_layer * config.n_embd * done.cached
-    weights = WEIGHT_BYTES[dtype] * (weights_of(config) + head)
+    c = config.n_embd
+    # without a token to draw, neither the head nor the last block after its attention is computed
+    unread = 0 if done.drawn else 9 * c * c + 8 * c
+    head = config.vocab_size * c if done.drawn else 0
+    keys_and_values = 2 * config.n_layer * c * done.cached
+    weights = WEIGHT_BYTES[dtype] * (weights_of(config) - unread + head)
     return weights + DTYPES[dtype].itemsize * keys_and_values
 
 
 def operations_of(done: Pass, config: GPTConfig) -> int:
     c = config.n_embd
-    linear = 2 * 12 * c * c * config.n_layer * done.tokens
+    # of a block's 12, 9 follow its attention: the last block's are for the tokens to draw only
+    matrices = 12 * config.n_layer * done.tokens - 9 * (done.tokens - done.drawn)
+    linear = 2 * c * c * matrices
     head = 2 * c * config.vocab_size * done.drawn
     attention = 4 * c * config.n_layer * done.pairs
     return linear + head + attention

@@ -23,14 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.cache import BlockTable, KVPool, KVShape
-from kernels import (
-    CLEARLY_FASTER,
-    HEAD_DIMS,
-    KEYS_TOGETHER,
-    attention_identity,
-    attention_kernels,
-    kept_choice,
-)
+from kernels import HEAD_DIMS, KEYS_TOGETHER, attention_identity, attention_kernels
+from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
 
 log = logging.getLogger(__name__)
 
@@ -116,21 +110,21 @@ def _bfloat16_kernel(head_dim: int) -> Kernel | None:
 def fastest_for_prompts(head_dim: int, names: Sequence[str]) -> str:
     """The first kernel, or the fastest of the others, which round a prompt's weights to bfloat16.
     The last bits of their results differ from those of decoding rows, so they must be clearly
-    faster. Instructions alone do not determine their speed. Bits depend on the choice, so it is
-    kept."""
+    faster."""
     plain, *others = names
     if not others:
         return plain
 
-    def measure() -> str:
+    def measured(keys: Sequence[str]) -> Choices:
         seconds = dict(zip(names, _prompt_seconds(head_dim, names), strict=True))
         fastest = min(others, key=lambda name: seconds[name])
-        return fastest if seconds[fastest] <= CLEARLY_FASTER * seconds[plain] else plain
+        chosen = fastest if seconds[fastest] <= CLEARLY_FASTER * seconds[plain] else plain
+        return dict.fromkeys(keys, chosen)
 
-    identity = (attention_identity(), names)
-    chosen = kept_choice("attention", identity, str(head_dim), measure)
+    key = f"heads of {head_dim}"
+    chosen = kept_choices("attention", (attention_identity(), names), [key], names, measured)[key]
     log.info("prompts in bfloat16 by %s", chosen)
-    return chosen if chosen in names else plain
+    return chosen
 
 
 def _prompt_seconds(head_dim: int, names: Sequence[str]) -> list[float]:

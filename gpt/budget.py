@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from dataclasses import replace
 
 import torch
 
@@ -26,7 +25,9 @@ class KVMemoryError(ValueError):
     """The requested KV memory is not available."""
 
 
-_COSTLIEST = Sampling(top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20)
+_COSTLIEST = Sampling(
+    top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20, prompt_logprobs=20
+)
 _UNITS = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
 }  # fmt: skip
@@ -153,9 +154,7 @@ def _activation_bytes(model: Executor, rows: int) -> int:
     context = model.context
     each = blocks_of(1, context, model.shape)
     model.allocate(rows * each)
-    # logprobs of one row's prompt: they are computed in chunks, so more rows take no more
-    asked = [replace(_COSTLIEST, prompt_logprobs=None if i else 20) for i in range(rows)]
-    model.open([Opening(i, [0] * context, context, asked[i]) for i in range(rows)])
+    model.open([Opening(i, [0] * context, context, _COSTLIEST) for i in range(rows)])
     steps = [Step(i, 0, context, True, range(i * each, (i + 1) * each)) for i in range(rows)]
     torch.cuda.reset_peak_memory_stats(model.device)
     held_bytes = torch.cuda.memory_allocated(model.device)

@@ -237,8 +237,11 @@ class Executor(ABC):
         rows = [self._sequences[step.id] for step in steps]
         flat = self.lay_out(steps, rows)
         drawing = [i for i, step in enumerate(steps) if step.draw]
-        hidden, logits = self._run(flat, [flat.ends[i] - 1 for i in drawing])
         prompts = _prompts_to_score(steps, rows, flat.ends)
+        ends = np.array([flat.ends[i] - 1 for i in drawing], dtype=np.int64)
+        kept = np.unique(np.concatenate([ends, *(wanted.places for wanted in prompts)]))
+        hidden, logits = self._run(flat, kept, np.searchsorted(kept, ends))
+        prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
         scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
         found: list[Tensor] = []
         if drawing:
@@ -255,21 +258,24 @@ class Executor(ABC):
         self._started = Started(launched, self.device)
         return self._started
 
-    def _run(self, flat: Flat, drawn: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Hidden states `[N, C]`, and logits `[draws, V]` after the places `drawn`."""
+    def _run(self, flat: Flat, kept: Counts, drawn: Counts) -> tuple[Tensor, Tensor]:
+        """Hidden states `[K, C]` of the places `kept`, in ascending order, and logits `[draws, V]`
+        after those of them at `drawn`."""
         if self.gpu is not None:
-            return self.gpu(flat.tokens, flat.positions, drawn, flat.spans)
-        tokens, positions = torch.tensor(flat.tokens), torch.from_numpy(flat.positions)
+            return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans)
         if flat.attend is not None:
-            hidden = self.network(tokens, positions, flat.attend)
+            parts = [(slice(0, len(flat.tokens)), flat.attend)]
         else:
-            hidden = torch.cat(
-                [
-                    self.network(tokens[part], positions[part], RaggedAttention(spans, self.pool))
-                    for part, spans in passes(flat.spans, len(tokens), self._pass_tokens)
-                ]
-            )
-        return hidden, self.network.head(hidden[drawn]) if drawn else hidden[:0]
+            divided = passes(flat.spans, len(flat.tokens), self._pass_tokens)
+            parts = [(part, RaggedAttention(spans, self.pool)) for part, spans in divided]
+        tokens, positions = torch.tensor(flat.tokens), torch.from_numpy(flat.positions)
+        found, bounds = [], np.searchsorted(kept, [part.stop for part, _ in parts])
+        for (part, attend), own in zip(parts, np.split(kept, bounds[:-1]), strict=True):
+            of_part = tokens[part]
+            these = torch.from_numpy(own - part.start) if len(own) < len(of_part) else None
+            found.append(self.network(of_part, positions[part], attend, these))
+        hidden = torch.cat(found)
+        return hidden, self.network.head(hidden[drawn]) if len(drawn) else hidden[:0]
 
     def _send(self, arrays: Sequence[Counts]) -> list[Tensor]:
         return send(arrays, self.device)

@@ -60,10 +60,16 @@ class Block(nn.Module):
         self.fc = GeluLinear(c, 4 * own, config.gelu)
         self.mlp_proj = nn.Linear(4 * own, c)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, kept: Tensor | None = None) -> Tensor:
+        """`kept`: as of GPT."""
         # [..., C] -> three of [..., n_head, head_dim]
         q, k, v = self.qkv(self.ln_1(x)).unflatten(-1, (3, self.n_head, self.head_dim)).unbind(-3)
-        x = x + self.attn_proj(attend(layer, q, k, v).flatten(-2))
+        y = attend(layer, q, k, v).flatten(-2)
+        if kept is not None:
+            x, y = x.index_select(0, kept), y.index_select(0, kept)
+            if not len(kept):
+                return x
+        x = x + self.attn_proj(y)
         out: Tensor = x + self.mlp_proj(self.fc(self.ln_2(x)))
         return out
 
@@ -81,11 +87,19 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.head.weight = self.wte.weight  # tied, as in GPT-2
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """tokens, positions: int64 `[...]` -> hidden `[..., n_embd]`."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, kept: Tensor | None = None
+    ) -> Tensor:
+        """tokens, positions: int64 `[...]` -> hidden `[..., n_embd]`.
+
+        `kept` `[K]`, None: all: places on a flat axis whose hidden states are returned. No token
+        attends to what the last block computes after its attention, so it computes that for these
+        places only."""
         x = self.wte(tokens) + self.wpe(positions)
-        for layer, block in enumerate(self.blocks):
+        *others, last = self.blocks
+        for layer, block in enumerate(others):
             x = block(x, layer, attend)
+        x = last(x, len(others), attend, kept)
         hidden: Tensor = self.ln_f(x)
         return hidden
 

@@ -22,9 +22,13 @@ class Wanted(NamedTuple):
 
     row: int
     first: int  # index of the first in its sequence
-    at: int  # place whose output predicts the first; the others follow
+    at: int  # row of the hidden states that predicts the first; the others follow
     tokens: Sequence[int]
     alternatives: int
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        return np.arange(self.at, self.at + len(self.tokens))
 
 
 def score(logits: Tensor, tokens: Tensor, alternatives: int) -> list[Tensor]:
@@ -41,7 +45,7 @@ def score_all(
     send: Callable[[Sequence[NDArray[np.int64]]], list[Tensor]],
 ) -> list[Tensor]:
     """As `score`, for all rows one after the other, in chunks."""
-    at = np.concatenate([np.arange(w.at, w.at + len(w.tokens)) for w in wanted])
+    at = np.concatenate([w.places for w in wanted])
     places, tokens = send([at, np.concatenate([w.tokens for w in wanted]).astype(np.int64)])
     most = max(w.alternatives for w in wanted)
     chunks = [

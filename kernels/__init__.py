@@ -8,10 +8,8 @@ kernel computes.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -38,9 +36,6 @@ RATES = {
     "rate_dot_int8": [ctypes.c_int64],
     "rate_amx_int8": [ctypes.c_int64],
 }
-# a variant whose results depend on the other rows, or on how a prompt is divided, must take at most
-# this share of the others' time
-CLEARLY_FASTER = 0.75
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
 
@@ -144,36 +139,6 @@ def rates_library() -> dict[str, Callable[..., int]]:
 def attention_identity() -> tuple[str, ...]:
     """What the speed of the attention kernels depends on: their source and the processor."""
     return _text(_source("attention")), _processor()
-
-
-def kept_choice(kind: str, identity: object, key: str, measure: Callable[[], str]) -> str:
-    """What `measure` chose for `key`, now or earlier on this machine: kept in a file whose name
-    changes with `identity`. Processes that start together measure once."""
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"choice-{kind}-{digest}.json"
-        with (folder / "choice.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            kept = _read_choices(path)
-            if key not in kept:
-                kept[key] = measure()
-                aside = path.with_suffix(".new")
-                aside.write_text(json.dumps(kept, indent=2) + "\n")
-                aside.replace(path)
-            return kept[key]
-    except (OSError, RuntimeError) as error:  # no home: RuntimeError
-        log.warning("the choice of kernels cannot be kept: %s", error)
-        return measure()
-
-
-def _read_choices(path: Path) -> dict[str, str]:
-    try:
-        kept = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
 
 
 def cache_folder() -> Path:

@@ -62,8 +62,12 @@ def needs(config: GPTConfig, dtype: str, shape: Shape) -> dict[str, tuple[int, i
     c, tokens = config.n_embd, shape.rows * shape.tokens
     done = pass_of([(shape.past, shape.tokens, True)] * shape.rows)
     sizes = {"qkv": 3 * c * c, "attn_proj": c * c, "fc": 4 * c * c, "mlp_proj": 4 * c * c}
+    after_attention = (config.n_layer - 1) * tokens + done.drawn
     found = {
-        name: (WEIGHT_BYTES[dtype] * size * config.n_layer, 2 * size * tokens * config.n_layer)
+        name: (
+            WEIGHT_BYTES[dtype] * size * config.n_layer,
+            2 * size * (config.n_layer * tokens if name == "qkv" else after_attention),
+        )
         for name, size in sizes.items()
     }
     head = c * config.vocab_size

@@ -57,12 +57,14 @@ class Device:
         self,
         tokens: Sequence[int],
         positions: Array,
-        drawn: Sequence[int],
+        kept: Array,
+        drawn: Array,
         spans: Sequence[Span],
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states `[N, C]`, and logits `[draws, V]` after the places `drawn`."""
+        """Hidden states `[K, C]` of the places `kept`, and logits `[draws, V]` after those of them
+        at `drawn`."""
         size = self._pool.shape.block_tokens
-        packed = pack(tokens, positions, drawn, spans, size, self._tile_tokens)
+        packed = pack(tokens, positions, kept, drawn, spans, size, self._tile_tokens)
         if self._graphs is not None and (replayed := self._graphs(packed)) is not None:
             return replayed
         sent = to_device(packed, self._pool.shape.device)
@@ -74,5 +76,5 @@ class Device:
         self, packed: Packed[Tensor], attend: TwoCallAttention | None = None
     ) -> tuple[Tensor, Tensor]:
         by = attend or PagedAttention(packed, self._pool)
-        hidden = self._network(packed.tokens, packed.positions, by)
+        hidden = self._network(packed.tokens, packed.positions, by, packed.kept)
         return hidden, self._network.head(hidden.index_select(0, packed.drawn))

@@ -19,7 +19,7 @@ from gpt.transfer import Array, stage, views
 
 MOST_ROWS = 512  # a larger iteration is long enough to hide its launches
 
-# hidden states [N, C] of an iteration, and logits [draws, V]
+# hidden states [K, C] of an iteration, and logits [draws, V]
 Forward = Callable[[Packed[Tensor]], tuple[Tensor, Tensor]]
 
 
@@ -49,6 +49,7 @@ def padded(packed: Packed[Array], size: int, blocks: int, block_tokens: int) -> 
     return Packed(
         longer(packed.tokens, 0),
         longer(packed.positions, 0),
+        longer(packed.kept, 0),
         longer(packed.drawn, 0),
         longer(packed.slots, -1),
         longer(packed.rows, 0),
@@ -86,7 +87,7 @@ class DecodeGraphs:
             return None
         size = min(fitting)
         hidden, logits = self._replays[size](self._padded(packed, size))
-        return hidden[:rows], logits[: len(packed.drawn)]
+        return hidden[: len(packed.kept)], logits[: len(packed.drawn)]
 
     def _padded(self, packed: Packed[Array], size: int) -> Packed[Array]:
         return padded(packed, size, self._blocks, self._block_tokens)
@@ -96,7 +97,7 @@ class DecodeGraphs:
     ) -> Callable[[Packed[Array]], tuple[Tensor, Tensor]]:
         nothing = np.empty(0, dtype=np.int32)
         empty: Packed[Array] = Packed(
-            nothing, nothing, nothing, nothing.astype(np.int64), nothing.reshape(0, 3),
+            nothing, nothing, nothing, nothing, nothing.astype(np.int64), nothing.reshape(0, 3),
             nothing.reshape(0, 1), nothing.reshape(0, 2), 0, 0,
         )  # fmt: skip
         like = self._padded(empty, size)

@@ -31,7 +31,8 @@ class Packed(Generic[Numbers]):
 
     tokens: Numbers  # [N]
     positions: Numbers  # [N]
-    drawn: Numbers  # [draws] places on the flat axis after which a token is drawn
+    kept: Numbers  # [K] places on the flat axis whose hidden states are wanted, ascending
+    drawn: Numbers  # [draws] those of `kept` after which a token is drawn
     slots: Numbers  # [N] int64: slot in the pool; -1: none
     rows: Numbers  # [R, 3] first on the flat axis, new tokens, keys
     tables: Numbers  # [R, blocks]
@@ -43,7 +44,8 @@ class Packed(Generic[Numbers]):
 def pack(
     tokens: Sequence[int],
     positions: Array,
-    drawn: Sequence[int],
+    kept: Array,
+    drawn: Array,
     spans: Sequence[Span],
     block_tokens: int,
     tile_tokens: int,
@@ -71,7 +73,8 @@ def pack(
     return Packed(
         np.array(tokens, dtype=np.int32),
         positions.astype(np.int32),
-        np.array(drawn, dtype=np.int32),
+        kept.astype(np.int32),
+        drawn.astype(np.int32),
         slots,
         rows.reshape(-1, 3),
         tables,
@@ -94,7 +97,7 @@ def to_device(packed: Packed[Array], device: torch.device) -> Packed[Tensor]:
 
 def arrays_of(packed: Packed[Array]) -> list[Array]:
     """In the order of its fields."""
-    arrays = [packed.tokens, packed.positions, packed.drawn, packed.slots]
+    arrays = [packed.tokens, packed.positions, packed.kept, packed.drawn, packed.slots]
     return [*arrays, packed.rows, packed.tables, packed.tiles]
 
 

@@ -1,27 +1,22 @@
 """Which variant computes a network's linear layers: measured on this machine and kept.
 
-Instructions alone do not determine a processor's speed: VDPBF16PS does twice the work of float32 on
-one processor and half of it on another. So each shape is timed with weights of its own size, for a
-single row, a decoding batch and a prefill; the variant with the smallest geometric mean is used.
+Each shape is timed with weights of its own size, for a single row, a decoding batch and a prefill;
+the variant with the smallest geometric mean is used.
 One variant serves a shape at all row counts: results of different variants differ in their last
 bits, and a request's logits should not depend on the other rows. A variant that does not guarantee
 that must be clearly faster.
 
-The choice is kept beside the compiled kernels, under a name that changes with the processor,
-the number of threads, torch and the kernels' sources. Processes that start together measure once.
+The choice is measured anew for another processor, number of threads, torch or kernel source
+(kernels/choice.py).
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
 import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,7 +31,8 @@ from gpt.linear.layers import (
     precision_of,
     variants,
 )
-from kernels import CLEARLY_FASTER, cache_folder, fetch_in_streams, linear_identity
+from kernels import fetch_in_streams, linear_identity
+from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
 
 log = logging.getLogger(__name__)
 
@@ -154,50 +150,18 @@ def is_batch_invariant(kernels: dict[str, str]) -> bool:
 def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant]:
     """The variant for each shape, read from the file of earlier choices or measured."""
     available = {variant.name: variant for variant in variants(precision)}
-    wanted = dict.fromkeys(shapes)
+    by_key = {_key(shape): shape for shape in shapes}
     if len(available) == 1:
-        return dict.fromkeys(wanted, *available.values())
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "choice.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return _kept_or_measured(folder / _file_name(precision), precision, wanted, available)
-    except (OSError, RuntimeError) as error:  # no home: RuntimeError
-        log.warning("the choice of kernels cannot be kept: %s", error)
-        return _measure_all(precision, wanted, list(available.values()))
+        return dict.fromkeys(by_key.values(), *available.values())
 
+    def measured(keys: Sequence[str]) -> Choices:
+        wanted = [by_key[key] for key in keys]
+        fastest = _measure_all(precision, wanted, list(available.values()))
+        return {_key(shape): variant.name for shape, variant in fastest.items()}
 
-def _kept_or_measured(
-    path: Path,
-    precision: Precision,
-    shapes: Iterable[Shape],
-    available: dict[str, Variant],
-) -> dict[Shape, Variant]:
-    kept = _read(path, available)
-    missing = [shape for shape in shapes if _key(shape) not in kept]
-    if missing:
-        start_s = time.perf_counter()
-        fastest = _measure_all(precision, missing, list(available.values()))
-        kept |= {_key(shape): variant.name for shape, variant in fastest.items()}
-        log.info(
-            "measured kernels for %d shapes in %.1f s", len(missing), time.perf_counter() - start_s
-        )
-        aside = path.with_suffix(".new")
-        aside.write_text(json.dumps(kept, indent=2) + "\n")
-        aside.replace(path)
-    return {shape: available[kept[_key(shape)]] for shape in shapes}
-
-
-def _read(path: Path, available: dict[str, Variant]) -> dict[str, str]:
-    """The valid entries of a file; missing ones are measured."""
-    try:
-        said = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(said, dict):
-        return {}
-    return {shape: name for shape, name in said.items() if name in available}
+    identity = (linear_identity(), torch.__version__, torch.get_num_threads())
+    chosen = kept_choices(precision, identity, list(by_key), available, measured)
+    return {shape: available[chosen[key]] for key, shape in by_key.items()}
 
 
 def _measure_all(
@@ -242,9 +206,3 @@ def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Var
 
 def _key(shape: Shape) -> str:
     return f"{shape[0]} x {shape[1]}"
-
-
-def _file_name(precision: Precision) -> str:
-    identity = (linear_identity(), torch.__version__, torch.get_num_threads())
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-    return f"choice-{precision}-{digest}.json"

@@ -31,17 +31,21 @@ def test_a_pass_counts_what_its_rows_see() -> None:
     assert done.pairs == (1 + 2 + 3) + 6
 
 
-def test_a_part_of_a_prompt_that_draws_nothing_reads_no_head() -> None:
+def test_a_part_of_a_prompt_that_draws_nothing_reads_no_head_and_half_of_the_last_block() -> None:
     silent, drawing = (
         bytes_of(pass_of([(0, 3, drawn)]), CONFIG, "float32") for drawn in (False, True)
     )
-    assert drawing - silent == 4 * CONFIG.vocab_size * CONFIG.n_embd
+    last = GPT(CONFIG).blocks[-1]
+    unread = [p for name, p in last.named_parameters() if not name.startswith(("ln_1", "qkv"))]
+    head = CONFIG.vocab_size * CONFIG.n_embd
+    assert drawing - silent == 4 * (head + sum(p.numel() for p in unread))
 
 
 def test_int8_halves_the_weights_bytes_and_not_those_of_the_cache() -> None:
-    lone, longer = pass_of([(0, 1, False)]), pass_of([(8, 1, False)])
+    lone, longer = pass_of([(0, 1, True)]), pass_of([(8, 1, True)])
     of_weights = [bytes_of(lone, CONFIG, dtype) for dtype in ("bfloat16", "int8")]
-    assert of_weights[0] - of_weights[1] == weights_of(CONFIG)
+    head = CONFIG.vocab_size * CONFIG.n_embd
+    assert of_weights[0] - of_weights[1] == weights_of(CONFIG) + head
     of_cache = [
         bytes_of(longer, CONFIG, dtype) - bytes_of(lone, CONFIG, dtype)
         for dtype in ("bfloat16", "int8")
@@ -54,8 +58,8 @@ def test_operations_are_those_that_torch_counts() -> None:
 
     network = GPT(CONFIG).eval()
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        hidden = network(torch.arange(3), torch.arange(3), lambda _, q, k, v: v)
-        network.head(hidden[-1:])
+        last = torch.tensor([2])
+        network.head(network(torch.arange(3), torch.arange(3), lambda _, q, k, v: v, last))
     done = pass_of([(0, 3, True)])
     attention = 4 * CONFIG.n_embd * CONFIG.n_layer * done.pairs
     assert operations_of(done, CONFIG) - attention == counter.get_total_flops()

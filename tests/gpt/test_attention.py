@@ -184,7 +184,7 @@ def test_a_kernel_for_prompts_must_be_clearly_faster_and_the_choice_is_kept(
     seconds: float, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = [[1.0, seconds]]
-    monkeypatch.setattr("kernels.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("kernels.choice.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("gpt.attention._prompt_seconds", lambda head_dim, names: taken.pop())
     for _ in range(2):
         choice = fastest_for_prompts.__wrapped__(64, ("attend_bf16", FOR_PROMPTS[0]))

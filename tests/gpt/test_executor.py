@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import gpt.executor
 from gpt.attention import Span, attention_kernel
 from gpt.cache import BlockTable
-from gpt.executor import Executor, passes
+from gpt.executor import passes
+from gpt.network import Block, causal_attention
 from model import LoadOptions, load_model
 from seams import Opening, Outcome, Sampling, Step
 
@@ -59,7 +62,7 @@ def test_an_iteration_in_passes_computes_the_same(
         model = load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=8))
         if not model.info.batch_invariant or attention_kernel(model.shape) is None:
             pytest.skip("torch or oneDNN computes layers here")
-        calls = counted(model, monkeypatch)
+        calls = counted(model.network, monkeypatch)
         if pass_tokens is not None:
             monkeypatch.setattr(model, "_pass_tokens", pass_tokens)
         asked = Sampling(temperature=0, logprobs=2, prompt_logprobs=2)
@@ -75,16 +78,16 @@ def test_an_iteration_in_passes_computes_the_same(
     assert several > 2
 
 
-def counted(model: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of each pass."""
+def counted(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each call."""
     calls: list[int] = []
-    forward: Callable[..., torch.Tensor] = model.network.forward
+    forward: Callable[..., torch.Tensor] = module.forward
 
-    def counting(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
-        calls.append(len(tokens))
-        return forward(tokens, *rest)
+    def counting(first: torch.Tensor, *rest: object) -> torch.Tensor:
+        calls.append(len(first))
+        return forward(first, *rest)
 
-    monkeypatch.setattr(model.network, "forward", counting)
+    monkeypatch.setattr(module, "forward", counting)
     return calls
 
 
@@ -93,3 +96,47 @@ def test_a_pass_keeps_its_widest_activation_small() -> None:
     token_bytes = 2 * 4 * model.network.config.n_embd
     assert model._pass_tokens * token_bytes <= gpt.executor.PASS_BYTES
     assert (model._pass_tokens + 1) * token_bytes > gpt.executor.PASS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("draws", "scored", "rows"),
+    [
+        ((True, True), None, 2),
+        ((False, True), None, 1),
+        ((False, False), None, 0),
+        ((True, True), 0, 7),
+    ],
+    ids=["ends of prompts", "a part of a prompt", "parts of prompts", "scored prompts"],
+)
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_the_last_block_computes_only_hidden_states_that_are_used(
+    mode: str,
+    draws: tuple[bool, bool],
+    scored: int | None,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rows of four and three tokens; logits are those of the whole network."""
+    model = load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=2))
+    ids = [[5, 6, 7, 8], [9, 10, 11]]
+    asked = Sampling(temperature=0, logprobs=1, prompt_logprobs=scored)
+    model.open([Opening(i, of_one, len(of_one), asked) for i, of_one in enumerate(ids)])
+    last = cast("Block", model.network.blocks[-1])
+    seen = counted(last.fc, monkeypatch)
+    padding = (0, 1 if mode == "static" else 0)
+    steps = [Step(i, 0, len(ids[i]), draws[i], (i,), padding[i]) for i in range(2)]
+    outcome = model.start(steps, ()).result()
+    assert sum(seen) == rows
+    for row, draw in enumerate(draws):
+        assert len(outcome.tokens[row]) == draw
+        if draw:
+            given = torch.tensor(ids[row])
+            hidden = model.network(given, torch.arange(len(given)), one_row)
+            best = model.network.head(hidden)[-1].log_softmax(-1).max(-1)
+            assert outcome.tokens[row] == [int(best.indices)]
+            assert outcome.logprobs[row][0].logprob == pytest.approx(float(best.values), abs=1e-4)
+
+
+def one_row(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`[N, H, D]` in and out."""
+    return causal_attention(0, q[None], k[None], v[None])[0]

@@ -12,6 +12,7 @@ import torch
 
 import gpt.linear.choice
 import gpt.linear.layers
+import kernels.choice
 from gpt.linear.choice import pack_linears
 from gpt.network import GPT, GPTConfig
 from gpt.part import Part
@@ -20,7 +21,7 @@ from gpt.shards import join
 
 def main(rank: str, rendezvous: str, folder: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gpt.linear.choice, "cache_folder", lambda: Path(folder))
+        patched.setattr(kernels.choice, "cache_folder", lambda: Path(folder))
         if rank == "1":
             patched.setattr(gpt.linear.layers, "linear_kernel", lambda _: None)
         network = GPT(GPTConfig(vocab_size=50, context=8, n_layer=1, n_head=2, n_embd=32))

@@ -12,6 +12,7 @@ from torch import nn
 
 import gpt.linear.choice
 import gpt.linear.layers
+import kernels.choice
 from gpt.linear.choice import Offer, choose, is_batch_invariant, pack_linears
 from gpt.linear.layers import Precision, variants
 from gpt.linear.quantised import quantise_linears
@@ -24,7 +25,7 @@ SHAPES = [(32, 48), (32, 96)]
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt.linear.choice, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kernels.choice, "cache_folder", lambda: tmp_path)
 
 
 @pytest.fixture
@@ -62,7 +63,9 @@ def test_a_shape_is_measured_once_and_then_read(
     assert measured == SHAPES
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"32 x 48": 7}', '{"32 x 48": "of another age"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"32 x 48": 7}', '{"32 x 48": []}', '{"32 x 48": "of another age"}']
+)
 def test_an_invalid_file_is_replaced_by_a_new_measurement(
     tmp_path: Path, measured: list[tuple[int, int]], text: str
 ) -> None:
@@ -108,7 +111,7 @@ def test_without_a_folder_to_keep_it_the_choice_is_measured_each_time(
     def no_home() -> Path:
         raise RuntimeError("no home")
 
-    monkeypatch.setattr(gpt.linear.choice, "cache_folder", no_home)
+    monkeypatch.setattr(kernels.choice, "cache_folder", no_home)
     names("float32", SHAPES[:1])
     names("float32", SHAPES[:1])
     assert measured == SHAPES[:1] * 2

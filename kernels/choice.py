@@ -1,0 +1,72 @@
+"""Choices among kernels, measured on this machine and kept in a file beside the compiled ones.
+
+Instructions alone do not determine a kernel's speed: VDPBF16PS does twice the work of float32 on
+one processor and half of it on another. The last bits of results depend on a choice, so restarts
+read it, and processes that start together measure once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from kernels import cache_folder
+
+log = logging.getLogger(__name__)
+
+# a kernel whose results depend on the other rows, or on how a prompt is divided, must take at most
+# this share of the others' time
+CLEARLY_FASTER = 0.75
+
+Choices = dict[str, str]
+
+
+def kept_choices(
+    kind: str,
+    identity: object,
+    keys: Sequence[str],
+    allowed: Collection[str],
+    measure: Callable[[Sequence[str]], Choices],
+) -> Choices:
+    """For each key one of `allowed`: what `measure` chose for it, now or earlier. The file's name
+    changes with `identity`, on which speed depends. Where there is no file, all are measured."""
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"choice-{kind}-{digest}.json"
+        with (folder / "choice.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            kept = _read(path, allowed)
+            if missing := [key for key in keys if key not in kept]:
+                start_s = time.perf_counter()
+                kept |= measure(missing)
+                log.info(
+                    "measured %s kernels for %s in %.1f s",
+                    kind,
+                    ", ".join(missing),
+                    time.perf_counter() - start_s,
+                )
+                aside = path.with_suffix(".new")
+                aside.write_text(json.dumps(kept, indent=2) + "\n")
+                aside.replace(path)
+            return {key: kept[key] for key in keys}
+    except (OSError, RuntimeError) as error:  # no home: RuntimeError
+        log.warning("the choice of kernels cannot be kept: %s", error)
+        return measure(keys)
+
+
+def _read(path: Path, allowed: Collection[str]) -> Choices:
+    """The valid entries of a file."""
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    return {key: name for key, name in said.items() if isinstance(name, str) and name in allowed}
