@@ -5,9 +5,9 @@ that a run's iterations could take.
 
 An iteration reads all weights once and every request's keys and values, and computes the products
 of its tokens; what follows the last attention is needed for the tokens to draw only. An iteration
-takes at least the larger of bytes over bandwidth and operations over rate. Norms,
-sampling, activations and the surrounding program are free in this bound, so no engine reaches it
-("roofline": Williams et al., CACM 52(4), 2009).
+takes at least the larger of bytes over bandwidth and operations over rate. Norms, sampling,
+activations and the surrounding program are free in this bound, so no engine reaches it ("roofline":
+Williams et al., CACM 52(4), 2009).
 
 The rates come from loops that do nothing else (kernels/rates.cpp): the fastest instruction for a
 dtype over registers, and reading. None is a kernel of this project, so a better kernel raises the
