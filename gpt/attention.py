@@ -122,7 +122,8 @@ def fastest_for_prompts(head_dim: int, names: Sequence[str]) -> str:
         return dict.fromkeys(keys, chosen)
 
     key = f"heads of {head_dim}"
-    chosen = kept_choices("attention", (attention_identity(), names), [key], names, measured)[key]
+    identity = (attention_identity(), names)
+    chosen = kept_choices("attention", lambda: identity, [key], names, measured)[key]
     log.info("prompts in bfloat16 by %s", chosen)
     return chosen
 

@@ -28,20 +28,21 @@ Choices = dict[str, str]
 
 def kept_choices(
     kind: str,
-    identity: object,
+    identity: Callable[[], object],
     keys: Sequence[str],
     allowed: Collection[str],
     measure: Callable[[Sequence[str]], Choices],
 ) -> Choices:
     """For each key one of `allowed`: what `measure` chose for it, now or earlier. The file's name
     changes with `identity`, on which speed depends. Where there is no file, all are measured."""
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"choice-{kind}-{digest}.json"
         with (folder / "choice.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # only now: while another thread measures, torch has one thread
+            digest = hashlib.sha256(repr(identity()).encode()).hexdigest()[:16]
+            path = folder / f"choice-{kind}-{digest}.json"
             kept = _read(path, allowed)
             if missing := [key for key in keys if key not in kept]:
                 start_s = time.perf_counter()

@@ -6,8 +6,7 @@ One variant serves a shape at all row counts: results of different variants diff
 bits, and a request's logits should not depend on the other rows. A variant that does not guarantee
 that must be clearly faster.
 
-The choice is measured anew for another processor, number of threads, torch or kernel source
-(kernels/choice.py).
+Another processor, number of threads, torch or kernel source is measured again (kernels/choice.py).
 """
 
 from __future__ import annotations
@@ -159,7 +158,9 @@ def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant
         fastest = _measure_all(precision, wanted, list(available.values()))
         return {_key(shape): variant.name for shape, variant in fastest.items()}
 
-    identity = (linear_identity(), torch.__version__, torch.get_num_threads())
+    def identity() -> object:
+        return linear_identity(), torch.__version__, torch.get_num_threads()
+
     chosen = kept_choices(precision, identity, list(by_key), available, measured)
     return {shape: available[chosen[key]] for key, shape in by_key.items()}
 
