@@ -84,7 +84,9 @@ TABLE: tuple[Recording, ...] = (
         "distributions.txt", COMPARE, printed="distributions.txt",
     ),
     _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),
-    _bench("modes", 45, "modes --http", _MODES, "modes.json", LOOP, "development"),
+    _bench(
+        "modes", 18, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
+    ),
     _peers("bfloat16", 20, "--dtypes bfloat16"),
     _peers("float32", 25, "--dtypes float32"),
     _peers("int8", 15, "--dtypes int8"),
@@ -104,10 +106,6 @@ TABLE: tuple[Recording, ...] = (
         "streams-embedded.json", SERVER,
     ),
     _bench("deferred", 25, "deferred", _DEFERRED, "deferred.json", LOOP),
-    _bench(
-        "deferred-gpt2-medium", 45, "deferred --model random:gpt2-medium --dtype bfloat16 "
-        "--rounds 3", _DEFERRED, "deferred-gpt2-medium.json", LOOP,
-    ),
     _bench(
         "sampling", 5, "kernels.sampling --dtypes bfloat16 --rounds 9",
         "results/reference-sampling", "sampling.json", LOOP,
