@@ -14,6 +14,7 @@ old.
 from __future__ import annotations
 
 import argparse
+import gzip
 import shlex
 import shutil
 import subprocess
@@ -132,11 +133,25 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
         if not (out / recording.shows).exists():
             _say(f"{recording.name} failed: it left no {recording.shows}")
             return False
+        name_paths_from(root, out)
         for inner in (path for path in out.iterdir() if path.is_dir()):
             shutil.rmtree(root / recording.folder / inner.name, ignore_errors=True)
         shutil.copytree(out, root / recording.folder, dirs_exist_ok=True)
     _say(f"{recording.name} recorded in {recording.folder}, {took}")
     return True
+
+
+def name_paths_from(root: Path, folder: Path) -> None:
+    """Makes absolute paths in the folder's files relative to the checkout, wherever that is."""
+    prefix = f"{root}/".encode()
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
+        zipped = path.suffix == ".gz"
+        content = gzip.decompress(path.read_bytes()) if zipped else path.read_bytes()
+        if prefix in content:
+            content = content.replace(prefix, b"")
+            path.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
 
 
 def _say(text: str) -> None:

@@ -174,6 +174,10 @@ TABLE: tuple[Recording, ...] = (
     _bench(
         "openai-picture", 1, "pictures.streams", "docs/img", "openai.png", SERVER, "development",
     ),
+    _bench("apis-picture", 1, "pictures.apis", "docs/img", "apis.png", SERVER, "development"),
+    _bench(
+        "figures-picture", 1, "pictures.figures", "docs/img", "figures.png", SERVER, "development",
+    ),
     _bench("tgi-picture", 1, "pictures.tgi", "docs/img", "tgi.png", SERVER, "development"),
     _bench(
         "deferred-picture", 1, "deferred.picture", "docs/img", "deferred.png",

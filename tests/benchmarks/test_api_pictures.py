@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from requests import Session
 
-from benchmarks.pictures import streams, tgi
+from benchmarks.pictures import apis, figures, streams, tgi
+from benchmarks.pictures.apis import CALLS, Taken
+from benchmarks.pictures.figures import Timed
 from benchmarks.pictures.streams import Stream
 from benchmarks.pictures.tgi import Answered
 from benchmarks.router import prefix
@@ -103,14 +106,40 @@ def test_what_the_headers_do_not_count_is_the_rest_of_the_clients_wait() -> None
     assert Answered(2.0, 2.02, (7, 5)).outside_ms == pytest.approx(8)
 
 
+def test_a_call_takes_the_whole_response() -> None:
+    body = b"".join(CHAT)
+    with responding(body, {"Content-Type": "text/event-stream"}) as url, Session() as session:
+        taken = [apis.ask(session, url, call) for call in CALLS]
+    assert [each.bytes for each in taken] == [len(body)] * len(CALLS)
+    assert all(each.seconds > 0 for each in taken)
+
+
+def test_a_request_is_placed_by_its_timing() -> None:
+    timing = {"queue_s": 0.1, "ttft_s": 0.3, "tpot_s": None, "latency_s": 0.4}
+    with responding(json.dumps({"timing": timing}).encode(), {}) as url:
+        timed = figures.ask(url, 1)
+    assert (timed.queue_s, timed.ttft_s, timed.latency_s) == (0.1, 0.3, 0.4)
+
+
+STATS = {"total-tokens-handled": 30, "total-elapsed-time": 1.5}
+
+
+def test_the_title_states_the_throughput_of_busy_time() -> None:
+    title = figures.title([Timed(0.0, 0.1, 0.2, 1.0), Timed(0.0, 0.1, 0.2, 1.4)], STATS)
+    assert title.startswith("throughput: 30 tokens / 1.50 s busy = 20 tokens/s")
+    assert title.endswith("2.40 s")
+
+
 @pytest.mark.parametrize(
     "draw",
     [
         lambda path: streams.draw([Stream(1.0, (1.1, 1.2)), Stream(1.1, (1.15,))], path),
         lambda path: tgi.draw([Answered(2.0, 2.02, (7, 5)), Answered(2.1, 2.2, (0, 90))], path),
+        lambda path: apis.draw([[Taken(0.01, 90), Taken(0.02, 95)]] * len(CALLS), path),
+        lambda path: figures.draw([Timed(2.0, 0.1, 0.2, 0.9)], STATS, path),
         lambda path: prefix.draw([[Chat(0.0, 0, 0, 0.1, 9, 0)]] * len(POLICIES), path),
     ],
-    ids=["openai", "tgi", "router"],
+    ids=["openai", "tgi", "apis", "figures", "router"],
 )
 def test_a_picture_is_drawn_from_what_was_recorded(
     draw: Callable[[Path], None], tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 import shlex
@@ -73,6 +74,22 @@ def test_the_files_and_output_of_a_command_move_to_its_folder(
     assert record(replace(IT, command=WRITES), checkout)
     assert (checkout / "results" / "it" / "it.json").read_text() == "new"
     assert (checkout / "results" / "it" / "printed.txt").read_text() == "said\n"
+
+
+def test_a_recording_names_no_folder_of_the_machine(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
+    program = """
+import gzip, os, pathlib, sys
+out, text = pathlib.Path(sys.argv[1]), os.getcwd() + "/data"
+(out / "it.json").write_text(text)
+(out / "it.gz").write_bytes(gzip.compress(text.encode()))
+"""
+    assert record(replace(IT, command=command(program)), checkout)
+    folder = checkout / "results" / "it"
+    assert (folder / "it.json").read_text() == "data"
+    assert gzip.decompress((folder / "it.gz").read_bytes()) == b"data"
 
 
 def test_a_recording_replaces_its_folders_whole(
