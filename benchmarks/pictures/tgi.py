@@ -26,7 +26,7 @@ from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import server
 from benchmarks.pictures.page import command, save, without_frame
 
-LIMIT, REQUESTS, APART_S = 4, 24, 0.04
+LIMIT, REQUESTS, APART_S = 4, 24, 0.01
 SPANS = {"x-queue-time": "#d5d5d5", "x-inference-time": "#4c78a8"}
 
 
