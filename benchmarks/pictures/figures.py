@@ -26,7 +26,7 @@ from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import server
 from benchmarks.pictures.page import command, save, without_frame
 
-LIMIT, BURSTS, APART_S = 4, 2, 1.5
+LIMIT, BURSTS, APART_S = 4, 2, 0.5
 LENGTHS = (20, 90, 40, 60, 30, 100, 20, 50)
 QUEUE, PREFILL, DECODE = "#d5d5d5", "#f58518", "#4c78a8"
 
