@@ -21,6 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import requests
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import server
@@ -101,7 +102,7 @@ def draw(timed: Sequence[Timed], stats: Mapping[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def _spans(axis: plt.Axes, of: Timed, number: int, origin_s: float) -> None:
+def _spans(axis: Axes, of: Timed, number: int, origin_s: float) -> None:
     """TTFT and E2E of the last request, below it."""
     begin_ms = 1000 * (of.sent_s - origin_s)
     for row, (name, seconds) in enumerate((("TTFT", of.ttft_s), ("E2E", of.latency_s)), 1):
