@@ -83,7 +83,7 @@ class TestUpstream:
         self.peak = max(self.peak, self.current)
         try:
             return await self.answer(request, body, {**self.behaviour, **body.get("behave", {})})
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError):  # while it waits, or writes
             self.cancelled += 1
             raise
         finally:
