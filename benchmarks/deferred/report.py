@@ -74,8 +74,8 @@ def _told(ratio: Ratio) -> str:
 
 
 def draw(found: Sequence[Point], title: str, path: Path) -> None:
-    """p99 of TTFT and TPOT against the share of the spare capacity, the
-    geometric mean over the shapes of a load."""
+    """p99 of TTFT and TPOT against the share of the spare capacity, the geometric mean over the
+    shapes of a load."""
     pooled = [p for p in found if p.shape == "all"]
     loads = sorted({p.load for p in pooled})
     figure, grid = plt.subplots(
@@ -94,8 +94,6 @@ def draw(found: Sequence[Point], title: str, path: Path) -> None:
             axes.errorbar(
                 xs, ys, np.maximum(bars, 0), fmt="o-", color="#2a7fb8", capsize=2, label="budget"
             )
-            medians = [getattr(p, field.replace("p99", "p50")).value for p in curve]
-            axes.plot(xs, medians, ":", color="#2a7fb8", label="its p50")
             for x, y, point in zip(xs, ys, curve, strict=True):
                 axes.annotate(
                     point.policy.removeprefix("budget "),
