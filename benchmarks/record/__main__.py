@@ -38,6 +38,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: shutil.which("ruff", path=str(Path(sys.executable).parent)) is not None,
         "the packages of requirements-dev.txt",
     ),
+    "chromium": (lambda: shutil.which("chromium") is not None, "chromium"),
     "text-inference-batcher": (
         lambda: (ROOT / "build/text-inference-batcher").is_dir(),
         "a built checkout of text-inference-batcher in build/",

@@ -145,6 +145,10 @@ TABLE: tuple[Recording, ...] = (
         "watching", 2, "watching", "results/reference-watching", "watching.json",
         (*LOOP, "watch/hub.py", "watch/frames.py"),
     ),
+    _bench(
+        "watching-pictures", 1, "watching.picture", "docs/img", "watch-live.png",
+        (*SERVER, "watch"), "development", "chromium",
+    ),
     _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
     _bench("store-history", 2, "store.history", _STORE, "history-sqlite.json", _STORED),
     Recording(

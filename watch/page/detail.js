@@ -57,8 +57,8 @@ export async function showRequest(store, r, key) {
   box.hidden = false;
   box.replaceChildren(element("h2", {}, title), element("p", {}, lines.join(", ")));
   if (!store.hello?.text) return;
-  const answer = await fetch(`/watch/text/${r.id}`, { headers: headers(key) });
-  const told = answer.ok ? await answer.json() : null;
-  const words = told ? [element("b", {}, told.prompt), told.answer] : [await reason(answer)];
+  const response = await fetch(`/watch/text/${r.id}`, { headers: headers(key) });
+  const told = response.ok ? await response.json() : null;
+  const words = told ? [element("b", {}, told.prompt), told.answer] : [await reason(response)];
   box.append(element("pre", {}, ...words));
 }

@@ -26,26 +26,26 @@ export function headers(key) {
   return key ? { Authorization: `Bearer ${key}` } : /** @type {Record<string, string>} */ ({});
 }
 
-/** What an error answer says. @param {Response} answer */
-export async function reason(answer) {
-  const text = await answer.text();
+/** What an error response says. @param {Response} response */
+export async function reason(response) {
+  const text = await response.text();
   try {
     const { error } = JSON.parse(text);
     return typeof error === "string" ? error : error.message;
   } catch {
-    return text.slice(0, 200) || `status ${answer.status}`;
+    return text.slice(0, 200) || `status ${response.status}`;
   }
 }
 
 /** @param {string} server @param {string} key @param {Listener} listener @param {AbortSignal} signal
  * @returns {Promise<number>} ms until the next try */
 async function once(server, key, listener, signal) {
-  const answer = await fetch(`${server}/watch/events`, { headers: headers(key), signal, cache: "no-store" });
-  if (!answer.ok || !answer.body) {
-    listener.state(await reason(answer), false);
-    return answer.status === 401 ? 3 * AGAIN_MS : AGAIN_MS;
+  const response = await fetch(`${server}/watch/events`, { headers: headers(key), signal, cache: "no-store" });
+  if (!response.ok || !response.body) {
+    listener.state(await reason(response), false);
+    return response.status === 401 ? 3 * AGAIN_MS : AGAIN_MS;
   }
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();

@@ -163,9 +163,9 @@ listen(byId("canvas"), view, () => tracks.plot(), {
 byId("trace").addEventListener("click", async (/** @type {Event} */ e) => {
   if (!key()) return; // the browser follows the link
   e.preventDefault();
-  const answer = await fetch("/watch/trace", { headers: headers(key()) });
-  if (!answer.ok) return room.say(await reason(answer));
-  const link = element("a", { href: URL.createObjectURL(await answer.blob()), download: "effective-batching.pftrace" });
+  const response = await fetch("/watch/trace", { headers: headers(key()) });
+  if (!response.ok) return room.say(await reason(response));
+  const link = element("a", { href: URL.createObjectURL(await response.blob()), download: "effective-batching.pftrace" });
   link.click();
 });
 

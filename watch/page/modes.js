@@ -49,11 +49,11 @@ async function asked(servers, key, say) {
       await until(() => store.hello !== null);
       const name = store.hello?.mode ?? server;
       say(`The 20 requests run on ${name} …`);
-      const answer = await fetch(`${server}/watch/play`, {
+      const response = await fetch(`${server}/watch/play`, {
         method: "POST", headers: { ...headers(key), "Content-Type": "application/json" },
         body: JSON.stringify({ requests: twenty() }) });
-      if (!answer.ok) throw new Error(await reason(answer));
-      /** @type {number[]} */ const ids = (await answer.json()).requests;
+      if (!response.ok) throw new Error(await reason(response));
+      /** @type {number[]} */ const ids = (await response.json()).requests;
       const all = () => ids.map((id) => store.requests.get(id)).filter((r) => r !== undefined);
       await until(() => all().length === ids.length && all().every((r) => r.end !== null));
       runs.push(runOf(name, all()));
@@ -68,7 +68,7 @@ async function asked(servers, key, say) {
 async function until(met) {
   const give = performance.now() + PATIENCE_MS;
   while (!met()) {
-    if (performance.now() > give) throw new Error("the server did not answer in time");
+    if (performance.now() > give) throw new Error("the server did not respond in time");
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
 }
@@ -223,7 +223,7 @@ function verdict(runs) {
     ? " One at a time, the others wait (grey). A static batch keeps its slots until its longest request is done"
       + " (hatched). With dynamic batching a slot goes to the next request the moment it is free."
     : "";
-  return `All ${best.requests.length} answers took ${seconds(best.end)} with ${best.name} batching, ${others}: `
+  return `All ${best.requests.length} responses took ${seconds(best.end)} with ${best.name} batching, ${others}: `
     + `${(worst.end / best.end).toFixed(1)} times as fast. `
     + `Half of the requests had their first token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
 }

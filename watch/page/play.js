@@ -19,7 +19,7 @@ function numbers(seed) {
   };
 }
 
-/** Short and long prompts and answers, as on the picture of the documentation. @param {() => number} random
+/** Short and long prompts and outputs, as on the picture of the documentation. @param {() => number} random
  * @param {number} after_s @returns {Played} */
 function request(random, after_s) {
   const prompt = random() < 0.2 ? LONG : PROMPTS[Math.floor(random() * PROMPTS.length)];
@@ -72,18 +72,18 @@ export class Room {
   /** @param {Played[]} requests */
   async send(requests) {
     try {
-      const answer = await fetch("/watch/play", {
+      const response = await fetch("/watch/play", {
         method: "POST", headers: { ...headers(this.key()), "Content-Type": "application/json" },
         body: JSON.stringify({ requests }) });
-      if (!answer.ok) throw new Error(await reason(answer));
-      const { refused } = await answer.json();
+      if (!response.ok) throw new Error(await reason(response));
+      const { refused } = await response.json();
       if (refused) this.say(`${refused} of ${requests.length} requests were refused: the queue is full (--max-waiting)`);
     } catch (error) {
       this.say(`not sent: ${/** @type {Error} */ (error).message}`);
     }
   }
 
-  /** One prompt, its answer as it comes. @param {string} prompt */
+  /** One prompt, its response as it comes. @param {string} prompt */
   async ask(prompt) {
     this.asking?.abort();
     this.asking = new AbortController();
@@ -91,11 +91,11 @@ export class Room {
     shown.hidden = false;
     shown.replaceChildren(element("b", {}, prompt), text);
     try {
-      const answer = await fetch("/inference", {
+      const response = await fetch("/inference", {
         method: "POST", headers: { ...headers(this.key()), "Content-Type": "application/json" }, signal: this.asking.signal,
         body: JSON.stringify({ prompt, num_tokens: 60, temperature: 0.7, stream: true }) });
-      if (!answer.ok || !answer.body) throw new Error(await reason(answer));
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      if (!response.ok || !response.body) throw new Error(await reason(response));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
@@ -109,7 +109,7 @@ export class Room {
         }
       }
     } catch (error) {
-      if (!this.asking.signal.aborted) this.say(`no answer: ${/** @type {Error} */ (error).message}`);
+      if (!this.asking.signal.aborted) this.say(`no response: ${/** @type {Error} */ (error).message}`);
     }
   }
 

@@ -1,0 +1,74 @@
+"""Two views of the live page in a browser: the pictures of docs/watch.md.
+
+    python -m benchmarks.watching.picture      # docs/img/watch-modes.png, watch-live.png
+
+Needs Debian's `chromium`. The first picture shows the recorded runs of the three modes, halfway.
+The second shows a burst of 60 requests at a server with eight batch slots, at the moment at which
+it has generated two thirds of their tokens.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.http.__main__ import server
+from benchmarks.pictures.page import command
+
+LIMIT = 8
+WIDTH, HEIGHT = 1280, 800
+TOKENS = 1300  # of about 2,000
+ZOOMS = 3  # from six seconds to one and a half
+BOTTOM = "document.querySelector('main:not([hidden])').getBoundingClientRect().bottom"
+HALFWAY = """() => {
+    const slider = document.querySelector('#modes-at');
+    slider.value = 450;
+    slider.dispatchEvent(new Event('input'));
+}"""
+
+
+def draw(folder: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise SystemExit("the pictures of the live page need chromium (apt-get install chromium)")
+    with server("embedded", "float32", LIMIT) as url, sync_playwright() as playwright:
+        # no sandbox: containers run this as root
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for tab, show in (("modes", modes), ("live", live)):
+            page = browser.new_page(
+                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", bypass_csp=True
+            )
+            page.goto(f"{url}/watch#{tab}")
+            page.wait_for_function("window.watch && window.watch.store.hello")
+            show(page)
+            save(page, folder / f"watch-{tab}.png")
+        browser.close()
+
+
+def modes(page: Page) -> None:
+    page.wait_for_function("document.querySelector('#verdict').textContent !== ''")
+    page.evaluate(HALFWAY)
+
+
+def live(page: Page) -> None:
+    for _ in range(ZOOMS):
+        page.keyboard.press("+")
+    page.click("#burst")
+    page.wait_for_function(f"watch.store.generated >= {TOKENS}")
+    page.keyboard.press(" ")  # pauses
+
+
+def save(page: Page, path: Path) -> None:
+    """The page down to its last visible line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bottom = page.evaluate(BOTTOM)
+    page.screenshot(
+        path=path, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": bottom + 16}
+    )
+    print(path)
+
+
+if __name__ == "__main__":
+    command(__doc__, draw)
