@@ -36,13 +36,24 @@ def score(model: Executor, ids: list[int]) -> tuple[float, list[int]]:
     return math.exp(loss / len(likeliest)), likeliest
 
 
-def test_int8_costs_at_most_a_hundredth_of_perplexity() -> None:
-    ids = load_tokenizer("embedded").encode(inspect.getsource(argparse))
-    exact, wanted = score(load("float32"), ids)
-    rounded, got = score(load("int8"), ids)
-    assert rounded <= 1.01 * exact
-    same = sum(a == b for a, b in zip(got, wanted, strict=True)) / len(wanted)
-    print(f"greedy agreement {same:.3f}, perplexity {exact:.3f} -> {rounded:.3f}")
+@pytest.fixture(scope="module")
+def text() -> list[int]:
+    return load_tokenizer("embedded").encode(inspect.getsource(argparse))
+
+
+@pytest.fixture(scope="module")
+def exact(text: list[int]) -> tuple[float, list[int]]:
+    return score(load("float32"), text)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_rounding_costs_at_most_a_hundredth_of_perplexity(
+    dtype: str, text: list[int], exact: tuple[float, list[int]]
+) -> None:
+    rounded, got = score(load(dtype), text)
+    assert rounded <= 1.01 * exact[0]
+    same = sum(a == b for a, b in zip(got, exact[1], strict=True)) / len(got)
+    print(f"{dtype}: greedy agreement {same:.3f}, perplexity {exact[0]:.3f} -> {rounded:.3f}")
     assert same > 0.9
 
 
