@@ -45,16 +45,19 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     ),
 }
 LOOK_S = 2.0
+NO_EFFECT = "^Figures unaffected:"  # in the message of a commit that only changes texts
 
 
 def changed_s(root: Path, paths: Sequence[str]) -> float | None:
     """When these last changed: their last commit, or the files' own time if they differ from it.
 
-    None if there are none.
+    Commits with a line that matches NO_EFFECT do not count. None if there are none.
     """
     if not any((root / path).exists() for path in paths):
         return None
-    committed = _git(root, "log", "-1", "--format=%ct", "--", *paths)
+    committed = _git(
+        root, "log", "-1", "--format=%ct", "--invert-grep", f"--grep={NO_EFFECT}", "--", *paths
+    )
     listed = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *paths)
     files = [root / line[3:].strip('"') for line in listed.splitlines()]
     times = [file.stat().st_mtime for file in files if file.exists()]

@@ -58,6 +58,16 @@ def test_a_recording_is_old_once_the_code_it_measures_has_changed(checkout: Path
     assert state(IT, checkout) == "missing"
 
 
+def test_a_commit_that_affects_no_figure_makes_no_recording_old(checkout: Path) -> None:
+    (checkout / "code.py").write_text("# a comment")
+    text = "The reason for it\n\nFigures unaffected: only a comment changes."
+    git(checkout, "commit", "-am", text, at_s=3_000)
+    assert state(IT, checkout) == "recorded"
+    (checkout / "code.py").write_text("2")
+    git(checkout, "commit", "-am", "Figures unaffected by nothing else", at_s=4_000)
+    assert state(IT, checkout) == "old"
+
+
 def command(program: str) -> str:
     return f"{{python}} -c {shlex.quote(program)} {{out}}"
 
