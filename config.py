@@ -69,8 +69,8 @@ class Config(Options):
     HOST:PORT, which needs a token or TLS; give --revision, --device, --dtype, --kv-memory,
     --cuda-graphs and --seed to the model server then; none: the model runs in this process"""
     model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
-    """the model server's token; other users of this machine can read a command
-    line, not your environment"""
+    """the model server's token, of visible ASCII without spaces; other users of this machine can
+    read a command line, but not your environment"""
     model_tls: str | None = REMOTE.option(None)
     """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
     authority"""
@@ -213,7 +213,7 @@ class Config(Options):
     """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
     no traces"""
     otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
-    """this server's name in traces"""
+    """this server's name in traces, without spaces"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """lowest level that is logged"""
     log_format: Literal["plain", "json"] = PROCESS.option("plain")

@@ -113,7 +113,9 @@ class Engine:
             return
         self._thread.join(self.config.drain_timeout)
         if self._thread.is_alive():
-            log.warning("requests still run after %s s and are ended", self.config.drain_timeout)
+            log.warning(
+                "requests still running after %s s end with an error", self.config.drain_timeout
+            )
             self.abort(ABORT_S)
         self._stop_recording()
 
@@ -147,7 +149,7 @@ class Engine:
             if self.tokenizer.vocab_size > model.vocab_size:
                 raise LoadError(
                     f"the vocabulary of '{self.config.model}' has {self.tokenizer.vocab_size} "
-                    f"tokens, its network only {model.vocab_size}"
+                    f"tokens; allowed: at most {model.vocab_size}, the network's"
                 )
             model.warm_up()
         except LoadError as error:
@@ -163,7 +165,8 @@ class Engine:
         computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
         if self.config.iterations_ahead and computes_here:
             log.warning(
-                "--lookahead on a CPU only delays tokens: the model computes when it starts"
+                "--lookahead 1 only delays tokens here: a model on a CPU computes an iteration "
+                "when it is started"
             )
         self.manager.serve(
             model,
@@ -183,7 +186,7 @@ class Engine:
         try:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
         except EngineFailedError as error:
-            log.critical("the server has failed and ends: %s", error)
+            log.critical("the server failed and is shutting down: %s", error)
             self._stop_recording()
             time.sleep(LAST_WORDS_S)
             os._exit(FAILED)

@@ -2,7 +2,7 @@
 
 gunicorn stops accepting at SIGTERM and lets open connections finish. Here the worker continues
 serving until the queue has drained, so that new requests and `/health` receive 503 instead of
-hanging in the backlog; only then gunicorn's own stop begins.
+hanging in the backlog; gunicorn's own stop begins only then.
 """
 
 import logging

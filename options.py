@@ -91,7 +91,7 @@ class Option:
         elif self.pattern is not None and not re.fullmatch(self.pattern, value):
             raise self._refusal(value, self.help)
         elif value == "" and self.default != "":
-            raise self._refusal(value, "a text that is not empty")
+            raise self._refusal(value, "text that is not empty")
 
     @property
     def _label(self) -> str:

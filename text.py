@@ -72,7 +72,9 @@ class Tokenizer:
         except BaseException as error:
             # tiktoken panics (no Exception: it would end the worker) where GPT-2's pattern meets
             # about a million spaces
-            raise EncodingError(f"{len(text)} characters cannot be cut into tokens") from error
+            raise EncodingError(
+                f"the tokenizer failed on {len(text)} characters; shorten runs of spaces"
+            ) from error
 
     def encode_template(self, text: str) -> list[int]:
         """As `encode`, but special tokens in the text are special, except those that

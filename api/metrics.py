@@ -180,7 +180,7 @@ class Metrics:
         refused, ended = self._refused, self._ended
         count = self._received + refused.total()
         yield _counter("tgi_request_count", "Requests, including refused ones", count)
-        yield _counter("tgi_request_success", "Answered", ended["length"] + ended["stop"])
+        yield _counter("tgi_request_success", "Completed requests", ended["length"] + ended["stop"])
         failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
         failures |= {why: ended[end] for end, why in FAILED.items()}
         yield _labelled(
@@ -197,10 +197,11 @@ class Metrics:
             yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
         yield _counter("eb_preemptions", "Preempted requests", self._preemptions)
         for name, tokens in self._prefix_cache.items():
-            text = "Prompt tokens in the prefix cache"
+            which = "found" if name == "hit" else "looked up"
+            text = f"Prompt tokens {which} in the prefix cache"
             yield _counter(f"eb_prefix_cache_{name}_tokens", text, tokens)
         yield _counter("eb_cancelled", "Requests whose client disconnected", ended["cancelled"])
-        family = CounterMetricFamily("eb_requests", "Ended", labels=["class", "end"])
+        family = CounterMetricFamily("eb_requests", "Ended requests", labels=["class", "end"])
         for of in CLASSES:
             for end in get_args(End):
                 family.add_metric([of, end], self._ended_by_class[of, end])

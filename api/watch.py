@@ -48,8 +48,8 @@ class PlayRequest(BaseModel):
         Field(
             min_length=1,
             max_length=MOST_PLAYED,
-            description=f"a list of 1 to {MOST_PLAYED} objects with prompt, num_tokens and, up to "
-            f"{MOST_PLAY_S:g}, after_s",
+            description=f"an array of 1 to {MOST_PLAYED} objects with prompt, num_tokens and "
+            f"optionally after_s, from 0 to {MOST_PLAY_S:g}",
         ),
     ]
 
@@ -114,7 +114,7 @@ def make_blueprint(service: Service) -> Blueprint:
         except FullError:
             raise ApiError(
                 503,
-                f"there are {hub.most_viewers} viewers already (--watch-viewers)",
+                f"the limit of {hub.most_viewers} viewers is reached (--watch-viewers)",
                 {"Retry-After": "5"},
             ) from None
 

@@ -50,7 +50,7 @@ def translate(args: argparse.Namespace) -> None:
                 "--max-concurrency has no effect with a rate: an open loop never holds a request "
                 "back, since that would hide the latency to be measured; leave one of them out"
             )
-        refuse_given(args, ["--burstiness"], "with --max-concurrency, which sends after answers")
+        refuse_given(args, ["--burstiness"], "with --max-concurrency, which sends after responses")
         _arrivals(args, f"closed:users={args.max_concurrency}", "--max-concurrency")
     elif args.request_rate is not None:
         refuse_given(args, ["--rate"], "with --request-rate, which says the same")

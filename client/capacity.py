@@ -248,8 +248,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: argparse.Namespace, recipe: Recipe) -> None:
     if not has_rate(recipe.arrivals):
         raise SpecError("capacity needs arrivals that have a rate")
-    if not 0 < args.share <= 1 or not args.precision > 0 or args.seeds < 1:
-        raise SpecError("--share must be in (0, 1], --precision > 0, --seeds at least 1")
+    if not 0 < args.share <= 1:
+        raise SpecError(f"--share must be in (0, 1], not {args.share}")
+    if not args.precision > 0:
+        raise SpecError(f"--precision must be > 0, not {args.precision}")
+    if args.seeds < 1:
+        raise SpecError(f"--seeds must be at least 1, not {args.seeds}")
     if args.slo:
         refuse_given(args, ["--slo-multiple"], "with --slo")
     if args.slo_multiple is not None and not args.slo_multiple > 0:

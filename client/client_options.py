@@ -127,20 +127,21 @@ def check(args: argparse.Namespace) -> None:
             "without --prompt; samples of N tokens each are --numtokens_range N",
         )  # fmt: skip
     if args.workload is not None:
-        refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which says what is sent when")
+        refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which has its own requests")
     if args.workers is not None and not 1 <= args.workers <= MOST_WORKERS:
         raise SpecError(f"--workers must be 1 to {MOST_WORKERS}, not {args.workers}")
     for name in ("wait", "duration", "warmup", "drain_s", "timeout_s"):
         value = getattr(args, name)
         if value is not None and not (value > 0 or (name in ("drain_s", "warmup") and value == 0)):
-            raise SpecError(f"--{name.replace('_', '-')} must be seconds > 0, not {value}")
+            allowed = ">= 0" if name in ("drain_s", "warmup") else "> 0"
+            raise SpecError(f"--{name.replace('_', '-')} must be seconds {allowed}, not {value}")
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
     """The named file, or the requested samples. SpecError, WorkloadError."""
     workload = _samples(args) if args.workload is None else read_workload(args.workload)
     if workload.users is not None:
-        refuse_given(args, ["--drain-s"], "in a closed loop, which waits for every answer")
+        refuse_given(args, ["--drain-s"], "in a closed loop, which waits for every response")
     return workload
 
 
@@ -173,7 +174,9 @@ def _samples(args: argparse.Namespace) -> Workload:
 def _lasting(recipe: Recipe, duration_s: float) -> Workload:
     """The requests that arrive within `--duration`; with a known rate, their number."""
     if not has_rate(recipe.arrivals):
-        raise SpecError(f"--duration has no effect with --arrivals {recipe.arrivals}: no rate")
+        raise SpecError(
+            f"--duration has no effect with --arrivals {recipe.arrivals}, which has no rate"
+        )
     if not recipe.arrivals.startswith("trace:"):
         rate = recipe.rate or 1.0
         return make(replace(recipe, rate=rate, requests=max(1, round(rate * duration_s))))

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SpecError, WorkloadError) as error:
         p.error(str(error))
     except OSError as error:
-        p.error(f"--out {args.out}: {error.strerror}")
+        p.error(f"{error.filename} cannot be created: {error.strerror}; see --out")
     end_as_ctrl_c()
     sys.unraisablehook = _interrupt_again
     with tempfile.TemporaryDirectory(prefix="compare-logs-") as logs:

@@ -180,8 +180,9 @@ def understood(args: argparse.Namespace) -> Asked:
                 f"{' '.join(args.server_options)}: options for servers have no effect on those "
                 "that already run"
             )
-    if args.seeds < 1 or (args.numsamples is not None and args.numsamples < 1):
-        raise SpecError("--seeds and --numsamples must be at least 1")
+    for option, n in (("--seeds", args.seeds), ("--numsamples", args.numsamples)):
+        if n is not None and n < 1:
+            raise SpecError(f"{option} must be at least 1, not {n}")
     for option, seconds in (
         ("--budget-s", args.budget_s), ("--calibrate-s", args.calibrate_s),
         ("--start-s", args.start_s),
@@ -212,7 +213,9 @@ def understood(args: argparse.Namespace) -> Asked:
 def _as_original(args: argparse.Namespace) -> None:
     """Set the options of the original experiment; SpecError for an option that it fixes."""
     if args.loads != "auto":
-        raise SpecError("--loads has no effect with --original: about one request a second")
+        raise SpecError(
+            "--loads has no effect with --original, which sends about one request a second"
+        )
     decided = ("--numsamples", "--budget-s", "--output-tokens", "--arrivals")
     refuse_given(args, decided, "with --original, which says what is sent")
     args.output_tokens, args.seeds, args.no_control = "normal:100,50,1,200", 1, True
@@ -221,7 +224,9 @@ def _as_original(args: argparse.Namespace) -> None:
 def _as_distributions(args: argparse.Namespace) -> None:
     """SpecError for an option that has no effect on them."""
     if args.loads != "auto":
-        raise SpecError("--loads has no effect with --distributions: half and 1.5 times the limit")
+        raise SpecError(
+            "--loads has no effect with --distributions, which uses half and 1.5 times the limit"
+        )
     without = ("--original", "--numsamples", "--arrivals", "--slo", "--slo-multiple", "--out")
     refuse_given(args, without, "with --distributions, which prints a table")
 

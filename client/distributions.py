@@ -81,7 +81,7 @@ def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
                     raise KeyboardInterrupt
                 m = measure(run, None, WarmUp(0.0, settled=True))
                 if not m.latencies["ttft"].size:
-                    raise servers.ServerError(f"{title}: no answer held a token")
+                    raise servers.ServerError(f"{title}: no response contained a token")
                 means[name].append(float(m.latencies["ttft"].mean()))
                 tails[name].append(float(np.quantile(m.latencies["ttft"], 0.9)))
                 speeds[name].append(m.output_tokens / run.wall_s)

@@ -300,6 +300,6 @@ def _must_answer(run: Run, server: servers.Server) -> None:
     if failures:
         why = server.why_dead()
         raise servers.ServerError(
-            f"{run.target} did not answer a first request: {failures[0]}"
+            f"{run.target} failed the first request: {failures[0]}"
             + ("" if why is None else f"; {why}")
         )

@@ -30,7 +30,9 @@ from client.workloads.workload_file import Workload, WorkloadError, read_workloa
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m client.workload", description=__doc__)
+    p = argparse.ArgumentParser(
+        prog="python -m client.workload", description="Makes, shows and measures workload files."
+    )
     commands = p.add_subparsers(dest="command", required=True)
     maker = commands.add_parser("make", help="make a workload file")
     maker.add_argument("file", type=Path)

@@ -157,7 +157,7 @@ class Envelopes:
 
 NO_FILE = LineError("file_not_found", "the input file was deleted or has expired")
 EMPTY_FILE = LineError("empty_file", "the file has no requests")
-TOO_MANY_LINES = LineError("too_many_tasks", f"a batch has at most {MOST_LINES} requests")
+TOO_MANY_LINES = LineError("too_many_tasks", f"the file has more than {MOST_LINES} requests")
 
 
 def duplicate(line: int, custom_id: str, first_line: int) -> LineError:

@@ -36,8 +36,8 @@ class LauncherConfig(Options):
     shards: int = SHARDS.option(1, least=1, most=64)
     """processes among which the model is split (tensor parallelism)"""
     socket: str | None = SHARDS.option(None, pattern=r"/.{1,90}")
-    """path of the model server's Unix socket; further shards add -1, -2 ...; none: in a temporary
-    folder"""
+    """absolute path of the model server's Unix socket, at most 91 characters; further shards add
+    -1, -2 ...; none: in a temporary folder"""
     master_addr: str = SHARDS.option("127.0.0.1")
     """address at which the shards meet; only used with --master-port"""
     master_port: int = SHARDS.option(0, least=0, most=65535)

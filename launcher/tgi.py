@@ -85,7 +85,7 @@ def _quantize(text: str) -> str:
     if text in {"int8", "eetq", "bitsandbytes", "compressed-tensors"}:
         return "int8"
     raise ValueError(
-        "allowed: eetq, bitsandbytes and compressed-tensors, which mean 8-bit weights "
+        "allowed: eetq, bitsandbytes, compressed-tensors and int8, which all mean 8-bit weights "
         "(--dtype int8 here)"
     )
 
@@ -238,7 +238,7 @@ def _translate(named: Named, given_as: str, text: str) -> list[str]:
         case Accepted():
             return []
         case Refused(why):
-            raise TranslationError(f"{given_as} is not offered: {why}")
+            raise TranslationError(f"{given_as} is not supported: {why}")
 
 
 def table() -> list[str]:

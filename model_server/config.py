@@ -56,8 +56,8 @@ class ServeConfig(Options):
     listen: str = NETWORK.option("unix:/tmp/model-server", pattern=r"unix:/.+|.+:\d+")
     """unix:/PATH, or HOST:PORT, which needs --model-token or --model-tls"""
     model_token: str | None = NETWORK.option(None, pattern=r"[!-~]+", secret=True)
-    """secret that clients must present; other users of this machine can read a command line, but
-    not your environment"""
+    """secret that clients must present, of visible ASCII without spaces; other users of this
+    machine can read a command line, but not your environment"""
     model_tls: str | None = NETWORK.option(None)
     """folder with ca.pem, cert.pem and key.pem for TLS; both sides need a certificate of this
     authority"""
@@ -81,7 +81,7 @@ class ServeConfig(Options):
     """OpenTelemetry collector that receives traces over gRPC, such as http://localhost:4317; none:
     no traces"""
     otlp_service_name: str = PROCESS.option("effective-batching", pattern=r"\S+")
-    """the server's name in traces; the model server adds .model-server to it"""
+    """the server's name in traces, without spaces; the model server adds .model-server to it"""
     record: str | None = PROCESS.option(None)
     """file to which every iteration is written, with its sequences, as JSON lines; overwritten;
     further shards write beside it (FILE-1); none: no file"""

@@ -42,7 +42,7 @@ class Config(Options):
     max_body_bytes: int = NETWORK.option(32 * 2**20, least=1)
     """largest request body; larger ones get 413"""
     max_held_bytes: int = NETWORK.option(256 * 2**20, least=1)
-    """most bytes of request bodies held at once; further requests get 503"""
+    """most bytes of request bodies and responses held at once; further requests get 503"""
     client_idle: float = NETWORK.option(75.0, least=0.001)
     """seconds a client has to send its headers, to send its body, and to be idle between
     requests"""
@@ -60,7 +60,7 @@ class Config(Options):
     connect_timeout: float = SERVERS.option(5.0, least=0.001)
     """seconds to connect to an upstream"""
     probe_interval: float = SERVERS.option(10.0, least=0.001)
-    """seconds between probes of every upstream's /v1/models"""
+    """seconds between probes of each upstream: /v1/models, or /health if its models are given"""
     probe_timeout: float = SERVERS.option(5.0, least=0.001)
     """seconds a probe may take"""
 
@@ -143,7 +143,10 @@ def parse_upstream(text: str, limit: int, key: str | None = None) -> Spec:
 def parse_upstreams(text: str | None, limit: int, key: str | None = None) -> list[Spec]:
     """A comma-separated list of upstreams. Raises ValueError if it is empty or a part is wrong."""
     if not text or not text.strip():
-        raise ValueError("UPSTREAMS is missing: give addresses, comma separated")
+        raise ValueError(
+            "--upstreams (UPSTREAMS) is missing: give addresses, comma separated, or "
+            "--upstreams-file"
+        )
     return [parse_upstream(part, limit, key) for part in text.split(",")]
 
 

@@ -21,17 +21,17 @@ class Metrics:
         self._registry = CollectorRegistry()
         r = self._registry
         self.requests = Counter(
-            "eb_router_requests", "Answers sent", ["upstream", "model", "status"], registry=r
+            "eb_router_requests", "Responses sent", ["upstream", "model", "status"], registry=r
         )
         self.refused = Counter(
             "eb_router_refused", "Requests that the router refused", ["reason"], registry=r
         )
         self.departed = Counter(
-            "eb_router_departed", "Clients that left before their answer ended", registry=r
+            "eb_router_departed", "Clients that left before their response ended", registry=r
         )
         self.broken = Counter(
             "eb_router_broken_answers",
-            "Answers that broke off after their first byte",
+            "Responses that broke off after their first byte",
             ["upstream", "model"],
             registry=r,
         )
@@ -42,18 +42,22 @@ class Metrics:
             registry=r,
         )
         self.queue_seconds = Histogram(
-            "eb_router_queue_seconds", "Wait for a place", ["model"], buckets=_SECONDS, registry=r
+            "eb_router_queue_seconds",
+            "Wait for a free upstream",
+            ["model"],
+            buckets=_SECONDS,
+            registry=r,
         )
         self.first_byte_seconds = Histogram(
             "eb_router_first_byte_seconds",
-            "From sending the request to the first byte of the answer's body",
+            "From sending the request to the first byte of the response's body",
             ["upstream", "model"],
             buckets=_SECONDS,
             registry=r,
         )
         self.added_seconds = Histogram(
             "eb_router_added_seconds",
-            "Time that the router adds until the answer begins, without queue and upstream",
+            "Time that the router adds until the response begins, without queue and upstream",
             buckets=_OVERHEAD,
             registry=r,
         )

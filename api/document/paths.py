@@ -56,8 +56,8 @@ BUSY = (429, 503, 504)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`whole`: the answer's type, of a stream `events` that of each event's data; `media`: of an
-    answer that is no JSON. `statuses`: with which it may be refused, in the type `error`."""
+    """`whole`: the type of a response; `events`: of each event's data in a stream; `media`: the
+    media type of a response that is not JSON. `statuses`: of refusals, whose type is `error`."""
 
     error: Any
     statuses: tuple[int, ...]

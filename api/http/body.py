@@ -18,7 +18,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def read_body(request: Request, schema: type[Schema], most_bytes: int) -> Schema:
-    """Raises ApiError, and werkzeug's 413 for a body of more than `most_bytes`."""
+    """Raises ApiError, with 413 for a body of more than `most_bytes`."""
     return of_schema(read_object(request, most_bytes), schema)
 
 
@@ -49,9 +49,13 @@ def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
 def _read(request: Request, most_bytes: int) -> bytes:
     # werkzeug refuses a longer Content-Length, but silently cuts a chunked body at the limit
     request.max_content_length = most_bytes + 1
-    body = request.get_data(cache=False)
-    if len(body) > most_bytes:
-        raise RequestEntityTooLarge
+    body: bytes | None
+    try:
+        body = request.get_data(cache=False)
+    except RequestEntityTooLarge:
+        body = None
+    if body is None or len(body) > most_bytes:
+        raise ApiError(413, f"the body is larger than {most_bytes} bytes (--max-body-bytes)")
     return body
 
 

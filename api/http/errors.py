@@ -132,11 +132,12 @@ def http_error(error: HTTPException) -> ApiError:
     message = f"{error.name}: {error.description}"
     status, headers = error.code or 500, {}
     if isinstance(error, RequestEntityTooLarge):
-        message = "the body is larger than the server accepts (--max-body-bytes)"
+        message = "the body is larger than this path accepts"
     elif isinstance(error, ClientDisconnected):
         message = "the body ended before it was complete"
         if isinstance(error.__context__, TimeoutError):
-            status, message = 408, "the rest of the body did not come in time (--client-timeout)"
+            message = "the rest of the body did not arrive in time (--client-timeout)"
+            status = 408
     elif isinstance(error, NotFound):
         message = f"there is no {show(request.path)} here"
     elif isinstance(error, MethodNotAllowed) and error.valid_methods:

@@ -58,7 +58,7 @@ class Incoming:
         self._forget()
 
     def feed(self, data: bytes) -> None:
-        """The client will send no more."""
+        """Adds data that the client sent; no data means that it will send no more."""
         self._ended = not data
         self._received += data
         self.deadline_s += len(data) / BYTES_PER_S
@@ -89,7 +89,9 @@ class Incoming:
 
     def _wait(self, size: int) -> bytes:
         if not self.has_head:
-            raise LimitRequestHeaders(f"more than {MOST_HEAD_BYTES} bytes")
+            raise LimitRequestHeaders(
+                f"the head has bare newlines or more than {MOST_HEAD_BYTES} bytes"
+            )
         poller = select.poll()
         poller.register(self._client, select.POLLIN)
         left_s = self.deadline_s - time.monotonic()

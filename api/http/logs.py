@@ -85,7 +85,7 @@ def register_log(app: Flask, clock: Callable[[], float]) -> None:
             fields.update(_cost(inferences))
             log.log(level, "%s", _Line(fields), extra={"fields": fields})
 
-        response.call_on_close(tell)  # only then a stream's response is complete
+        response.call_on_close(tell)  # a stream's response is complete only then
         return response
 
 

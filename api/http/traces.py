@@ -46,7 +46,7 @@ def register_traces(app: Flask, tracing: Tracing, model: str) -> None:
                 generation.end(model)
             trace.end(time.time_ns(), attributes, error=failed)
 
-        response.call_on_close(end)  # only then a stream's response is complete
+        response.call_on_close(end)  # a stream's response is complete only then
         return response
 
 

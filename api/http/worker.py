@@ -30,9 +30,8 @@ log = logging.getLogger(__name__)
 
 KEPT_PATHS = frozenset({b"/health", b"/metrics"})
 KEPT_THREADS = 4  # reserved for these
-LINGER_S = (
-    1.0  # what a client sends after its answer is read so long, else it may not see the answer
-)
+# what a client still sends is read for this long; otherwise it may miss the response
+LINGER_S = 1.0
 SCAN_S = 0.25  # between two searches for passed deadlines
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

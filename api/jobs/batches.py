@@ -33,7 +33,7 @@ MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
 MOST_WINDOW_S = 30 * 86_400
 MOST_IDEMPOTENCY_KEY = 255  # characters
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-WINDOW = "a whole number with s, m, h or d behind it, such as '24h', up to '30d'"
+WINDOW = "a whole number followed by s, m, h or d, such as '24h', up to '30d'"
 
 
 class ExpiresAfter(BaseModel):

@@ -13,7 +13,6 @@ from api.http.errors import RETRY_AFTER_S, ApiError, show
 from api.http.keys import presented_owner
 from api.jobs.shapes import DeletedFile, StoredFile
 from api.jobs.store import (
-    EXPIRY,
     LEAST_EXPIRY_S,
     MOST_EXPIRY_S,
     ORDERS,
@@ -166,7 +165,9 @@ def _expiry_s(fields: dict[str, str]) -> int | None:
     if anchor != "created_at" or not found or not LEAST_EXPIRY_S <= int(found[0]) <= MOST_EXPIRY_S:
         raise ApiError(
             400,
-            f"field 'expires_after' must be {EXPIRY}, got {show(anchor)} and {show(seconds)}",
+            "fields 'expires_after[anchor]' and 'expires_after[seconds]' must be 'created_at' and "
+            f"a whole number from {LEAST_EXPIRY_S} to {MOST_EXPIRY_S}, got {show(anchor)} and "
+            f"{show(seconds)}",
             param="expires_after",
         )
     return int(found[0])

@@ -20,7 +20,7 @@ class JobCollector(Collector):
         progress = self._jobs.progress
         yield GaugeMetricFamily(
             "eb_job_store_up",
-            "Whether the store of batches is open and answers",
+            "1 if the job store is open and responds",
             progress is not None,
         )
         if progress is None:
@@ -29,13 +29,15 @@ class JobCollector(Collector):
         for status, count in progress.batches.items():
             batches.add_metric([status], count)
         yield batches
-        lines = GaugeMetricFamily("eb_batch_lines", "Their lines, by state", labels=["state"])
+        lines = GaugeMetricFamily(
+            "eb_batch_lines", "Lines of stored batches, by state", labels=["state"]
+        )
         for state, count in progress.items.items():
             lines.add_metric([state], count)
         yield lines
         if progress.next_deadline is not None:
             yield GaugeMetricFamily(
                 "eb_batch_next_deadline_timestamp_seconds",
-                "When the first window of those in progress ends",
+                "When the earliest window of the batches in progress ends",
                 progress.next_deadline,
             )

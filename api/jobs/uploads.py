@@ -26,8 +26,8 @@ class Upload:
 
 
 def read_upload(stream: IO[bytes], boundary: bytes) -> Upload:
-    """The form up to the beginning of its part `file`. Raises ApiError, as does the content, for
-    what is no such form."""
+    """The form up to the beginning of its part `file`. Raises ApiError, as does the content, if
+    it is not such a form."""
     fields: dict[str, str] = {}
     events = _events(stream, boundary)
     for event in events:
@@ -37,7 +37,9 @@ def read_upload(stream: IO[bytes], boundary: bytes) -> Upload:
             return Upload(event.filename, _content(events, fields), fields)
         if isinstance(event, multipart.Field):
             _read_field(event, events, fields)
-    raise ApiError(400, "the form has no file: a part named 'file' with a file name", param="file")
+    raise ApiError(
+        400, "the form has no file; it needs a part named 'file' with a file name", param="file"
+    )
 
 
 def _content(events: Iterator[multipart.Event], fields: dict[str, str]) -> Iterator[bytes]:

@@ -35,8 +35,8 @@ class Segment:
 
 
 class Choice:
-    """`prompt_tokens`: what of the request's tokens is the client's prompt. `echo`: it is part of
-    the text. `most_tokens`: the further ones are left out."""
+    """`prompt_tokens`: how many of the request's first tokens are the client's prompt. `echo`: it
+    is part of the text. `most_tokens`: further generated tokens are left out."""
 
     def __init__(
         self,

@@ -37,14 +37,14 @@ FORCE = 1e9  # more than any logit
 
 
 def forced(token: int, sampling: Sampling) -> Sampling:
-    """Generates `token`, whatever the model thinks of it. So a prompt is scored with its last token
+    """Generates `token`, whatever its logit. So a prompt is scored with its last token
     in the place of the one that every request generates, and may fill the whole context."""
     return replace(sampling, temperature=0.0, repetition_penalty=1.0, logit_bias=((token, FORCE),))
 
 
 def served_names(config: Config) -> list[str]:
-    """What clients may call the model: what `--served-model-name` says, else what `--model` names,
-    of a folder its name. Answers have the first."""
+    """The model's names for clients: `--served-model-name`, or else `--model` (of a folder, its
+    last part). Responses carry the first."""
     if config.served_model_name is not None:
         return config.served_model_name.split(",")
     folder = folder_of(config.model)
@@ -178,10 +178,10 @@ class Generations:
         if most is None:
             most = max(1, min(DEFAULT_COMPLETION_TOKENS, room) if form.is_completion else room)
         if most > room:
-            further = "" if asked is None else f" and max_tokens ({asked})"
             raise ApiError(
                 400,
-                f"prompt ({known} tokens){further} exceed the model's context of {context}",
+                f"a prompt of {known} tokens and a response of {most} exceed the model's context "
+                f"of {context} tokens",
                 param=form.prompt_field,
                 code="context_length_exceeded",
             )

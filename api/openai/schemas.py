@@ -31,7 +31,7 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 def _left_out() -> Any:
-    return Field(None, description="left out: it is not offered")
+    return Field(None, description="left out: it is not supported")
 
 
 class StreamOptions(BaseModel):
@@ -89,7 +89,7 @@ class GenerationRequest(BaseModel):
     )
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(
-        None, description="an object; offered is include_usage, true or false"
+        None, description="an object with include_usage: true or false"
     )
     service_tier: Literal["auto", "default", "flex"] | None = Field(
         None, description="'auto', 'default' or 'flex'"
@@ -170,7 +170,7 @@ class CompletionRequest(GenerationRequest):
     )
     max_tokens: int | None = Field(None, ge=0, description="a whole number from 0 up")
     best_of: int | None = Field(
-        None, ge=1, description="left out or the same as 'n': choosing among more is not offered"
+        None, ge=1, description="left out or the same as 'n': more are not supported"
     )
     echo: bool | None = Field(None, description="true or false")
     logprobs: int | None = Field(
@@ -223,7 +223,7 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] = Field(
         description="an array of at least one message: role ('system', 'developer', 'user' or "
         "'assistant') and content (a string or an array of parts of type 'text'); tools are not "
-        "offered"
+        "supported"
     )
     max_tokens: int | None = Field(None, ge=1, description="a whole number from 1 up")
     max_completion_tokens: int | None = Field(None, ge=1, description="a whole number from 1 up")
@@ -235,10 +235,10 @@ class ChatRequest(GenerationRequest):
         description=f"a whole number from 0 to {MOST_TOP_LOGPROBS}",
     )
     response_format: TextFormat | None = Field(
-        None, description="left out or {'type': 'text'}: no other format is offered"
+        None, description="left out or {'type': 'text'}: no other format is supported"
     )
     modalities: list[Literal["text"]] | None = Field(
-        None, description="left out or ['text']: no other is offered"
+        None, description="left out or ['text']: no other is supported"
     )
     tools: Nothing | None = _left_out()
     tool_choice: Literal["none", "auto"] | None = _left_out()

@@ -52,9 +52,9 @@ class Parameters(BaseModel):
     decoder_input_details: bool | None = Field(None, description="true or false")
     seed: Size | None = Field(None, description="a whole number from 0 to 2**64 - 1")
     top_n_tokens: Size | None = Field(None, description="a whole number from 0 up")
-    watermark: Any = Field(None, description="not offered")
-    grammar: Any = Field(None, description="not offered")
-    adapter_id: Any = Field(None, description="not offered")
+    watermark: Any = Field(None, description="not supported")
+    grammar: Any = Field(None, description="not supported")
+    adapter_id: Any = Field(None, description="not supported")
 
     @property
     def is_sampling(self) -> bool:
@@ -130,7 +130,7 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
     """Checks everything that does not need the prompt's tokens. Raises InvalidError."""
     for name in NOT_OFFERED:
         if getattr(asked, name) not in (None, False):
-            raise InvalidError(f"`{name}` is not offered by this server")
+            raise InvalidError(f"`{name}` is not supported by this server")
     best_of = 1 if asked.best_of is None else asked.best_of
     if streaming and best_of != 1:
         raise InvalidError("`best_of` != 1 is not supported when streaming tokens")

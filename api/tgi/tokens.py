@@ -52,7 +52,7 @@ class TokenizeChat(_TokenizeRequest):
     messages: list[Message] = Field(min_length=1, description="an array of at least one message")
     add_generation_prompt: bool | None = Field(None, description="true or false")
     continue_final_message: Literal[False] | None = Field(
-        None, description="left out: it is not offered"
+        None, description="left out: it is not supported"
     )
 
 

@@ -107,7 +107,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=32, help="batch limit")
     parser.add_argument("--rounds", type=int, help="default: 4; for other models 1")
     parser.add_argument("--seconds", type=float, help="seconds per run; default: 4, or 10")
-    parser.add_argument("--calibrate", type=float, help="deferred requests alone; 10, or 30")
+    parser.add_argument(
+        "--calibrate", type=float, help="seconds of deferred requests alone; default: 10, or 30"
+    )
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)

@@ -88,10 +88,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["embedded", "random:gpt2-medium"])
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
     parser.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="next to greedy"
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="compared with greedy"
     )
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each request (32)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"({ROUNDS})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds ({ROUNDS})")
     parser.add_argument("--out", type=Path, help="folder for sampling.json and sampling.md")
     args = parser.parse_args()
     kinds = list(dict.fromkeys(["greedy", *args.kinds]))

@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     names = [r.name for r in TABLE]
     parser.add_argument("--list", action="store_true", help="print the table and measure nothing")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="record these")
     parser.add_argument("--all", action="store_true", help="also recordings that are not old")
     parser.add_argument(
         "--patience", type=float, default=0, metavar="MINUTES",

@@ -30,7 +30,7 @@ def fit_isolated(outcomes: Sequence[Outcome]) -> Isolated:
     """
     done = [o for o in outcomes if o.ok and o.end_s is not None]
     if len(done) < 3:
-        raise ValueError("at least three answers are needed to know the isolated latency")
+        raise ValueError("at least three responses are needed to know the isolated latency")
     e2e = np.array([(o.end_s or 0.0) - o.sent_s for o in done])
     design = np.array([[1.0, o.prompt_tokens or 0, o.output_tokens or 0] for o in done])
     active = [0, 1, 2] if all(o.prompt_tokens for o in done) else [0, 2]

@@ -191,14 +191,14 @@ def _lengths(run: Run) -> Gate:
     done = [o for o in run.outcomes if o.ok]
     other = [o for o in done if o.output_tokens != o.requested_tokens]
     if not other:
-        return Gate("asked tokens", f"{len(done)} responses have the requested length")
+        return Gate("requested tokens", f"{len(done)} responses have the requested length")
     o = other[0]
     found = (
         f"{len(other)} of {len(done)} responses have another length, the first {o.output_tokens} "
         f"tokens instead of {o.requested_tokens}; a server that accepts ignore_eos does not end "
         "early"
     )
-    return Gate("asked tokens", found, INVALID_CLIENT)
+    return Gate("requested tokens", found, INVALID_CLIENT)
 
 
 def _identity(run: Run) -> Gate:

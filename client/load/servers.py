@@ -171,7 +171,7 @@ def unreachable(target: Target) -> str | None:
             return None
         status = requests.get(f"{target.url}/health", timeout=_ANSWER_S).status_code
     except (requests.RequestException, OSError) as error:
-        return f"{target.url} does not answer: {_cause(error)}"
+        return f"{target.url} does not respond: {_cause(error)}"
     return None if status == 200 else f"{target.url}/health returns {status}"
 
 
@@ -275,9 +275,9 @@ def streams(target: Target, timeout_s: float) -> bool:
                 return False
             text = answer.raw.read(300, decode_content=True).decode(errors="replace")
     except (requests.RequestException, OSError) as error:
-        raise ServerError(f"{target.url} does not answer: {_cause(error)}") from None
+        raise ServerError(f"{target.url} does not respond: {_cause(error)}") from None
     raise ServerError(
-        f"{target.url}/inference answered a first request with HTTP {answer.status_code} and "
+        f"{target.url}/inference responded to the first request with HTTP {answer.status_code} and "
         f"{kind}, instead of a stream of events or JSON: {' '.join(text.split())}"
     )
 
@@ -296,7 +296,7 @@ def with_extras(target: Target, timeout_s: float) -> Target:
                 headers=authorization(), timeout=timeout_s,
             )  # fmt: skip
         except (requests.RequestException, OSError) as error:
-            raise ServerError(f"{target.url} does not answer: {_cause(error)}") from None
+            raise ServerError(f"{target.url} does not respond: {_cause(error)}") from None
         known += [extra] if answer.status_code == 200 and "error" not in answer.text else []
     return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
 

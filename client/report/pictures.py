@@ -80,9 +80,9 @@ def latency_by_tokens(
         told.append(f"{name} {seconds(float(np.median(y)))}" + (f" ({cut} cut)" if cut else ""))
     return Chart(
         title=title,
-        finding=f"{title}; medians: {', '.join(told) or 'no answers'}.",
+        finding=f"{title}; medians: {', '.join(told) or 'no responses'}.",
         x=Axis("requested tokens", low=0.0),
-        y=Axis("intended time to end of answer", log=True, text=seconds),
+        y=Axis("intended time to end of response", log=True, text=seconds),
         lines=lines, bands=bands, marks=marks,
         note="line: median, shade: middle half"
         + (", triangle: cut" if any(m.shape is Shape.AT_LEAST for m in marks) else ""),
@@ -207,7 +207,7 @@ def over_time(points: Sequence[Point], results: Sequence[Result], load: float) -
             title=f"Latency of each request, load {load:g}",
             finding=f"The end-to-end latency of {len(marks)} requests by their intended time.",
             x=Axis("intended time in seconds"),
-            y=Axis("intended time to end of answer", log=True, text=seconds),
+            y=Axis("intended time to end of response", log=True, text=seconds),
             marks=marks,
             note="triangle: cut, took longer",
         )

@@ -188,8 +188,8 @@ def write_run_page(path: Path, one: OneRun) -> None:
 def _sentences(one: OneRun) -> list[str]:
     m, verdict = one.measured, one.verdict
     told = [
-        f"{m.ok} of {m.planned} requests were answered, {m.failed} failed and {m.unfinished} were "
-        f"cut; the server gave {number(m.throughput)} output tokens a second at "
+        f"{m.ok} of {m.planned} requests completed, {m.failed} failed and {m.unfinished} were "
+        f"cut; the server delivered {number(m.throughput)} output tokens a second at "
         f"{rate(m.offered)}."
     ]
     ttft, e2e = m.percentiles("ttft"), m.percentiles("e2e")

@@ -106,7 +106,7 @@ def _alone(hero: str, points: Sequence[Point]) -> str:
     """If no other keeps up: its own latency at the highest load with which it does."""
     calm = [p for p in points if p.contestant == hero and p.verdict == VALID]
     if not calm:
-        return f"{spoken(hero)} kept up with no load, so its latencies have no meaning."
+        return f"{spoken(hero)} kept up at none of the loads, so its latencies have no meaning."
     p = max(calm, key=lambda p: p.load)
     return (
         f"At {rate(p.offered)} (load {p.load:g}), with which {spoken(hero)} keeps up, "
@@ -128,7 +128,7 @@ def _bracket(b: Bracket) -> str:
     who = spoken(b.contestant)
     if b.passed is None:
         if b.failed is None:
-            return f"{who} sustained no load"
+            return f"the capacity of {who} is unknown"
         return f"{who} did not sustain even load {b.failed:g}"
     end = ", the highest" if b.failed is None else f" but not {b.failed:g}"
     return f"{who} sustained load {b.passed:g}{end}"

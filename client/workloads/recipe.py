@@ -219,7 +219,7 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
 def recipe_from(
     args: argparse.Namespace, defaults: Recipe, *, requests: int | None, rate: float | None
 ) -> Recipe:
-    """SpecError for options that exclude each other, before what they say is looked at."""
+    """SpecError for options that exclude each other, before their values are read."""
     recipe = replace(
         defaults,
         requests=requests,
@@ -230,7 +230,7 @@ def recipe_from(
         lengths = ("--output-tokens", "--prompt-tokens")
         refuse_given(args, lengths, "with a trace, which has its own lengths")
     if not _of_words(recipe.prompts):
-        why = f"with --prompts {recipe.prompts}, which have the lengths they have"
+        why = f"with --prompts {recipe.prompts}, which have their own lengths"
         refuse_given(args, ["--prompt-tokens"], why)
     if not recipe.deferred_share:
         refuse_given(args, ["--deadline-s"], "without --deferred-share")

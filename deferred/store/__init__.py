@@ -161,7 +161,7 @@ def _url(where: str | Path) -> URL:
     url = make_url(str(where))
     if url.get_backend_name() not in ("sqlite", "postgresql") or not url.database:
         raise ValueError(
-            "a database URL is sqlite:////absolute/path.db or "
+            "a database URL must be sqlite:////absolute/path.db or "
             f"postgresql://user:password@host/database, got {url.render_as_string()!r}"
         )
     return url

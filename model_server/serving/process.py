@@ -55,7 +55,7 @@ def serve(
     try:
         worker.run()
     except ShardFailedError as error:
-        log.critical("the shard has failed and ends: %s", error)
+        log.critical("the shard failed and is shutting down: %s", error)
         status = FAILED
     server.stop(LAST_WORDS_S).wait()
     return status
@@ -63,7 +63,7 @@ def serve(
 
 def fail(reason: str) -> None:
     """Ends the process soon, even if its model's thread hangs in a collective."""
-    log.critical("the shard ends: %s", reason)
+    log.critical("the shard is shutting down: %s", reason)
     threading.Timer(LAST_WORDS_S, os._exit, [FAILED]).start()
 
 

@@ -103,7 +103,7 @@ class Admin:
         if refused := self._refused(request, self._admin_keys()):
             return refused
         try:
-            body = json.loads(await request.read())
+            body = _parsed(await request.read())
             if not isinstance(body, dict) or not isinstance(body.get("url"), str):
                 raise ValueError('the body must be {"url": "http://host:port"}')
             spec = self._read_spec(body)
@@ -134,7 +134,7 @@ class Admin:
         spec = asked if known is None else known.spec
         limit, key = body.get("limit", spec.limit), body.get("api_key", spec.key)
         if type(limit) is not int or limit < 1:
-            raise ValueError(f"limit must be a whole number from 1, not {limit!r}")
+            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
         if key is not None and not isinstance(key, str):
             raise ValueError("api_key must be a string")
         return replace(spec, limit=limit, key=key)
@@ -147,7 +147,8 @@ class Admin:
     def _refused(request: web.Request, keys: tuple[str, ...]) -> web.Response | None:
         if not keys or holds_key(request, keys):
             return None
-        problem = errors.invalid("A valid API key is required.", 401, "api_key")
+        message = "A valid key is required (API_KEYS; for /upstreams ADMIN_KEY, if it is set)."
+        problem = errors.invalid(message, 401, "api_key")
         return errors.response(problem, request.path)
 
     def _show(self, upstream: Upstream) -> dict[str, Any]:
@@ -165,3 +166,11 @@ class Admin:
             "paused_s": max(0.0, upstream.paused_until - now),
             "last_error": upstream.last_error,
         }
+
+
+def _parsed(body: bytes) -> Any:
+    """Raises ValueError."""
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise ValueError(f"the body is not valid JSON: {error}") from None

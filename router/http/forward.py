@@ -181,7 +181,7 @@ def _broken(upstream: Upstream, error: aiohttp.ClientError | OSError) -> Upstrea
     if isinstance(error, aiohttp.ClientConnectorError):
         problem = errors.upstream_failed("The server could not be reached.")
         return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
-    problem = errors.upstream_failed("The server failed before its answer was complete.")
+    problem = errors.upstream_failed("The server failed before its response was complete.")
     return UpstreamFailedError(reason, problem, Outcome.FAILURE)
 
 

@@ -108,14 +108,14 @@ class Prober:
                 allow_redirects=False,
             ) as answer:
                 if answer.status != 200:
-                    raise ValueError(f"its {path} answered {answer.status}")
+                    raise ValueError(f"its {path} returned {answer.status}")
                 models: Mapping[str, Mapping[str, Any]] = (
                     {m: {"id": m, "object": "model"} for m in declared}
                     if declared
                     else parse_models(await answer.json(content_type=None))
                 )
         except TimeoutError:
-            error = f"no answer in {self._timeout.total:g} s"
+            error = f"no response in {self._timeout.total:g} s"
             upstream.probe_failed(error, timed_out=True)
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)

@@ -94,7 +94,7 @@ def test_responses_before_a_server_failed_are_kept(
     ("fault", "words"),
     [
         ("html", "HTTP 200 and text/html"),
-        ("silent", "does not answer"),
+        ("silent", "does not respond"),
         ("loading", "HTTP 503 and application/json"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_server_that_is_down_is_reported(
     status, figures = played(f"{kind}{DOWN}", *options)
     assert status == 1
     assert figures["verdict"] == "FAILED"
-    assert "http://127.0.0.1:1 does not answer: " in figures["reason"]
+    assert "http://127.0.0.1:1 does not respond: " in figures["reason"]
 
 
 @pytest.mark.parametrize(("after", "answered"), [(6, 5), (0, 0)])
@@ -199,7 +199,7 @@ def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path
         other.process.wait(60)
         results, losses = apart(found)
     assert [loss.contestant for loss in losses] == [other.target.name]
-    assert "does not answer" in losses[0].reason
+    assert "does not respond" in losses[0].reason
     told = {(r.job.contestant, r.job.load, r.job.seed) for r in (first, *results)}
     assert told == {(first.job.contestant, x, s) for x in (1.0, 2.0) for s in (0, 1)}
 
@@ -295,7 +295,7 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
     status, figures = searched(capsys, target.url)
     assert status == 1
     assert figures["verdict"] == "FAILED"
-    assert "does not answer" in figures["reason"]
+    assert "does not respond" in figures["reason"]
     assert figures["alone"]["requests"] == 8
     assert figures["recipe"]["output_tokens"] == "fixed:3"
 

@@ -67,11 +67,11 @@ def test_sharded_false_means_one_model_server() -> None:
 @pytest.mark.parametrize(
     ("typed", "reason"),
     [
-        ("--speculate 3", "--speculate is not offered: speculative decoding is not supported"),
+        ("--speculate 3", "--speculate is not supported: speculative decoding is not supported"),
         ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq, bitsandbytes"),
         ("--quantize awq", "--quantize is 'awq'"),
-        ("--ngrok", "--ngrok is not offered"),
-        ("--watermark-gamma 0.5", "--watermark-gamma is not offered: output is not watermarked"),
+        ("--ngrok", "--ngrok is not supported"),
+        ("--watermark-gamma 0.5", "--watermark-gamma is not supported: output is not watermarked"),
         ("--trust-remote-code", "code from a model's folder is never run"),
         ("--model-id", "--model-id needs a value"),
         ("--sharded maybe", "--sharded is 'maybe'; allowed: true, false"),
@@ -92,7 +92,7 @@ def test_a_refused_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         read([], {"SPECULATE": "2"})
     error = capsys.readouterr().err
-    assert "SPECULATE is not offered: speculative decoding is not supported" in error
+    assert "SPECULATE is not supported: speculative decoding is not supported" in error
 
 
 def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:

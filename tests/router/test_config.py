@@ -32,8 +32,8 @@ def test_two_upstreams_are_parsed(text: str) -> None:
     [
         ("http://llama-2:8000 http://falcon:8000", "not a valid URL"),
         ("[http://llama-2:8000,http://falcon:8000]", "not a valid URL"),
-        ("", "UPSTREAMS is missing"),
-        (None, "UPSTREAMS is missing"),
+        ("", r"--upstreams \(UPSTREAMS\) is missing"),
+        (None, r"--upstreams \(UPSTREAMS\) is missing"),
         ("http://", "not a valid URL"),
         ("http://llama-2:8000,http://", "not a valid URL"),
         ("websocket://llama-2:8000", "websocket:// is not supported"),

@@ -75,7 +75,7 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
             assert [o.failure for o in run.outcomes] == [None] * REQUESTS
             page.wait_for_function(
                 f"watch.modes.panels[{number}].score.textContent.startsWith("
-                f"'{REQUESTS} of {REQUESTS} answered')"
+                f"'{REQUESTS} of {REQUESTS} completed')"
             )
             later = shown(page)[number + 1 :]
             assert later == ["has not run this workload yet"] * (2 - number)
@@ -118,7 +118,7 @@ def test_a_page_that_was_opened_later_shows_no_run_without_its_beginning(
     assert page.evaluate("watch.modes.measured.servers[0].seen.whole") is False
     assert shown(page) == ["has not run this workload yet"]
     ask("load1-seed4/static/d/0")
-    page.wait_for_function(f"{PANELS}[0].textContent.includes('1 of 1 answered')")
+    page.wait_for_function(f"{PANELS}[0].textContent.includes('1 of 1 completed')")
     page.close()
 
 
@@ -136,7 +136,7 @@ def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser
             address = next(match.group() for match in found if match is not None)
             page = browser.new_page(bypass_csp=True)
             page.goto(address)
-            whole = f"{REQUESTS} of {REQUESTS} answered"
+            whole = f"{REQUESTS} of {REQUESTS} completed"
             page.wait_for_function(
                 f"{PANELS}.filter(p => p.textContent.includes('{whole}')).length === 3",
                 timeout=300_000,

@@ -13,7 +13,7 @@ export function requestWords(r, now) {
   const waited = (r.admitted ?? r.end ?? now) - r.arrival;
   const lines = [
     `request ${r.id}: prompt ${r.prompt} tokens, asked for ${r.max}`,
-    r.admitted === null && r.end === null ? `waits since ${seconds(waited)}` : `waited ${seconds(waited)}`,
+    r.admitted === null && r.end === null ? `waiting for ${seconds(waited)}` : `waited ${seconds(waited)}`,
   ];
   if (r.first !== null) lines.push(`first token after ${seconds(r.first - r.arrival)}`);
   if (r.end !== null) {

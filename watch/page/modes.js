@@ -209,7 +209,7 @@ function measuredWords({ requests }) {
   const ended = (/** @type {string[]} */ ...how) => requests.filter((r) => how.includes(r.how ?? "")).length;
   const cut = ended("cancelled"), failed = ended("failed");
   const first = median(requests.flatMap((r) => (r.first === null ? [] : [r.first - r.arrival])));
-  return `${ended("length", "stop")} of ${requests.length} answered` + (cut ? `, ${cut} cut` : "")
+  return `${ended("length", "stop")} of ${requests.length} completed` + (cut ? `, ${cut} cut` : "")
     + (failed ? `, ${failed} failed` : "") + (first === null ? "" : `; first token after ${seconds(first)} (median)`);
 }
 
@@ -218,13 +218,14 @@ function verdict(runs) {
   const sorted = [...runs].sort((a, b) => a.end - b.end);
   const [best] = sorted, worst = sorted[sorted.length - 1];
   const first = (/** @type {Run} */ run) => median(run.requests.map((r) => (r.first ?? Infinity) - r.arrival));
-  const others = sorted.slice(1).map((run) => `${seconds(run.end)} ${run.name === "nobatch" ? "one at a time" : `with ${run.name} batching`}`).join(" and ");
+  const how = (/** @type {string} */ name) => (name === "nobatch" ? "one at a time" : `with ${name} batching`);
+  const others = sorted.slice(1).map((run) => `${seconds(run.end)} ${how(run.name)}`).join(" and ");
   const why = best.name === "dynamic"
     ? " One at a time, the others wait (grey). A static batch keeps its slots until its longest request is done"
       + " (hatched). With dynamic batching a slot goes to the next request the moment it is free."
     : "";
-  return `All ${best.requests.length} responses took ${seconds(best.end)} with ${best.name} batching, ${others}: `
-    + `${(worst.end / best.end).toFixed(1)} times as fast. `
+  return `All ${best.requests.length} responses took ${seconds(best.end)} ${how(best.name)}, ${others}: `
+    + `up to ${(worst.end / best.end).toFixed(1)} times as fast. `
     + `Half of the requests had their first token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
 }
 

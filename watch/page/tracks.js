@@ -111,7 +111,7 @@ export class Tracks {
       queue: ["queue", waiting.length ? `${waiting.length}, oldest ${seconds(oldest)}` : "empty"],
       batch: ["batch", `${lanes} of ${this.lanes} slots`],
       tokens: ["tokens/s", count(store.rate(t))],
-      waste: ["padding", "computed without use"],
+      waste: ["padding", "computed but not used"],
       kv: ["KV memory", blocks ? `${count((100 * at(USED)) / blocks)} % in use` : ""],
     };
     pen.textBaseline = "top";

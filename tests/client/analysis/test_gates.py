@@ -182,7 +182,7 @@ def test_a_seed_whose_records_are_wrong_is_left_out_and_half_of_them_spoil_the_p
     point = points([*good, wrong[0]], CALIBRATION)[0]
     assert point.verdict == VALID
     assert point.ok == 90
-    assert "seed 3 left out: asked tokens" in point.reasons[0]
+    assert "seed 3 left out: requested tokens" in point.reasons[0]
     dead = [outcome(i, failure="HTTP 500", end_s=None, deliveries=()) for i in range(30)]
     failed = points([*good, *(result(run_of(dead), s) for s in (3, 4, 5))], CALIBRATION)[0]
     assert failed.verdict == FAILED
