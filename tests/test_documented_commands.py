@@ -35,7 +35,7 @@ FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 IN_A_LINE = re.compile(r"`((?:\./(?:server|compare|test)\.sh|python) [^`]+)`")
 NEEDS = re.compile(r"^# needs (.+)\n")
 ABSENT = {"root", "Docker", "a cluster", "a GPU", "a second machine", "lm-evaluation-harness"}
-EVERYWHERE = {"cd", "export", "git", "pip", "printf", "source"}
+EVERYWHERE = {"cd", "export", "git", "mkdir", "pip", "printf", "source"}
 ROUTERS_OWN = {
     ("GET", "/upstreams"), ("POST", "/upstreams"), ("DELETE", "/upstreams"),
     ("POST", "/upstreams/drain"),

@@ -70,5 +70,9 @@ def save(page: Page, path: Path) -> None:
     print(path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     command(__doc__, draw)
+
+
+if __name__ == "__main__":
+    main()
