@@ -199,6 +199,13 @@ TABLE: tuple[Recording, ...] = (
         "router-picture", 1, "router.prefix", "docs/img", "router.png", (*SERVER, "router"),
         "development",
     ),
+    _bench(
+        "report-pictures", 1, "client.screens", "docs/img", "comparing-report.png",
+        (
+            "client/report", "results/reference-embedded", "results/reference-embedded-high",
+            "results/reference-run",
+        ), "development", "chromium",
+    ),
     _bench("load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png", ("client",),
            "development"),
 )  # fmt: skip

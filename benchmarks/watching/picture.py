@@ -9,11 +9,11 @@ it has generated two thirds of their tokens.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
+from benchmarks.browser import browser
 from benchmarks.http.__main__ import server
 from benchmarks.pictures.page import command
 
@@ -30,21 +30,15 @@ HALFWAY = """() => {
 
 
 def draw(folder: Path) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        raise SystemExit("the pictures of the live page need chromium (apt-get install chromium)")
-    with server("embedded", "float32", LIMIT) as url, sync_playwright() as playwright:
-        # no sandbox: containers run this as root
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with browser() as opened, server("embedded", "float32", LIMIT) as url:
         for tab, show in (("modes", modes), ("live", live)):
-            page = browser.new_page(
+            page = opened.new_page(
                 viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", bypass_csp=True
             )
             page.goto(f"{url}/watch#{tab}")
             page.wait_for_function("window.watch && window.watch.store.hello")
             show(page)
             save(page, folder / f"watch-{tab}.png")
-        browser.close()
 
 
 def modes(page: Page) -> None:
