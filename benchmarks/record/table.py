@@ -78,34 +78,34 @@ TABLE: tuple[Recording, ...] = (
     _compare("embedded-low", 5, "--arrivals plan:low"),
     _compare("embedded-medium", 5, "--arrivals plan:medium"),
     _compare("embedded-high", 5, "--arrivals plan:high"),
-    _compare("gpt2-medium", 16, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16"),
+    _compare("gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16"),
     Recording(
-        "distributions", 8, "./compare.sh --distributions", "results/reference-distributions",
+        "distributions", 5, "./compare.sh --distributions", "results/reference-distributions",
         "distributions.txt", COMPARE, printed="distributions.txt",
     ),
     _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),
     _bench(
-        "modes", 18, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
+        "modes", 11, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
     ),
-    _peers("bfloat16", 20, "--dtypes bfloat16"),
-    _peers("float32", 25, "--dtypes float32"),
-    _peers("int8", 15, "--dtypes int8"),
-    _peers("prefill-bfloat16", 15, "--work prefill --dtypes bfloat16"),
-    _peers("prefill-float32", 35, "--work prefill --dtypes float32"),
-    _peers("mixed-bfloat16", 15, "--work mixed --dtypes bfloat16"),
-    _peers("mixed-float32", 25, "--work mixed --dtypes float32"),
-    _peers("sampled-bfloat16", 20, "--sampled --dtypes bfloat16"),
-    _peers("sampled-float32", 25, "--sampled --dtypes float32"),
+    _peers("bfloat16", 7, "--dtypes bfloat16"),
+    _peers("float32", 10, "--dtypes float32"),
+    _peers("int8", 6, "--dtypes int8"),
+    _peers("prefill-bfloat16", 8, "--work prefill --dtypes bfloat16"),
+    _peers("prefill-float32", 11, "--work prefill --dtypes float32"),
+    _peers("mixed-bfloat16", 7, "--work mixed --dtypes bfloat16"),
+    _peers("mixed-float32", 11, "--work mixed --dtypes float32"),
+    _peers("sampled-bfloat16", 9, "--sampled --dtypes bfloat16"),
+    _peers("sampled-float32", 12, "--sampled --dtypes float32"),
     _peers(
-        "single-float32-bfloat16-int8", 10, "--work single --dtypes float32 bfloat16 int8"
+        "single-float32-bfloat16-int8", 11, "--work single --dtypes float32 bfloat16 int8"
     ),
-    _bench("http-peers", 15, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
+    _bench("http-peers", 11, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
     _bench("streams", 10, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
-        "streams-embedded", 4, "http --streams 512 --model embedded", _HTTP,
+        "streams-embedded", 1, "http --streams 512 --model embedded", _HTTP,
         "streams-embedded.json", SERVER,
     ),
-    _bench("deferred", 25, "deferred", _DEFERRED, "deferred.json", LOOP),
+    _bench("deferred", 20, "deferred", _DEFERRED, "deferred.json", LOOP),
     _bench(
         "sampling", 5, "kernels.sampling --dtypes bfloat16 --rounds 9",
         "results/reference-sampling", "sampling.json", LOOP,
@@ -116,7 +116,7 @@ TABLE: tuple[Recording, ...] = (
         "roofline.json", _PRODUCTS, "development",
     ),
     _bench(
-        "prefix", 13, "prefix --dtype bfloat16", "results/reference-prefix",
+        "prefix", 6, "prefix --dtype bfloat16", "results/reference-prefix",
         "prefix-bfloat16.json", LOOP,
     ),
     _bench(
@@ -138,7 +138,7 @@ TABLE: tuple[Recording, ...] = (
         "film.svg", (*LOOP, "watch/film.py"),
     ),
     _bench(
-        "remote", 20, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
+        "remote", 10, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
         "development",
     ),
     _bench(
@@ -156,7 +156,7 @@ TABLE: tuple[Recording, ...] = (
         "results/reference-client", "speed.json", ("client",),
     ),
     _bench(
-        "router", 6, "router --litellm --tib build/text-inference-batcher",
+        "router", 4, "router --litellm --tib build/text-inference-batcher",
         "results/reference-router", "router.json", ("router", "benchmarks/router"),
         "text-inference-batcher",
     ),
