@@ -100,7 +100,7 @@ TABLE: tuple[Recording, ...] = (
         "single-float32-bfloat16-int8", 11, "--work single --dtypes float32 bfloat16 int8"
     ),
     _bench("http-peers", 11, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
-    _bench("streams", 10, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
+    _bench("streams", 4, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
         "streams-embedded", 1, "http --streams 512 --model embedded", _HTTP,
         "streams-embedded.json", SERVER,
