@@ -3,8 +3,8 @@
     python -m benchmarks.watching.picture      # docs/img/watch-modes.png, watch-live.png
 
 Needs Debian's `chromium`. The first picture shows the recorded runs of the three modes, halfway.
-The second shows a burst of 60 requests at a server with eight batch slots, at the moment at which
-it has generated two thirds of their tokens.
+The second shows two bursts of 60 requests at a server with eight batch slots, which has just served
+20 requests, as soon as the figures show that all slots are taken.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from benchmarks.pictures.page import command
 
 LIMIT = 8
 WIDTH, HEIGHT = 1280, 800
-TOKENS = 1300  # of about 2,000
-ZOOMS = 3  # from six seconds to one and a half
+ZOOMS = 2  # from six seconds to two and a half
 BOTTOM = "document.querySelector('main:not([hidden])').getBoundingClientRect().bottom"
 HALFWAY = """() => {
     const slider = document.querySelector('#modes-at');
@@ -49,9 +48,11 @@ def modes(page: Page) -> None:
 def live(page: Page) -> None:
     for _ in range(ZOOMS):
         page.keyboard.press("+")
-    page.click("#burst")
-    page.wait_for_function(f"watch.store.generated >= {TOKENS}")
-    page.keyboard.press(" ")  # pauses
+    page.click("#twenty")
+    page.wait_for_function("document.querySelector('#f-done').textContent === '20'")
+    page.click("#burst", click_count=2)
+    page.wait_for_function(f"document.querySelector('#f-running').textContent === '{LIMIT}'")
+    page.evaluate("document.activeElement.blur()")
 
 
 def save(page: Page, path: Path) -> None:
