@@ -68,6 +68,8 @@ def test_a_wrong_or_not_offered_field_is_named(
     if value == "x" * CONTEXT or (field, value) == ("max_tokens", CONTEXT):
         message = is_error(answer, 400, "prompt")
         assert answer.get_json()["error"]["code"] == "context_length_exceeded"
+        assert "and a response of" in message
+        assert f"exceed the model's context of {CONTEXT} tokens" in message
     else:
         message = is_error(answer, 400, field)
         assert f"'{field}'" in message

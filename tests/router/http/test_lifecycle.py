@@ -147,8 +147,13 @@ def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: 
     assert change("POST", "file:///etc/passwd") == 400
     assert change("POST", second, limit=0) == 400
     assert router.get("/upstreams").status_code == 401
-    address = f"{router.url}/upstreams"
-    assert requests.post(address, json={"url": second}, timeout=TIMEOUT_S).status_code == 401
+    address, key = f"{router.url}/upstreams", {"Authorization": "Bearer adm"}
+    refused = requests.post(address, json={"url": second}, timeout=TIMEOUT_S)
+    assert refused.status_code == 401
+    assert "ADMIN_KEY" in refused.json()["error"]["message"]
+    broken = requests.post(address, data=b"{", headers=key, timeout=TIMEOUT_S)
+    assert broken.status_code == 400
+    assert "not valid JSON" in broken.json()["error"]["message"]
 
 
 def test_a_configured_server_that_is_drained_or_removed_comes_back_as_it_was(
