@@ -74,7 +74,7 @@ class Findings:
 
     def as_text(self) -> str:
         """The report for people: what was tried, the brackets, and the capacity where it is."""
-        lines = [f"server: {described(self.server) or 'unknown, since it has no /stats'}"]
+        lines = [f"server: {described(self.server) or 'unknown, since no /stats were read'}"]
         if self.objectives is not None:
             wanted = objectives_text(self.objectives)
             lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")

@@ -191,8 +191,11 @@ def _one(target: Target, args: argparse.Namespace) -> int:
             timeout=args.timeout_s or SILENCE_S,
         )
         data = answer.json()
-    except (requests.RequestException, ValueError) as error:
-        say(f"error: {target.url}: {error}")
+    except requests.JSONDecodeError:
+        say(f"error: {target.url}: not a response of this API: {answer.text[:200]}")
+        return 1
+    except requests.RequestException as error:
+        say(f"error: {target.url} does not respond: {servers.cause(error)}")
         return 1
     known = isinstance(data, dict)
     if answer.status_code != 200:

@@ -19,8 +19,9 @@ from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 
 GAP_S = 0.1
-STREAMS = ((300, 34), (600, 10), (150, 140))  # requests a second, tokens each at 10 tokens a second
+STREAMS = ((300, 34), (600, 10), (70, 140))  # requests a second, tokens each at 10 tokens a second
 SECONDS = 12.0
+LIFETIMES = 2.5  # of a stream: sends go on for at least so long, so that as many end as begin
 
 
 def self_test(
@@ -49,7 +50,7 @@ def self_test(
         for rate, tokens in ((rate * workers, tokens) for rate, tokens in streams):
             with started(command, "null", log, 60.0, cwd=ROOT, cores=own[1]) as server:
                 target = replace(server.target, keep_alive=keep_alive)
-                count = round(rate * seconds)
+                count = round(rate * max(seconds, LIFETIMES * tokens * GAP_S))
                 recipe = Recipe(
                     requests=count, rate=rate, prompts="request", output_tokens=f"fixed:{tokens}"
                 )

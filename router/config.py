@@ -60,7 +60,8 @@ class Config(Options):
     connect_timeout: float = SERVERS.option(5.0, least=0.001)
     """seconds to connect to an upstream"""
     probe_interval: float = SERVERS.option(10.0, least=0.001)
-    """seconds between probes of each upstream: /v1/models, or /health if its models are given"""
+    """seconds between probes of each upstream: /v1/models, or /health if its models are given; one
+    that is not ready is probed every second"""
     probe_timeout: float = SERVERS.option(5.0, least=0.001)
     """seconds a probe may take"""
 

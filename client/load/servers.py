@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -171,11 +172,11 @@ def unreachable(target: Target) -> str | None:
             return None
         status = requests.get(f"{target.url}/health", timeout=_ANSWER_S).status_code
     except (requests.RequestException, OSError) as error:
-        return f"{target.url} does not respond: {_cause(error)}"
+        return f"{target.url} does not respond: {cause(error)}"
     return None if status == 200 else f"{target.url}/health returns {status}"
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """The cause of an error, which requests wraps three times."""
     inner = getattr(error.args[0] if error.args else None, "reason", None)
     return str(inner or error).rpartition("): ")[2]
@@ -257,7 +258,7 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def streams(target: Target, timeout_s: float) -> bool:
-    """Whether a native target can stream: it refuses the field otherwise.
+    """Whether a native target can stream: it refuses the field by name otherwise.
 
     Raises ServerError if it does not respond, or not like this project's servers.
     """
@@ -270,15 +271,15 @@ def streams(target: Target, timeout_s: float) -> bool:
             kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
             if answer.status_code == 200 and kind == "text/event-stream":
                 return True
-            refused = answer.status_code in (400, 422)
+            text = answer.raw.read(300, decode_content=True).decode(errors="replace")
+            refused = answer.status_code in (400, 422) and re.search(r"\bstream\b", text)
             if kind == "application/json" and (refused or answer.status_code == 200):
                 return False
-            text = answer.raw.read(300, decode_content=True).decode(errors="replace")
     except (requests.RequestException, OSError) as error:
-        raise ServerError(f"{target.url} does not respond: {_cause(error)}") from None
+        raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
     raise ServerError(
         f"{target.url}/inference responded to the first request with HTTP {answer.status_code} and "
-        f"{kind}, instead of a stream of events or JSON: {' '.join(text.split())}"
+        f"{kind}, instead of tokens: {' '.join(text.split())}"
     )
 
 
@@ -296,7 +297,7 @@ def with_extras(target: Target, timeout_s: float) -> Target:
                 headers=authorization(), timeout=timeout_s,
             )  # fmt: skip
         except (requests.RequestException, OSError) as error:
-            raise ServerError(f"{target.url} does not respond: {_cause(error)}") from None
+            raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
         known += [extra] if answer.status_code == 200 and "error" not in answer.text else []
     return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
 

@@ -230,6 +230,6 @@ def _servers(manifest: dict[str, Any]) -> list[str]:
     """How each contestant describes itself; a client's machine need not be its server's."""
     said = manifest["servers"]
     return [
-        f"{name}: {described(said.get(name)) or 'unknown, since it has no /stats'}"
+        f"{name}: {described(said.get(name)) or 'unknown, since no /stats were read'}"
         for name in manifest["contestants"]
     ]

@@ -171,7 +171,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
             _sentences(one),
             table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
-            f"server: {described(stats) or 'unknown, since it has no /stats'}; "
+            f"server: {described(stats) or 'unknown, since no /stats were read'}; "
             f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
             f"arrivals {run.workload.generator.get('arrivals')}",
         ),
@@ -250,7 +250,7 @@ def _mark(one: OneRun, figure: str) -> str:
 def _lines(one: OneRun) -> list[str]:
     run, m, job = one.run, one.measured, one.job
     lines = [
-        f"server: {described(one.server) or 'unknown, since it has no /stats'}",
+        f"server: {described(one.server) or 'unknown, since no /stats were read'}",
         f"{m.ok} ok, {m.failed} failed, {m.unfinished} unfinished of {m.planned} planned; measured "
         f"window {m.window_s:.2f} s after a warm-up of {m.warm_up_s:.2f} s",
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "

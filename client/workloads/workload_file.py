@@ -99,7 +99,9 @@ def read_workload(path: Path) -> Workload:
     """Read and check; WorkloadError names file, line and what was expected there."""
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise WorkloadError(f"{path}: cannot be read as text: {error}") from None
     try:
         header = json.loads(lines[0])

@@ -18,6 +18,8 @@ from router import log
 from router.desk import Desk
 from router.rules.upstream import Spec, Upstream
 
+AGAIN_S = 1.0  # between probes of an upstream that is not ready
+
 
 def parse_models(body: Any) -> dict[str, Mapping[str, Any]]:
     """The models of a `/v1/models` answer by id. Raises ValueError if `body` is not one."""
@@ -63,7 +65,7 @@ class Prober:
             await self.round()
             try:
                 async with asyncio.timeout(self._interval_s):
-                    await self._wake.wait()
+                    await self._until_woken()
             except TimeoutError:
                 pass
 
@@ -71,6 +73,17 @@ class Prober:
         """Resolves all names, then probes all upstreams, concurrently."""
         await asyncio.gather(*(self._resolve(spec) for spec in self._names))
         await asyncio.gather(*(self._probe(upstream) for upstream in self._desk.fleet))
+
+    async def _until_woken(self) -> None:
+        """Probes the upstreams that are not ready meanwhile: requests for their models wait."""
+        while True:
+            try:
+                async with asyncio.timeout(AGAIN_S):
+                    await self._wake.wait()
+                return
+            except TimeoutError:
+                lost = [upstream for upstream in self._desk.fleet if not upstream.ready]
+                await asyncio.gather(*map(self._probe, lost))
 
     async def _resolve(self, spec: Spec) -> None:
         parts = urlsplit(spec.url)

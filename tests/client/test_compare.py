@@ -110,7 +110,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     assert "<script" not in page
     assert "1 x NVIDIA H200" in page, "the client's machine"
     assert "static: mode static, on A1, c, 2 cores" in page, "the server's machine"
-    assert "dynamic: unknown, since it has no /stats" in page
+    assert "dynamic: unknown, since no /stats were read" in page
     assert "random weights" in page
     assert not re.search(r"(src|href)=.?(http|/|\./)", page), "the page must be self-contained"
     rows = _rows(tmp_path / "summary.csv")

@@ -96,6 +96,7 @@ def test_responses_before_a_server_failed_are_kept(
         ("html", "HTTP 200 and text/html"),
         ("silent", "does not respond"),
         ("loading", "HTTP 503 and application/json"),
+        ("unrouted", "No upstream found with m"),
     ],
 )
 def test_a_server_that_fails_from_the_start_is_reported_without_playing_the_load(

@@ -218,12 +218,13 @@ def router_in_flight(router: RouterProcess) -> float:
     return router.metric("eb_router_in_flight")
 
 
+@pytest.mark.parametrize("probe_interval", [0.05, 3600])
 def test_defect_09_a_router_that_starts_before_its_upstreams_finds_them(
-    farm: Farm, start: Start
+    farm: Farm, start: Start, probe_interval: float
 ) -> None:
     upstream = farm.new()
     farm("stop", url=upstream)
-    router = start(upstream, probe_interval=0.05).probed()
+    router = start(upstream, probe_interval=probe_interval).probed()
     assert router.post().status_code == 422
     farm("start", url=upstream)
     until(lambda: router.post().ok, "the router to find the upstream")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -19,17 +18,10 @@ EXAMPLES = [
     *((language, body) for language, body in README if body.startswith(("from ", "curl "))),
     *(example for page in PAGES for example in FENCED.findall(page)),
 ]
-LINE = {
-    "custom_id": "1",
-    "method": "POST",
-    "url": "/v1/completions",
-    "body": {"model": "embedded", "prompt": "import ", "max_tokens": 2},
-}
 
 
 @pytest.mark.parametrize(("language", "source"), EXAMPLES)
 def test_an_example_runs(embedded: Server, tmp_path: Path, language: str, source: str) -> None:
-    (tmp_path / "job.jsonl").write_text(json.dumps(LINE))
     address = embedded.url.removeprefix("http://")
     source = re.sub(r"(127\.0\.0\.1|localhost):8500", address, source)
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
