@@ -21,7 +21,7 @@ from client.workloads.recipe import Recipe, make
 GAP_S = 0.1
 STREAMS = ((300, 34), (600, 10), (70, 140))  # requests a second, tokens each at 10 tokens a second
 SECONDS = 12.0
-LIFETIMES = 2.5  # of a stream: sends go on for at least so long, so that as many end as begin
+LIFETIMES = 2.5  # streams are sent for at least so many of their own durations: the load levels off
 
 
 def self_test(
