@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -166,7 +167,10 @@ class Options:
     def from_args(cls, args: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
         """The command line; what it leaves out comes from the environment, then the defaults.
         Says what is not allowed in one line, and exits with status 2."""
-        given = vars(cls._parser().parse_args(args))
+        known, unknown = cls._parser().parse_known_args(args)
+        if unknown:
+            cls.refuse(cls._unknown(unknown[0].partition("=")[0]))
+        given = vars(known)
         texts = {o.variables[0]: given[o.name] for o in cls.declared() if given[o.name] is not None}
         try:
             return cls.from_environment({**environ, **texts})
@@ -177,6 +181,15 @@ class Options:
     def refuse(cls, message: str) -> NoReturn:
         """Ends the process as a wrong option does."""
         cls._parser().error(message)
+
+    @classmethod
+    def _unknown(cls, word: str) -> str:
+        if not word.startswith("-"):
+            return f"{word!r} follows no option; --help lists all options"
+        flags = [name for option in cls.declared() for name in option.names]
+        near = difflib.get_close_matches(word, flags, n=1)
+        advice = f"did you mean {near[0]}?" if near else "--help lists all options"
+        return f"there is no option {word}; {advice}"
 
     @classmethod
     def _parser(cls) -> argparse.ArgumentParser:

@@ -74,6 +74,23 @@ def test_a_switch_is_on_by_its_flag_alone_or_as_it_says(text: str, value: bool) 
     assert Sample.from_args(["small"], {"S_LOUD": text}).loud is value
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["small", "--prot", "9"], "there is no option --prot; did you mean --port?"),
+        (["small", "--hostnam=x"], "there is no option --hostnam; did you mean --hostname?"),
+        (["small", "--xyz", "9"], "there is no option --xyz; --help lists all options"),
+        (["small", "--port", "9", "extra"], "'extra' follows no option; --help lists all options"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_the_option_that_was_probably_meant(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        Sample.from_args(args, {})
+    assert capsys.readouterr().err.splitlines()[-1] == f"server.sh: error: {says}"
+
+
 def test_help_shows_the_options_by_group_with_all_their_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -99,7 +99,7 @@ def test_an_option_beats_its_environment_variable() -> None:
         (["--policy", "best"], "allowed: least-work, round-robin, power-of-two, prefix"),
         (["--debug=maybe"], "--debug (DEBUG) is 'maybe'; allowed: true or false"),
         (["--batch-upstream", "x"], "--batch-upstream (BATCH_UPSTREAM): 'x' is not a valid URL"),
-        (["--max-q", "1"], "unrecognized arguments: --max-q"),
+        (["--max-q", "1"], "there is no option --max-q; did you mean --max-queue?"),
         (["--max-held-bytes", "9"], "--max-held-bytes (MAX_HELD_BYTES) is 9; allowed: at least"),
         (["--upstreams", "x"], "'x' is not a valid URL"),
         (["--upstreams-file", "/nowhere/at/all"], "/nowhere/at/all"),

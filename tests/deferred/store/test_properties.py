@@ -184,7 +184,7 @@ class Store(RuleBasedStateMachine):
         elif chore == "withdraw":
             self.withdraw(worker)
         else:
-            self.store.sweep(self.now_s, 0.0)
+            self.store.sweep(self.now_s, -1.0)  # ended batches stay: they are examined
 
     def heartbeat(self, worker: str) -> None:
         held = {ticket for ticket, (of, _) in self.running.items() if of == worker}
