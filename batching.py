@@ -238,7 +238,7 @@ class BatchingManager:
             pending = model.start(steps, life.take_released())
         except Exception as error:
             pending = error
-        flight = Flight(now_s, work, batch, steps, pending)
+        flight = Flight(now_s, work, batch, steps, pending, len(life.preempted))
         self.flights.append(flight)
         return flight
 
@@ -261,8 +261,12 @@ class BatchingManager:
         # before the responses, so that statistics include their tokens
         record = iteration_record(flight.work, batch, outcome, start_s, now_s)
         life.record(self.recorder.iteration, record)
-        self.history.add(iterated(flight.work, record, life.preempted))
-        life.preempted.clear()
+        # those preempted while it was in flight belong to the next one
+        preempted = life.preempted[: flight.preempted]
+        del life.preempted[: flight.preempted]
+        for later in self.flights:
+            later.preempted -= flight.preempted
+        self.history.add(iterated(flight.work, record, preempted))
         for i, (first, scores) in outcome.prompt_logprobs.items():
             # after a preemption some tokens are computed again and already known
             known = batch[i].prompt_logprobs

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from records import Arrived, Ended, History, Iterated, Row
 from stats import Stats
-from tests.batching.test_any_workload import WORKLOADS, Client, play
+from tests.batching.test_any_workload import TICK_S, WORKLOADS, Client, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
 from tests.examples import examples
 
@@ -23,6 +23,20 @@ LIMITS = st.fixed_dictionaries(
         "lookahead": st.sampled_from([0, 1]),
     }
 )
+
+
+SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
+
+
+def one(ticks: int, prompt: int, max_tokens: int) -> Client:
+    return Client(ticks * TICK_S, [0] * prompt, max_tokens, 0, frozenset(), None, False)
+
+
+# under `tgi`, one is preempted while an iteration in which it is paused is in flight
+PREEMPTED_IN_FLIGHT = [
+    *[one(0, 1, 1)] * 7, one(0, 1, 9), one(0, 1, 6), one(0, 1, 1), one(6, 1, 6), one(7, 4, 5),
+    one(7, 20, 3),
+]  # fmt: skip
 
 
 def iterations(world: World) -> list[Iterated]:
@@ -85,6 +99,7 @@ def test_the_sums_over_rows_equal_stats(
 @every_mode
 @examples(12)
 @given(workload=WORKLOADS, limits=LIMITS)
+@example(workload=PREEMPTED_IN_FLIGHT, limits=SMALL)
 def test_a_lane_is_one_requests_from_its_admission_until_it_leaves(
     mode: Mode, workload: list[Client], limits: dict[str, int]
 ) -> None:
