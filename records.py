@@ -148,6 +148,7 @@ class PlannedWork:
     tokens: int
     attended: int
     context: int
+    with_deferred: bool  # deferred requests are waiting or resident
     deferred_tokens: int
     rows: Rows
     waiting: int
@@ -201,6 +202,7 @@ def planned_work(
         tokens,
         attended,
         context,
+        deferred > 0,
         sum(n for i, n in advance if i.service_class == "deferred") if deferred else 0,
         rows,
         waiting,
@@ -228,6 +230,7 @@ def iteration_record(
         generated=sum([tokens for _, tokens in given]),
         attended=work.attended,
         context=work.context,
+        with_deferred=work.with_deferred,
         deferred_tokens=work.deferred_tokens,
         deferred_generated=sum([n for i, n in given if i.service_class == "deferred"])
         if work.deferred_tokens

@@ -286,6 +286,7 @@ class IterationRecord:
     deferred_generated: int = 0
     # since the previous token: class, seconds, and number of requests that waited so long
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()
+    with_deferred: bool = False  # deferred requests were waiting or resident
 
 
 End = Literal["length", "stop", "cancelled", "failed"]

@@ -45,6 +45,7 @@ FLOOR_ITERATIONS = 100
 FLOOR_TOKENS = 16  # of a prompt that runs as the minimum
 BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
 CROWD_DECAY = 0.995  # per iteration: slots of immediate requests stay free for the next ones
+NOTHING = Work(deferred=True)  # planning takes time even if no row joins
 SMALLEST = Work(1, 1, 1, 1, 1, deferred=True)  # the work of a decode
 MISSES = 3  # rows that do not fit, after which the iteration counts as full
 
@@ -103,7 +104,8 @@ class Budget(Wrapper):
         immediate_s = view.now_s if present else self._immediate_s
         self._remember(immediate_s, gap.crowd, gap.crowd_blocks)
         self._quiet = view.now_s - self._immediate_s > QUIET_S
-        work = immediate = Work.of(gap.plan.advance)
+        immediate = Work.of(gap.plan.advance)
+        work = immediate.beside(NOTHING)
         longest = max((request.computed + 1 for request in gap.paused), default=1)
         allowance = self.allowance(immediate, self._stretch(gap), longest)
         steps = self._joining(gap, immediate, allowance)
@@ -137,8 +139,8 @@ class Budget(Wrapper):
             if self.target_s is not None:
                 return Allowance(self.target_s / trusted, 0.0, max(reach, blind))
             row = Work(1, 1, 1, context, context, deferred=True)
-            work_s, with_row_s = (predictor.seconds(w) or 0.0 for w in (work, work.beside(row)))
-            spare_s = max(factor * (work_s - alone_s), with_row_s - work_s)
+            sunk_s, with_row_s = (predictor.seconds(work.beside(w)) or 0.0 for w in (NOTHING, row))
+            spare_s = max(factor * (sunk_s - alone_s), with_row_s - sunk_s)
             return Allowance(factor * alone_s, spare_s, max(reach, blind))
         wait_s = self.max_step_s
         if (ttft_s := predictor.ttft_s) is not None and not self._quiet:

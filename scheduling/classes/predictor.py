@@ -26,6 +26,9 @@ SIZES = 2 * len(KNOTS)
 REFIT_EVERY = 64  # iterations, at least
 REFIT_EVERY_S = 0.5  # at least, since a fit takes 1 to 2 ms
 LEAST_R2 = 0.8
+# Planning for deferred requests takes less, whatever the model; what exceeds it is due to a machine
+# that slowed down while there were deferred requests at all times.
+MOST_PLANNING_S = 0.0003
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
 
@@ -83,7 +86,7 @@ class Predictor:
         self._unlearnt_s += record.duration_s
 
     def _learn(self, record: IterationRecord, step_s: float) -> None:
-        size = 2 * (bisect_right(KNOTS, record.tokens) - 1) + (record.deferred_tokens > 0)
+        size = 2 * (bisect_right(KNOTS, record.tokens) - 1) + record.with_deferred
         at = size, self._seen[size] % KEPT
         row, step_s = features(record), max(step_s, record.duration_s)
         self._features[at] = row
@@ -115,12 +118,18 @@ class Predictor:
             errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
             drift = float(np.median(errors))  # not a stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
-        known = self._durations_s > 0
         try:
-            curve = fit(self._features[known], self._durations_s[known])
+            curve = self._fit()
+            if curve.planning_s > MOST_PLANNING_S:
+                self._durations_s[::2] = 0.0  # forgets the iterations without deferred requests
+                curve = self._fit()
         except (np.linalg.LinAlgError, ValueError):  # these cannot be fitted
             self._curve = None
         else:
             self._curve = curve if curve.r2 >= LEAST_R2 else None
         largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
         self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
+
+    def _fit(self) -> Curve:
+        known = self._durations_s > 0
+        return fit(self._features[known], self._durations_s[known])

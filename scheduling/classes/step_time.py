@@ -4,7 +4,7 @@ Non-negative least squares. Features: a constant (an iteration reads all weights
 computes); the tokens computed, in segments, since the cost of linear layers is flat while reading
 the weights limits it and then bends with the widths of the kernels; rows; tokens drawn (each takes
 the whole vocabulary); query-key pairs; the sum of contexts (keys and values read); and whether
-deferred requests take part, since choosing and serving them takes time.
+there are deferred requests, since planning for them takes time even if none takes part.
 No coefficient is negative, so more work is never predicted to take less time. Errors count relative
 to the duration, and the fit is repeated without outliers: iterations in which the machine also did
 other work (Rousseeuw and Leroy, "Robust Regression and Outlier Detection", 1987, chapter
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     drawn: float = 0  # rows that draw a token
     attended: float = 0  # query-key pairs
     context: float = 0  # keys read: in each row, those of its tokens and of all before them
-    deferred: bool = False  # some of it for deferred requests
+    deferred: bool = False  # planned while there are deferred requests
 
     @classmethod
     def of(cls, steps: Iterable[Advance]) -> Work:
@@ -93,8 +93,13 @@ class Curve:
 
     offsets: Sequence[float]  # of the segments of tokens: the constant plus the earlier segments
     slopes: Sequence[float]  # of the segments, per token
-    others: Sequence[float]  # per row, drawn token, pair, token of context; with deferred requests
+    others: Sequence[float]  # per row, drawn token, pair, token of context; `planning_s`
     r2: float
+
+    @property
+    def planning_s(self) -> float:
+        """While there are deferred requests."""
+        return self.others[-1]
 
     def seconds(self, work: Work) -> float:
         rows, drawn, attended, context, deferred = self.others
@@ -122,7 +127,7 @@ def features(record: IterationRecord) -> list[float]:
         for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
     ]
     others = record.rows, record.generated, record.attended, record.context
-    return [1.0, *segments, *others, float(record.deferred_tokens > 0)]
+    return [1.0, *segments, *others, float(record.with_deferred)]
 
 
 def fit(features: Floats, durations_s: Floats) -> Curve:

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.classes.predictor import KEPT, REFIT_EVERY, TTFTS_KEPT, Predictor
+from scheduling.classes.predictor import (
+    KEPT,
+    MOST_PLANNING_S,
+    REFIT_EVERY,
+    TTFTS_KEPT,
+    Predictor,
+)
 from scheduling.classes.step_time import FEATURES, Work, features, fit, nnls
 from seams import Advance, IterationRecord, RequestRecord
 from tests.scheduling.shown import Shown
@@ -28,7 +34,7 @@ def record(work: Work, duration_s: float) -> IterationRecord:
         generated=int(work.drawn),
         attended=int(work.attended),
         context=int(work.context),
-        deferred_tokens=int(work.tokens) if work.deferred else 0,
+        with_deferred=work.deferred,
     )
 
 
@@ -68,15 +74,33 @@ def test_work_counts_what_an_iteration_computes() -> None:
     assert Work.of([decode, prompt, piece]) == Work(7, 3, 2, 10 + 10 + (4 + 5), 10 + 4 + 5)
 
 
-def test_the_cost_of_the_mere_presence_of_deferred_requests_is_learnt_separately() -> None:
-    rng, predictor = random.Random(1), Predictor()
+def beside(predictor: Predictor, work: Work) -> tuple[float, float]:
+    """Seconds without deferred requests, and with."""
+    alone_s, beside_s = (predictor.seconds(work._replace(deferred=d)) for d in (False, True))
+    assert alone_s is not None
+    assert beside_s is not None
+    return alone_s, beside_s
+
+
+def test_planning_for_deferred_requests_is_learnt_separately() -> None:
+    rng, predictor, planning_s = random.Random(1), Predictor(), 0.8 * MOST_PLANNING_S
     for n in range(600):
         work = random_work(rng)._replace(deferred=n % 2 == 0)
-        predictor.iteration(record(work, law_s(work) + 0.01 * work.deferred))
+        step_s = law_s(work) / 100 + planning_s * work.deferred
+        predictor.iteration(record(work, step_s))
     work = random_work(rng)
-    alone_s, beside_s = (predictor.seconds(work._replace(deferred=d)) for d in (False, True))
-    assert alone_s == pytest.approx(law_s(work), rel=0.02)
-    assert beside_s == pytest.approx(law_s(work) + 0.01, rel=0.02)
+    alone_s, beside_s = beside(predictor, work)
+    assert alone_s == pytest.approx(law_s(work) / 100, rel=0.02)
+    assert beside_s - alone_s == pytest.approx(planning_s, rel=0.1)
+
+
+def test_a_machine_that_slows_down_beside_deferred_requests_is_not_taken_for_planning() -> None:
+    rng, predictor = random.Random(1), Predictor()
+    for n in range(1200):
+        work = random_work(rng)._replace(deferred=n >= 600)
+        predictor.iteration(record(work, law_s(work) * (1.3 if work.deferred else 1.0)))
+    work = random_work(rng)
+    assert beside(predictor, work) == pytest.approx((1.3 * law_s(work),) * 2, rel=0.02)
 
 
 def test_without_enough_iterations_or_a_fit_nothing_is_foretold() -> None:
