@@ -26,9 +26,9 @@ SIZES = 2 * len(KNOTS)
 REFIT_EVERY = 64  # iterations, at least
 REFIT_EVERY_S = 0.5  # at least, since a fit takes 1 to 2 ms
 LEAST_R2 = 0.8
-# Planning for deferred requests takes less, whatever the model; what exceeds it is due to a machine
-# that slowed down while there were deferred requests at all times.
-MOST_PLANNING_S = 0.0003
+# For deferred requests, in an iteration, whatever the model: a longer time is due to a machine that
+# slowed down since there were none, which changes both sides of a comparison.
+MOST_PLANNING_S = 0.00025
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
 
@@ -118,18 +118,12 @@ class Predictor:
             errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
             drift = float(np.median(errors))  # not a stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
+        known = self._durations_s > 0
         try:
-            curve = self._fit()
-            if curve.planning_s > MOST_PLANNING_S:
-                self._durations_s[::2] = 0.0  # forgets the iterations without deferred requests
-                curve = self._fit()
+            curve = fit(self._features[known], self._durations_s[known], MOST_PLANNING_S)
         except (np.linalg.LinAlgError, ValueError):  # these cannot be fitted
             self._curve = None
         else:
             self._curve = curve if curve.r2 >= LEAST_R2 else None
         largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
         self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
-
-    def _fit(self) -> Curve:
-        known = self._durations_s > 0
-        return fit(self._features[known], self._durations_s[known])

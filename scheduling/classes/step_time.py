@@ -16,6 +16,7 @@ equations (Bro and de Jong, J. Chemometrics 11, 1997).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -93,16 +94,11 @@ class Curve:
 
     offsets: Sequence[float]  # of the segments of tokens: the constant plus the earlier segments
     slopes: Sequence[float]  # of the segments, per token
-    others: Sequence[float]  # per row, drawn token, pair, token of context; `planning_s`
+    others: Sequence[float]  # per row, drawn token, pair, token of context; planning
     r2: float
 
-    @property
-    def planning_s(self) -> float:
-        """While there are deferred requests."""
-        return self.others[-1]
-
     def seconds(self, work: Work) -> float:
-        rows, drawn, attended, context, deferred = self.others
+        rows, drawn, attended, context, planning = self.others
         segment = bisect_right(KNOTS, work.tokens) - 1
         return (
             self.offsets[segment]
@@ -111,7 +107,7 @@ class Curve:
             + drawn * work.drawn
             + attended * work.attended
             + context * work.context
-            + deferred * work.deferred
+            + planning * work.deferred
         )
 
     def all_seconds(self, features: Floats) -> Floats:
@@ -130,8 +126,9 @@ def features(record: IterationRecord) -> list[float]:
     return [1.0, *segments, *others, float(record.with_deferred)]
 
 
-def fit(features: Floats, durations_s: Floats) -> Curve:
-    """`features` [n, FEATURES], `durations_s` [n]."""
+def fit(features: Floats, durations_s: Floats, most_planning_s: float = math.inf) -> Curve:
+    """`features` [n, FEATURES], `durations_s` [n]. `most_planning_s`: of the time that planning for
+    deferred requests is found to take."""
     scaled = features / durations_s[:, None]  # relative errors
     scale = np.maximum(scaled.max(axis=0), 1e-300)
     scaled = scaled / scale
@@ -151,6 +148,7 @@ def fit(features: Floats, durations_s: Floats) -> Curve:
             slopes[i] = (offsets[-1] - constant) / max(start, 1)
         offsets.append(offsets[-1] + slopes[i] * (end - start))
     r2 = 1 - float((residuals_s**2).sum()) / spread if spread else 0.0
+    x[-1] = min(x[-1], most_planning_s)
     return Curve(offsets[:-1], slopes, x[len(KNOTS) + 1 :].tolist(), r2)
 
 

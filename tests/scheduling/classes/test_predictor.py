@@ -99,8 +99,8 @@ def test_a_machine_that_slows_down_beside_deferred_requests_is_not_taken_for_pla
     for n in range(1200):
         work = random_work(rng)._replace(deferred=n >= 600)
         predictor.iteration(record(work, law_s(work) * (1.3 if work.deferred else 1.0)))
-    work = random_work(rng)
-    assert beside(predictor, work) == pytest.approx((1.3 * law_s(work),) * 2, rel=0.02)
+    alone_s, beside_s = beside(predictor, random_work(rng))
+    assert beside_s - alone_s <= MOST_PLANNING_S
 
 
 def test_without_enough_iterations_or_a_fit_nothing_is_foretold() -> None:
