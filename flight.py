@@ -27,7 +27,7 @@ class Flight:
     batch: Sequence[Inference]
     steps: Sequence[Step]
     pending: Pending | Exception  # why it could not start; raised after the previous iteration
-    preempted: int  # requests, since the last iteration that was recorded
+    preempted: int  # number of requests, between the last recorded iteration and this plan
     discarded: bool = False  # the previous iteration failed
 
     @property

@@ -185,7 +185,7 @@ class Options:
     @classmethod
     def _unknown(cls, word: str) -> str:
         if not word.startswith("-"):
-            return f"{word!r} follows no option; --help lists all options"
+            return f"unexpected argument {word!r}; --help lists all options"
         flags = [name for option in cls.declared() for name in option.names]
         near = difflib.get_close_matches(word, flags, n=1)
         advice = f"did you mean {near[0]}?" if near else "--help lists all options"

@@ -80,7 +80,10 @@ def test_a_switch_is_on_by_its_flag_alone_or_as_it_says(text: str, value: bool) 
         (["small", "--prot", "9"], "there is no option --prot; did you mean --port?"),
         (["small", "--hostnam=x"], "there is no option --hostnam; did you mean --hostname?"),
         (["small", "--xyz", "9"], "there is no option --xyz; --help lists all options"),
-        (["small", "--port", "9", "extra"], "'extra' follows no option; --help lists all options"),
+        (
+            ["small", "--port", "9", "extra"],
+            "unexpected argument 'extra'; --help lists all options",
+        ),
     ],
 )
 def test_an_unknown_word_is_refused_with_the_option_that_was_probably_meant(

@@ -208,6 +208,6 @@ def _packing_works(dtype: torch.dtype) -> bool:
     x = torch.randn(3, 64, dtype=dtype)
     try:
         packed = PackedLinear(linear)(x)
-    except (AttributeError, RuntimeError, NotImplementedError):
+    except (AttributeError, RuntimeError):
         return False
     return torch.allclose(packed, linear(x), rtol=2e-2, atol=2e-2)

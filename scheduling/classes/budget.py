@@ -2,10 +2,10 @@
 
 Every iteration first does what the wrapped policy plans for the immediate requests (`gap.py`). Then
 deferred rows join, decodes and chunks of prompts, while the predicted duration of the iteration
-stays within the budget. A row that does not join is paused and keeps its memory. Limiting admission
-alone is not enough, since a resident row then decodes in every iteration (the open engine Tidal);
-filling every iteration up to a latency budget follows HyGen (arXiv 2501.14808) and ConServe (arXiv
-2410.01228); prompts in chunks follow Sarathi-Serve (OSDI '24).
+stays within the budget, planning included. A row that does not join is paused and keeps its memory.
+Limiting admission alone is not enough, since a resident row then decodes in every iteration (the
+open engine Tidal); filling every iteration up to a latency budget follows HyGen (arXiv 2501.14808)
+and ConServe (arXiv 2410.01228); prompts in chunks follow Sarathi-Serve (OSDI '24).
 
 The budget of an iteration with immediate requests is `factor` x its duration with 1/`factor` of
 their work: requests that take `factor` times as long overlap for that much longer, so that more of

@@ -26,8 +26,8 @@ SIZES = 2 * len(KNOTS)
 REFIT_EVERY = 64  # iterations, at least
 REFIT_EVERY_S = 0.5  # at least, since a fit takes 1 to 2 ms
 LEAST_R2 = 0.8
-# For deferred requests, in an iteration, whatever the model: a longer time is due to a machine that
-# slowed down since there were none, which changes both sides of a comparison.
+# The most that planning for deferred requests takes in an iteration, whatever the model. A longer
+# time is due to a machine that slowed down since the last iterations without deferred requests.
 MOST_PLANNING_S = 0.00025
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9

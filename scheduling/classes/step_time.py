@@ -127,8 +127,8 @@ def features(record: IterationRecord) -> list[float]:
 
 
 def fit(features: Floats, durations_s: Floats, most_planning_s: float = math.inf) -> Curve:
-    """`features` [n, FEATURES], `durations_s` [n]. `most_planning_s`: of the time that planning for
-    deferred requests is found to take."""
+    """`features` [n, FEATURES], `durations_s` [n]. `most_planning_s`: the most that
+    planning for deferred requests may take."""
     scaled = features / durations_s[:, None]  # relative errors
     scale = np.maximum(scaled.max(axis=0), 1e-300)
     scaled = scaled / scale

@@ -24,7 +24,7 @@ from tests.hash_model import VOCAB_SIZE
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 TTFT_NOISE, TPOT_NOISE = 1.08, 1.03  # of a p99, between two runs without deferred requests
 LOADS = [0.3, pytest.param(0.6, marks=pytest.mark.long)]
-PLAYED_S = {0.3: 12.0, 0.6: 36.0}  # a p99 needs more requests, the fuller the machine is
+PLAYED_S = {0.3: 12.0, 0.6: 108.0}  # a p99 needs more requests, the fuller the machine is
 PLANNING_S = 2e-4  # and delivery, of an iteration
 BESIDE_S = 1e-4  # more, while there are deferred requests
 
@@ -84,7 +84,8 @@ def found_at(load: float, beside_s: float = 0.0) -> dict[str, Point]:
     """The policies' points at a share of the capacity. `beside_s`: for which planning takes longer
     while there are deferred requests."""
     clock = VirtualClock()
-    bench = Bench(Machine(clock), VOCAB_SIZE, clock, 32, Sizes())
+    machine = Machine(clock)
+    bench = Bench(machine, VOCAB_SIZE, clock, 32, Sizes())
     predictor = Predictor()
     only = bench.play(Orca(), [], 3.0, BACKLOG, predictor, 0)
     capacity = only.deferred_tokens_per_s / only.mean_output
@@ -94,9 +95,10 @@ def found_at(load: float, beside_s: float = 0.0) -> dict[str, Point]:
     runs = {}
     for name, make in policies(FACTORS, 0.1).items():
         own, backlog = copy.deepcopy(predictor), 0 if name in ALONE else BACKLOG
+        machine.rng = np.random.default_rng(int(name == "alone again"))  # else the same noise
         policy = make(own)
         if isinstance(policy, Wrapper):
-            policy.mixed = slower(policy.mixed, clock, beside_s)  # type: ignore
+            policy.mixed = slower(policy.mixed, clock, beside_s)  # type: ignore[assignment, method-assign]
         runs[name] = bench.play(policy, times, played_s, backlog, own, 0)
     cells = [Cell("poisson", load, runs)]
     measured = points(cells, only.deferred_tokens_per_s, FACTORS, 32)
@@ -142,7 +144,7 @@ def test_the_simple_policies_are_dominated(
     best = found["budget 2"]
     for name in ("fifo", "priority"):
         assert found[name].ttft_p99.value > best.ttft_p99.value
-        assert found[name].tpot_p99.value > best.tpot_p99.value / TPOT_NOISE
+        assert found[name].tpot_p99.value > best.tpot_p99.value
         assert found[name].tpot_p50.value > best.tpot_p50.value
     assert found["exclusive"].of_spare < found["budget 1.15"].of_spare
 

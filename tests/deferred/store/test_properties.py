@@ -56,7 +56,7 @@ class Store(RuleBasedStateMachine):
         name = str(next(names))  # PostgreSQL's database is that of all examples
         self.owner, self.model = f"owner {name}", f"model {name}"
         self.prefix = f"{name}-"
-        self.now_s = 0.0
+        self.now_s = 1.0  # `sweep` removes batches that ended at 0, and all of them are examined
         self.jobs: dict[str, Job] = {}
         self.running: dict[Ticket, tuple[str, float]] = {}  # worker, end of lease
         self.seen: list[tuple[str, Item]] = []
@@ -184,7 +184,7 @@ class Store(RuleBasedStateMachine):
         elif chore == "withdraw":
             self.withdraw(worker)
         else:
-            self.store.sweep(self.now_s, -1.0)  # ended batches stay: they are examined
+            self.store.sweep(self.now_s, 0.0)
 
     def heartbeat(self, worker: str) -> None:
         held = {ticket for ticket, (of, _) in self.running.items() if of == worker}
