@@ -21,7 +21,9 @@ from options import comma_separated
 ANY_ORIGIN = "*"
 HEADERS = ("Host", "Origin", "Sec-Fetch-Site")  # what `Rules.refusal` judges
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
-OWN_SITES = frozenset({"same-origin", "none"})  # none: typed or chosen by the user
+OWN_SITES = frozenset(
+    {"same-origin", "none"}
+)  # none: the user typed the address or chose a bookmark
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _NAME = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE | re.ASCII)
@@ -47,9 +49,9 @@ def own_names() -> frozenset[str]:
 
 
 class Rules:
-    """What pages may do: without `keys`, which no page of others has, a request must be sent to a
-    known host; a change must come from an own page or one of `origins` (`*`: any, with keys only).
-    The last two are the options that set keys and origins, for messages."""
+    """Without `keys` a request must be sent to a known host; a page of others has no key. A change
+    that a page asks for must come from the server's own pages or from one of `origins`; `*`, every
+    page, counts only with keys."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Rules:
         origins_option: str,
     ) -> None:
         """`names`: hosts beside localhost; one that begins with a dot includes all below it. Empty
-        names and origins are none."""
+        names and origins are ignored. Messages name the two options."""
         self._keys = bool(keys)
         self._names = frozenset(name.lower() for name in names if name) | {"localhost"}
         self._domains = tuple(name for name in self._names if name.startswith("."))

@@ -136,12 +136,14 @@ def test_the_page_asks_before_it_contacts_another_server_and_keeps_its_key_from_
     page.fill("#key", KEY)
     page.press("#key", "Enter")
     page.wait_for_selector("#state.ok")
-    link = f"{guarded.url}/watch?with={guarded.url},{stranger.url}#measured"
+    wrong = ["http://a:99999", "ftp://a"]
+    named = ",".join([guarded.url, stranger.url, *wrong])
+    link = f"{guarded.url}/watch?with={named}#measured"
     page.goto("about:blank")
     page.goto(link)
     page.wait_for_selector("#state.ok")  # what the page does by itself is done
     assert [*stranger.received.queue] == []
-    assert page.locator("#others code").all_inner_texts() == [stranger.url]
+    assert page.locator("#others code").all_inner_texts() == [stranger.url, *wrong]
     page.click("#others button")
     received = [stranger.received.get(timeout=PATIENCE_S)]
     assert received[0][:2] == ("GET", "/watch/events")

@@ -125,8 +125,10 @@ export class Modes {
       say("");
     } catch (error) {
       byId("verdict").textContent = `not played: ${/** @type {Error} */ (error).message}`;
-      this.servers.agreed &&= !this.servers.others.length; // its keys can be corrected
-      byId("others").hidden = this.servers.agreed;
+      if (source === "servers" && this.servers.others.length) { // a key may be wrong
+        this.servers.agreed = false;
+        byId("others").hidden = false;
+      }
     }
     byId("modes-play").disabled = false;
   }

@@ -5,6 +5,7 @@
 import { byId, element } from "./words.js";
 
 const ADDRESS = /^https?:\/\/[a-z0-9.-]+(:[0-9]{1,5})?\/?$/i; // the server's Content-Security-Policy allows the same
+const isAddress = (/** @type {string} */ text) => ADDRESS.test(text) && URL.canParse(text);
 const stored = (/** @type {string} */ origin) => `key ${origin}`;
 
 export class Servers {
@@ -13,8 +14,8 @@ export class Servers {
     this.ownKey = ownKey;
     const texts = named.split(",").filter(Boolean);
     /** Origins. */
-    this.all = texts.filter((text) => ADDRESS.test(text)).map((text) => new URL(text).origin);
-    const wrong = texts.filter((text) => !ADDRESS.test(text));
+    this.all = texts.filter(isAddress).map((text) => new URL(text).origin);
+    const wrong = texts.filter((text) => !isAddress(text));
     this.others = [...new Set(this.all.filter((origin) => origin !== location.origin))];
     this.agreed = !this.others.length && !wrong.length;
     /** @type {Map<string, HTMLInputElement>} */ this.fields = new Map();
