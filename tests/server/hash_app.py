@@ -69,7 +69,7 @@ def refuse_threads(path: str) -> None:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    threading.Thread.start = refused  # type: ignore[method-assign]
+    threading.Thread.start = refused  # type: ignore[method-assign,assignment]
 
 
 def make_app() -> Flask:

@@ -34,7 +34,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def head(path: str, length: int, *lines: str) -> bytes:
-    told = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json"]
+    told = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     return "\r\n".join([*told, f"Content-Length: {length}", *lines, "", ""]).encode()
 
 

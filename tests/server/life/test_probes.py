@@ -55,7 +55,7 @@ class Pipelining:
 
 
 def test_clients_that_pipeline_probes_and_never_read_delay_no_probe(tmp_path: Path) -> None:
-    request = b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n" * 100
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
     with serving(tmp_path, client_timeout=LONG_S) as server, ExitStack() as stack:
         pipelining = [Pipelining(stack.enter_context(deaf(server)), request) for _ in range(4)]
         for _ in range(PROBES):
@@ -72,8 +72,8 @@ def test_pipelined_probes_are_all_answered_to_a_client_that_reads_late(tmp_path:
     with serving(tmp_path) as server, deaf(server) as client:
         client.setblocking(True)
         client.settimeout(PATIENCE_S)
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n" * (number - 1))
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * (number - 1))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         received = b""
         while piece := client.recv(65536):
             received += piece
