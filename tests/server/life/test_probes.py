@@ -24,6 +24,10 @@ def present(server: Server) -> int:
     return counts["waiting"] + counts["running"]
 
 
+def status(server: Server, path: str) -> int:
+    return requests.get(f"{server.url}{path}", timeout=PATIENCE_S).status_code
+
+
 def text_of(tokens: list[int]) -> str:
     return b"".join(map(byte_tokenizer().token_bytes, tokens)).decode(errors="replace")
 
@@ -62,7 +66,7 @@ def test_clients_that_pipeline_probes_and_never_read_delay_no_probe(tmp_path: Pa
             for client in pipelining:
                 client.push()
             assert server.health() == 200
-        assert requests.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
+        assert status(server, "/metrics") == 200
     assert "Invalid request" not in server.log
 
 
@@ -95,8 +99,8 @@ def test_a_request_for_which_the_system_has_no_thread_fails_alone(tmp_path: Path
         eventually(lambda: present(server) == 2, "two requests")
         refused.touch()
         others = [call(server.ask, "hello", 30, seed=i) for i in range(MANY)]
-        eventually(lambda: any(asked.done() for asked in others), "a refusal")
-        assert requests.get(f"{server.url}/info", timeout=PATIENCE_S).status_code == 503
+        eventually(lambda: status(server, "/info") == 503, "all threads have requests")
+        assert any(asked.done() for asked in others)
         assert server.health() == 200
         refused.unlink()
         hold.unlink()
