@@ -27,6 +27,7 @@ from client.report.tables import (
     comparison_table,
     control_text,
     fairness_table,
+    limit_table,
     pair_table,
     ratio_text,
     short_table,
@@ -66,7 +67,17 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
 def _sentences(c: Comparison) -> list[str]:
     if not c.points:
         return ["No runs could be compared."]
-    return [] if c.found is None else sentences(c.found, c.points)
+    return [] if c.found is None else sentences(c.found, c.points, _waits_s(c.manifest["servers"]))
+
+
+def _waits_s(servers: dict[str, Any]) -> dict[str, float]:
+    """How long the batches of static contestants wait for others to join."""
+    waits_ms = {
+        name: told.get("options", {}).get("max_wait_ms")
+        for name, told in servers.items()
+        if told.get("mode") == "static"
+    }
+    return {name: ms / 1e3 for name, ms in waits_ms.items() if ms}
 
 
 def _controls(c: Comparison) -> list[str]:
@@ -120,11 +131,13 @@ def _loads(c: Comparison) -> list[Section]:
             selector=_over_loads(c, lambda load: gantt(at, results, load, c.rows)),
         ),
     ]  # fmt: skip
+    if c.found is not None and (limits := limit_table(c.found)).rows:
+        line = "Each contestant at the load where it delivered most; ratios with 95 % intervals, "
+        line += "whose bootstrap over seeds chooses these loads again."
+        made.append(Section("Limits", [line, *_predicted(c.predicted)], limits, folded=True))
     if c.found is not None and (pairs := pair_table(c.found)).rows:
-        line = "Paired over seeds, 95 % intervals. Throughput is compared at the limit of both, "
-        line += "latency where both keep up; below 1 is faster."
-        lines = [line, *_predicted(c.predicted)]
-        made.append(Section("Ratios", lines, pairs, folded=True))
+        line = "Medians where both keep up, paired over seeds, 95 % intervals; below 1 is faster."
+        made.append(Section("Ratios of latencies", [line], pairs, folded=True))
     if (fair := fairness_table(at)).rows:
         line = "Mean slowdown (E2E / E2E alone) by output length; fair is the same for all."
         made.append(Section("Fairness by size", [line], fair, folded=True))
@@ -184,8 +197,9 @@ _READING = (
     "excluded; requests that were cut before their end count as infinitely late.",
     "SATURATED: the server could not keep up. Latencies reflect the length of the run; throughput "
     "is the limit.",
-    "Percentiles are of all seeds together and printed only if there are enough values. Ratios are "
-    "paired: the same workload file on both sides, mean log-ratio over seeds, Student-t interval.",
+    "Percentiles are of all seeds together and printed only if there are enough values. Ratios of "
+    "latencies are paired: the same workload file on both sides, mean log-ratio over seeds, "
+    "Student-t interval. Throughput is compared at the limits, each at the load where it was most.",
     "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets; 1 if a server slows "
     "all sizes equally. good: the share of the requests that met the objectives.",
     "Loads are open loop: a slow server receives no fewer requests. Compared runs are back to "

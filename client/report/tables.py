@@ -80,17 +80,35 @@ def _text(p: Point, figure: str) -> str:
     return seconds(p.latency(name, float(rank))) if p.latency_n[name] else "-"
 
 
+def limit_table(found: Headline) -> Table:
+    """Each contestant where it delivered most: the figures, what they rest on, and its ratios to
+    those before it."""
+    over = [x.contestant for x in found.limits[:-1]]
+    ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
+    rows = [
+        Row(
+            (
+                x.contestant, f"{x.load:g}", f"{x.throughput.value:,.0f}", f"{x.requests:,}",
+                f"{x.seconds:.0f} s", *(ratio_text(ratios.get((x.contestant, o))) for o in over),
+            )
+        )
+        for x in found.limits
+    ]  # fmt: skip
+    head = ("at its limit", "load", "tok/s", "requests ended", "in", *(f"/ {o}" for o in over))
+    return Table(head, rows)
+
+
 def pair_table(found: Headline) -> Table:
-    """Every two contestants whose ratio has a meaning, and each control against itself."""
+    """Every two contestants that both keep up, and each control against itself."""
     rows = []
     before: float | None = None
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
              *((p, f"control: {p.of} / itself") for p in found.controls)]  # fmt: skip
     for p, name in sorted(pairs, key=lambda pair: pair[0].load):
-        ratios = (p.throughput, p.ttft, p.tpot, p.e2e)
+        ratios = (p.ttft, p.tpot, p.e2e, p.throughput)
         rows.append(Row((f"{p.load:g}", name, *map(ratio_text, ratios)), first=p.load != before))
         before = p.load
-    head = ("load", "ratio", "tok/s at the limit", "TTFT p50", "TPOT p50", "E2E p50")
+    head = ("load", "ratio", "TTFT p50", "TPOT p50", "E2E p50", "tok/s of a saturated control")
     return Table(head, rows, left=2)
 
 
