@@ -18,14 +18,23 @@ from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Objectives
 from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
 from client.analysis.statistics import Interval, best_ratio
-from client.analysis.summary import Point, by_seed, figures, final, paired, verdict_of, whole
+from client.analysis.summary import (
+    Point,
+    by_seed,
+    figures,
+    final,
+    names_of,
+    paired,
+    verdict_of,
+    whole,
+)
 
 
 def headline(
     results: Sequence[Result], points: Sequence[Point], objectives: Objectives, share: float
 ) -> Headline:
     """``points`` in the order of the table: each contestant is compared with those before it."""
-    names = list(dict.fromkeys(p.contestant for p in points))
+    names = names_of(points)
     loads = sorted({p.load for p in points})
     table = {(p.contestant, p.load): p for p in points}
     every = whole(results)

@@ -105,9 +105,7 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     """The table by load; in it the baseline first, then our modes, then the others."""
     kept, all_runs = final(results), whole(results)
-    order = list(dict.fromkeys(r.contestant for r in kept))
-    ranked = list(dict.fromkeys((calibration.baseline, *COMPARED, *order)))
-    order.sort(key=ranked.index)  # runs came in random order
+    order = _in_order([r.contestant for r in kept], calibration.baseline)
     loads = sorted({r.load for r in kept})
     made = []
     for load in loads:
@@ -118,6 +116,18 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
                 mine_by_seed = by_seed(all_runs, name, load)
                 made.append(_point(name, load, mine, mine_by_seed, base, calibration))
     return made
+
+
+def names_of(points: Sequence[Point]) -> list[str]:
+    """All contestants in the order of the table, wherever each has a point."""
+    names = [p.contestant for p in points]
+    return _in_order(names, names[0]) if names else []
+
+
+def _in_order(names: Sequence[str], baseline: str) -> list[str]:
+    """Each once; runs came in random order."""
+    ranked = list(dict.fromkeys((baseline, *COMPARED, *names)))
+    return sorted(set(names), key=ranked.index)
 
 
 def final(results: Sequence[Result]) -> list[Result]:

@@ -14,7 +14,7 @@ from typing import Any
 from client.analysis.gates import FAILED, INVALID_CLIENT
 from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
-from client.analysis.summary import Prediction, final
+from client.analysis.summary import Prediction, final, names_of
 from client.load.servers import described
 from client.report import pictures
 from client.report.chart import Chart
@@ -49,7 +49,7 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
     write_page(
         path,
         f"Batching compared: {manifest['model']}",
-        Lead(_sentences(c), _server_table(c), _by_tokens(c), _configuration(manifest)),
+        Lead(_sentences(c), _server_table(c), _by_tokens(c), [*_late(c), _configuration(manifest)]),
         [*(loss.headline for loss in c.losses), *manifest["warnings"], *_doubtful(c)],
         [
             *([Section("Servers that failed", folds=[Fold(x.headline, x.reason) for x in c.losses])]
@@ -91,7 +91,7 @@ def _server_table(c: Comparison) -> Table | None:
     runs = [r for r in final(c.results) if r.load == load and r.server]
     columns = [
         (name, [r.server for r in runs if r.contestant == name and r.server])
-        for name in pictures.names_of(c.points)
+        for name in names_of(c.points)
     ]
     return server_table(
         [(name, stats) for name, stats in columns if stats], f"/stats at load {load:g}"
@@ -155,17 +155,21 @@ def _voids(c: Comparison) -> list[tuple[Any, Any]]:
 
 
 def _doubtful(c: Comparison) -> list[str]:
-    told = [
+    return [
         f"{p.contestant} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
         for p in c.points
         if p.verdict in (INVALID_CLIENT, FAILED)
     ]
-    if voids := _voids(c):
-        told.append(
-            f"{len(voids)} figures are void, since the client was late: they are listed below and "
-            f"marked {VOID} in tables. Remedy: {voids[0][1].advice}."
-        )
-    return told
+
+
+def _late(c: Comparison) -> list[str]:
+    """A note, not a warning: no ratio uses a void figure."""
+    if not (voids := _voids(c)):
+        return []
+    return [
+        f"{len(voids)} figures are void, since the client was late: they are listed below and "
+        f"marked {VOID} in tables. Remedy: {voids[0][1].advice}."
+    ]
 
 
 def _capacity_line(c: Calibration) -> str:

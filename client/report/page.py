@@ -69,12 +69,12 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The first screen: the result in words, a table, a picture, how it was measured."""
+    """The first screen: the result in words, a table, a picture, notes on how it was measured."""
 
     sentences: Sequence[str]
     table: Table | None
     pictures: Selector | None
-    configuration: str
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +111,10 @@ def seconds(value: float | None) -> str:
     if value == float("inf"):
         return "unfinished"
     return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def short(value: float) -> str:
+    """A bound of an interval: two digits, or all before the point."""
+    if value == float("inf"):
+        return "∞"
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"

@@ -20,7 +20,7 @@ from client.report.chart import Axis, Bar, Chart, Line, Mark, Shape
 from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
 from client.report.pictures import latency_by_tokens
 from client.report.server import server_table
-from client.report.tables import VOID
+from client.report.tables import VOID, bounded
 from client.report.words import number, objectives_text, rate
 from client.workloads.workload_file import read_workload, write_workload
 
@@ -99,7 +99,9 @@ def run_figures(one: OneRun) -> dict[str, Any]:
         "void": [void.figure for void in verdict.voids],
         "latency_s": {
             name: {
-                **{k: _finite(v) for k, v in m.percentiles(name).items()},
+                **{k: _finite(v.value) for k, v in m.intervals(name).items()},
+                **{f"{k}_low": _finite(v.low) for k, v in m.intervals(name).items()},
+                **{f"{k}_high": _finite(v.high) for k, v in m.intervals(name).items()},
                 "n": m.latencies[name].size,
             }
             for name in _told(one, LATENCIES)
@@ -171,9 +173,11 @@ def write_run_page(path: Path, one: OneRun) -> None:
             _sentences(one),
             table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
-            f"server: {described(stats) or 'unknown, since no /stats were read'}; "
-            f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
-            f"arrivals {run.workload.generator.get('arrivals')}",
+            [
+                f"server: {described(stats) or 'unknown, since no /stats were read'}; "
+                f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
+                f"arrivals {run.workload.generator.get('arrivals')}"
+            ],
         ),
         [text for text in (note_of(stats), one.verdict.reason) if text],
         [
@@ -203,7 +207,7 @@ def _sentences(one: OneRun) -> list[str]:
     judged = (
         "The run passed every gate: its figures are valid"
         if verdict.word == VALID
-        else f"The run is {verdict.word}, for the reason above"
+        else f"The run is {verdict.word}, for the reason below"
     )
     judged += f", except those marked {VOID}." if verdict.voids else "."
     if one.objectives is not None and m.attained is not None:
@@ -224,23 +228,14 @@ def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
 
 
 def _latency_table(one: OneRun, names: tuple[str, ...]) -> Table:
-    """Figures that the client's lateness invalidated are marked."""
-    m = one.measured
-    rows = [
-        Row(
-            (
-                _NAMES[name],
-                *(
-                    seconds(m.percentiles(name)[f"p{p}"]) + _mark(one, f"{name}_p{p}")
-                    for p in PERCENTILES
-                ),
-                str(m.latencies[name].size),
-            )
-        )
-        for name in _told(one, names)
-        if m.latencies[name].size
-    ]
-    return Table(("from the intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
+    """Figures with their intervals; those that the client's lateness invalidated are marked."""
+    rows = []
+    for name in _told(one, names):
+        if n := one.measured.latencies[name].size:
+            found = one.measured.intervals(name).items()
+            cells = (bounded(interval) + _mark(one, f"{name}_{p}") for p, interval in found)
+            rows.append(Row((_NAMES[name], *cells, str(n))))
+    return Table(("from intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
 
 
 def _mark(one: OneRun, figure: str) -> str:
@@ -256,6 +251,11 @@ def _lines(one: OneRun) -> list[str]:
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "
         f"{m.throughput:.1f}{_mark(one, 'throughput')} output tokens/s in the window",
     ]
+    if any(m.latencies[name].size for name in ("ttft", "e2e")):
+        lines.append(
+            "[ ]: 95 % intervals, as if requests were independent; ∞ where n is too small for a "
+            "bound"
+        )
     if run.workload.users is not None:
         lines.append(f"closed loop of {run.workload.users} users: no intended times")
     if not run.streamed:

@@ -5,13 +5,14 @@ Turns what analysis found into cells; computes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from client.analysis.gates import FAILED
 from client.analysis.results import Headline, Loss, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
-from client.report.page import Row, Table, seconds
+from client.report.page import Row, Table, seconds, short
 from client.report.pictures import tail_of
 
 VOID = "*"  # marks a void figure
@@ -141,3 +142,14 @@ def ratio_text(interval: Interval | None) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.value:.2f} (one seed)"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def bounded(found: Interval) -> str:
+    """A latency and its interval, in one unit; where n is too small for a bound it is 0 or ∞."""
+    text = seconds(found.value)
+    if not math.isfinite(found.value):
+        return text
+    scale = 1e3 if text.endswith("ms") else 1.0
+    low = 0.0 if found.low is None else found.low
+    high = math.inf if found.high is None else found.high
+    return f"{text} [{short(scale * low)}, {short(scale * high)}]"

@@ -9,8 +9,8 @@ from client.analysis.gates import VALID
 from client.analysis.metrics import Objectives
 from client.analysis.results import NO_WAIT, Bracket, Headline
 from client.analysis.statistics import Interval
-from client.analysis.summary import Point
-from client.report.page import seconds
+from client.analysis.summary import Point, names_of
+from client.report.page import seconds, short
 
 _SPOKEN = {
     "nobatch": "one request at a time",
@@ -37,7 +37,7 @@ def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, fl
     """Throughput at the limit, latency where both keep up, capacity: of dynamic against the
     reference, or of the last contestant if dynamic is the reference. ``waits_s``: how long a static
     contestant's batch waits for others to join."""
-    names = list(dict.fromkeys(p.contestant for p in points))
+    names = names_of(points)
     hero = "dynamic" if "dynamic" in names[1:] else names[-1]
     return [
         _limit(found, hero, names),
@@ -91,7 +91,7 @@ def _latency(
     mine, theirs = here[hero], here[pair.over]
     ratio = pair.ttft
     assert ratio is not None  # the caller chooses such pairs
-    told = f"{ratio.value:.2g} times{_within(ratio)} the wait"
+    told = f"{ratio.value:.2g} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
         told += " (one seed, so no interval)"
     else:
@@ -174,4 +174,4 @@ def objectives_text(objectives: Objectives) -> str:
 def _within(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return ""
-    return f" [{interval.low:.2g}, {interval.high:.2g}]"
+    return f" [{short(interval.low)}, {short(interval.high)}]"
