@@ -48,8 +48,8 @@ class ServeConfig(Options):
     """most requests in one iteration; the memory is measured for them; the server may have a lower
     limit"""
     cuda_graphs: bool = MODEL.option(False)
-    """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
-    more GPUs; no effect on a CPU"""
+    """record decode iterations as CUDA graphs, which saves their launches; off by default,
+    since it has never run on a GPU; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 

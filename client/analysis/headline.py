@@ -1,9 +1,9 @@
 """What a comparison states first: throughput at the limit, latency where both keep up, capacity.
 
 Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
-reflect the length of the run. So each figure is compared where it has a meaning. A server that is
-flooded may deliver less than one that is merely busy, so each contestant's throughput counts at the
-load where it delivers most. Pure.
+reflect the length of the run. So each figure is compared where it has a meaning. An overloaded
+server may deliver less than it can, so each contestant's throughput counts at the load where it
+delivers most. Pure.
 """
 
 from __future__ import annotations

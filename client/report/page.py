@@ -111,10 +111,3 @@ def seconds(value: float | None) -> str:
     if value == float("inf"):
         return "unfinished"
     return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
-
-
-def short(value: float) -> str:
-    """A bound of an interval: two digits, or all before the point."""
-    if value == float("inf"):
-        return "∞"
-    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"

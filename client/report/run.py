@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _NAMES = {
     "e2e_sent": "E2E from the send", "queue": "queue, reported by the server",
     "deferred_e2e": "E2E of deferred",
 }  # fmt: skip
+_PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with their intervals
 _FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 
 
@@ -55,7 +57,8 @@ class OneRun:
 def run_text(one: OneRun) -> str:
     """The summary on the terminal: about fifteen lines, the verdict at the end."""
     stats, verdict = one.server, one.verdict
-    lines = [_latency_table(one, ("ttft", "tpot", "itl", "e2e", "deferred_e2e")).as_text(), ""]
+    names = ("ttft", "tpot", "itl", "e2e", "deferred_e2e")
+    lines = [_latency_table(one, names, _PRINTED).as_text(), ""]
     lines += _lines(one)
     own = _server_line(stats)
     lines += [own] if own else []
@@ -227,15 +230,18 @@ def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name != left_out]
 
 
-def _latency_table(one: OneRun, names: tuple[str, ...]) -> Table:
+def _latency_table(
+    one: OneRun, names: tuple[str, ...], percentiles: Sequence[int] = PERCENTILES
+) -> Table:
     """Figures with their intervals; those that the client's lateness invalidated are marked."""
+    ranks = [f"p{p}" for p in percentiles]
     rows = []
     for name in _told(one, names):
         if n := one.measured.latencies[name].size:
-            found = one.measured.intervals(name).items()
-            cells = (bounded(interval) + _mark(one, f"{name}_{p}") for p, interval in found)
+            found = one.measured.intervals(name)
+            cells = [bounded(found[p]) + _mark(one, f"{name}_{p}") for p in ranks]
             rows.append(Row((_NAMES[name], *cells, str(n))))
-    return Table(("from intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
+    return Table(("from the intended time", *ranks, "n"), rows)
 
 
 def _mark(one: OneRun, figure: str) -> str:

@@ -12,8 +12,9 @@ from client.analysis.gates import FAILED
 from client.analysis.results import Headline, Loss, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
-from client.report.page import Row, Table, seconds, short
+from client.report.page import Row, Table, seconds
 from client.report.pictures import tail_of
+from client.report.words import number
 
 VOID = "*"  # marks a void figure
 
@@ -151,5 +152,5 @@ def bounded(found: Interval) -> str:
         return text
     scale = 1e3 if text.endswith("ms") else 1.0
     low = 0.0 if found.low is None else found.low
-    high = math.inf if found.high is None else found.high
-    return f"{text} [{short(scale * low)}, {short(scale * high)}]"
+    high = "∞" if found.high is None or math.isinf(found.high) else number(scale * found.high)
+    return f"{text} [{number(scale * low)}, {high}]"

@@ -10,7 +10,7 @@ from client.analysis.metrics import Objectives
 from client.analysis.results import NO_WAIT, Bracket, Headline
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point, names_of
-from client.report.page import seconds, short
+from client.report.page import seconds
 
 _SPOKEN = {
     "nobatch": "one request at a time",
@@ -174,4 +174,5 @@ def objectives_text(objectives: Objectives) -> str:
 def _within(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return ""
-    return f" [{short(interval.low)}, {short(interval.high)}]"
+    low, high = (f"{x:.2g}" if x < 99.5 else number(x) for x in (interval.low, interval.high))
+    return f" [{low}, {high}]"

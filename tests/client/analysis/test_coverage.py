@@ -124,11 +124,11 @@ def test_95_percent_intervals_hold_the_truth_in_92_to_98_of_100_comparisons(
 
 
 def test_a_load_at_which_the_slower_side_delivers_less_does_not_inflate_the_ratio() -> None:
-    """Flooded, it delivers six tenths of what it delivers when it is merely saturated."""
+    """Overloaded, it delivers six tenths of what it delivers when it is just saturated."""
     rng = np.random.default_rng(21)
     busy = simulated(2 * FAST, 60, rng, comparisons=80)
-    flooded = simulated(4 * FAST, 120, rng, 0.6 * SLOW, comparisons=80)
-    found = [compared([*a, *b])["throughput"] for a, b in zip(busy, flooded, strict=True)]
+    overloaded = simulated(4 * FAST, 120, rng, 0.6 * SLOW, comparisons=80)
+    found = [compared([*a, *b])["throughput"] for a, b in zip(busy, overloaded, strict=True)]
     given = [i for i in found if i is not None]
     assert len(given) == 80
     held = [(i.low or 0.0) <= FAST / SLOW <= (i.high or 0.0) for i in given]

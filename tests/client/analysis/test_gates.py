@@ -243,7 +243,7 @@ def delivering(tokens_per_s: float, verdict: str, load: float, name: str, seed: 
 
 
 def test_each_contestant_counts_at_the_load_where_it_delivers_most() -> None:
-    """A flood that costs the slower one a third of its tokens does not inflate the ratio."""
+    """An overload that costs the slower one a third of its tokens does not inflate the ratio."""
     told = {
         "nobatch": {0.8: (320.0, VALID), 2.0: (450.0, SATURATED), 16.0: (300.0, SATURATED)},
         "dynamic": {0.8: (320.0, VALID), 2.0: (1100.0, VALID), 16.0: (2250.0, SATURATED)},
