@@ -53,7 +53,12 @@ def headline(
         if verdict_of([r for runs in second.values() for r in runs])[0] == point.verdict
     ]
     tried = {name: _tried(name, points, every) for name in names}
-    limits = [limit for name in names if (limit := _limit(name, points, tried[name], every))]
+    limits = [
+        limit
+        for name in names
+        if (name, loads[-1]) in table  # one that ran at a single load has no choice
+        if (limit := _limit(name, points, tried[name], every))
+    ]
     ratios = [
         LimitRatio(of.contestant, over.contestant, ratio)
         for over, of in combinations(limits, 2)

@@ -150,31 +150,26 @@ class Prediction:
     load: float
 
 
-def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -> Prediction | None:
-    """E[max of B]/E[out] at the batch size that static really had, at the highest load.
+def length_variance_gain(
+    results: Sequence[Result], static: str, load: float, measured: Interval | None
+) -> Prediction | None:
+    """E[max of B]/E[out] at the batch size that static really had at that load; ``measured`` is
+    the ratio of the limits.
 
     A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
     are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
     """
-    kept = final(results)
-    loads = [r.load for r in kept if r.contestant == static]
-    if not loads:
+    mine = [r for r in final(results) if r.contestant == static and r.load == load]
+    kept = [r for r in mine if _sound(r)] or mine
+    sizes = [size for r in kept if (size := _batch_mean(r)) is not None]
+    if not sizes or len(sizes) < len(kept):
         return None
-    load = max(loads)
-    mine, other = (by_seed(whole(results), name, load) for name in (static, dynamic))
-    both = sorted(mine.keys() & other.keys())
-    sound = [s for s in both if all(map(_sound, (*mine[s], *other[s])))]
-    seeds = sound or both
-    sizes = [_batch_mean(r) for s in seeds for r in mine[s]]
-    if not seeds or any(size is None for size in sizes):
-        return None
-    batch = float(np.mean([size for size in sizes if size is not None]))
+    batch = float(np.mean(sizes))
     lengths = np.array(
-        [r.output_tokens for s in seeds for r in mine[s][0].run.workload.requests],
+        [request.output_tokens for r in kept for request in r.run.workload.requests],
         dtype=np.float64,
     )
-    ratio = paired(other, mine, "throughput")
-    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), ratio, load)
+    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)
 
 
 def by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:

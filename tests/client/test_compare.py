@@ -89,7 +89,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     # At four times what one at a time can do, joining at every iteration keeps up.
     assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
     assert table["nobatch", 4.0].verdict != "VALID"
-    predicted = length_variance_gain(results, "static", "dynamic")
+    predicted = length_variance_gain(results, "static", 4.0, None)
     assert predicted is not None
     assert predicted.predicted > 1
 

@@ -11,7 +11,7 @@ from client.analysis.fairness import Isolated
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.headline import headline
 from client.analysis.metrics import Objectives, measure
-from client.analysis.results import Calibration, Result
+from client.analysis.results import NO_WAIT, Calibration, Result
 from client.analysis.summary import final, points, verdict_of
 from client.load.records import Run
 from tests.client.analysis.made import outcome, result, run_of, steady
@@ -254,6 +254,7 @@ def test_each_contestant_counts_at_the_load_where_it_delivers_most() -> None:
         for load, (tokens_per_s, verdict) in loads.items()
         for seed in range(3)
     ]
+    made += [delivering(640.0, SATURATED, 2.0, NO_WAIT, seed) for seed in range(3)]
     found = headline(made, points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
     assert [(x.contestant, x.load) for x in found.limits] == [("nobatch", 2.0), ("dynamic", 16.0)]
     assert found.limit_ratios[0].throughput.value == pytest.approx(5.0)
