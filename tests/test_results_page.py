@@ -6,6 +6,7 @@ After a new recording the failing tests print the lines to copy.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,14 @@ def test_the_tables_of_the_modes_are_those_of_the_recordings(line: str) -> None:
 
 
 def test_the_second_recording_is_stated_as_it_is() -> None:
-    told = " ".join((ROOT / "docs/results.md").read_text().split())
+    told = words_of("docs/results.md")
     told_of = [short(limit_ratio(AGAIN, of, over)) for of, over in RATIOS]
     assert f"gave {told_of[0]}, {told_of[1]} and {told_of[2]} for the first three rows" in told
     assert f"with {dynamic_tokens_per_s(AGAIN)} tokens per second" in told
 
 
 def test_the_readme_states_the_recorded_comparison() -> None:
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    readme = words_of("README.md")
     over = {o: limit_ratio("embedded", "dynamic", o) for o in ("nobatch", "static")}
     text = {o: (f"{r['value']:.1f}", f"{r['low']:.1f} to {r['high']:.1f}") for o, r in over.items()}
     dynamic_ms, static_ms, without_ms = medians_ms("embedded")
@@ -139,3 +140,29 @@ def test_the_readme_states_the_recorded_comparison() -> None:
         f"is {dynamic_ms} ms with dynamic batching and {static_ms} ms with static batching",
     ):
         assert words in readme
+
+
+def words_of(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def test_what_deferred_requests_use_and_cost_is_what_was_recorded() -> None:
+    table = (ROOT / "results/reference-deferred/deferred.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    of = {row[0]: row for row in rows if row[1:3] == ["all", "budget 1.15"]}
+    used = [of[load][9].replace("%", " %") for load in ("30%", "60%")]
+    longer = [f"{float(of[load][6]) - 1:.0%}".replace("%", " %") for load in ("30%", "60%")]
+    assert f"used {used[0]} of it at a load of 30 %, and {used[1]} at 60 %" in words_of("README.md")
+    assert f"took up to {max(longer)} longer" in words_of("README.md")
+    page = words_of("docs/deferred.md")
+    assert f"budget {used[0]} of it at a load of 30 %, and {used[1]} at 60 %" in page
+    assert f"took {longer[0]} and {longer[1]} longer" in page
+
+
+def test_the_cost_of_eight_tokens_is_what_was_recorded() -> None:
+    text = words_of("results/reference-deferred/deferred.md")
+    sizes, times = re.findall(r"Step time at ([\d, ]+) decodes of 64 tokens: ([\d., ]+) ms", text)[
+        0
+    ]
+    ms = dict(zip(sizes.split(", "), times.split(", "), strict=True))
+    assert f"{ms['8']} ms instead of {ms['1']} ms" in words_of("docs/modes.md")

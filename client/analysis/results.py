@@ -149,7 +149,8 @@ class Bracket:
 class Limit:
     """A contestant's limit: output tokens a second at the load where it delivered most.
 
-    ``requests`` ended there, in runs that were measured for ``seconds`` altogether.
+    ``requests`` ended there, in runs that were measured for ``seconds`` altogether, a control's
+    included, as in the ratios.
     """
 
     contestant: str

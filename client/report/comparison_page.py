@@ -200,7 +200,7 @@ _READING = (
     "token - first token)/(tokens - 1). E2E: to the end of the response. Failed requests are "
     "excluded; requests that were cut before their end count as infinitely late.",
     "SATURATED: the server could not keep up. Latencies reflect the length of the run; throughput "
-    "is the limit.",
+    "is what it delivers under this load.",
     "Percentiles are of all seeds together and printed only if there are enough values. Ratios of "
     "latencies are paired: the same workload file on both sides, mean log-ratio over seeds, "
     "Student-t interval. Throughput is compared at the limits, each at the load where it was most.",

@@ -90,7 +90,7 @@ def _latency(
     here = {q.contestant: q for q in points if q.load == pair.load}
     mine, theirs = here[hero], here[pair.over]
     ratio = pair.ttft
-    assert ratio is not None  # the caller chooses such pairs
+    assert ratio is not None  # as chosen above
     told = f"{ratio.value:.2g} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
         told += " (one seed, so no interval)"

@@ -11,6 +11,7 @@ from client.analysis.metrics import LATENCIES, Objectives
 from client.analysis.results import NO_WAIT, Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
+from client.report.tables import limit_table
 from client.report.words import rate, sentences
 
 
@@ -61,6 +62,17 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
         "With TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90% of the requests, dynamic batching sustained "
         "load 1 but not 8, the next one tried; one request at a time did not sustain even load 1."
     )
+
+
+def test_a_limit_is_shown_with_its_load_and_with_what_it_rests_on() -> None:
+    found = headline(
+        limits=(limit("nobatch", 2.7, 365.0), limit("dynamic", 16.0, 2190.0)),
+        limit_ratios=(LimitRatio("dynamic", "nobatch", Interval(6.0, 5.4, 6.7)),),
+    )
+    lines = [" ".join(line.split()) for line in limit_table(found).as_text().splitlines()]
+    assert lines[0] == "at its limit load tok/s requests ended in / nobatch"
+    assert lines[1] == "nobatch 2.7 365 70 8 s -"
+    assert lines[2] == "dynamic 16 2,190 70 8 s 6.00 [5.40, 6.70]"
 
 
 def test_the_wait_that_static_batching_chose_is_stated_beside_its_time() -> None:
