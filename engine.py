@@ -180,7 +180,13 @@ class Engine:
         if self.config.record is not None:
             self.recording = self._record(self.config.record, model)
         url = self.config.url
-        log.info("ready: %s on %s; see it work on %s/watch", self.config.mode, url, url)
+        unused_gpu = model.info.unused_gpu
+        log.log(
+            logging.WARNING if unused_gpu else logging.INFO,
+            "ready: %s on %s; see it work on %s/watch%s",
+            *(self.config.mode, url, url),
+            f"; the model runs on a CPU: {unused_gpu}" if unused_gpu else "",
+        )
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         try:

@@ -50,7 +50,13 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: worker.stop())
     service.model = load()
-    log.info("ready: %s on %s", service.model.info.name, address)
+    info = service.model.info
+    log.log(
+        logging.WARNING if info.unused_gpu else logging.INFO,
+        "ready: %s on %s%s",
+        *(info.name, address),
+        f"; the model runs on a CPU: {info.unused_gpu}" if info.unused_gpu else "",
+    )
     status = 0
     try:
         worker.run()
