@@ -79,7 +79,7 @@ def choose(name: str, facts: Facts, part: Part = WHOLE) -> Chosen:
     used = [own] if asked[2] else range(part.shards)  # all ranks decide alike
     if used[-1] >= len(facts.found):
         raise DeviceError(_too_few(name, len(facts.found), part))
-    why = next((why for index in used if (why := _too_old(facts, index))), None)
+    why = next((why for index in used if (why := _not_built_for(facts, index))), None)
     if why is None:
         return Chosen(torch.device("cuda", own))
     if name == "auto":
@@ -120,16 +120,17 @@ def _why_none(facts: Facts) -> str | None:
     )
 
 
-def _too_old(facts: Facts, index: int) -> str | None:
+def _not_built_for(facts: Facts, index: int) -> str | None:
     """Why torch has no code for a GPU, and the remedy; None: it has."""
     gpu = facts.found[index]
     if runs_on(gpu.capability, facts.built_for):
         return None
+    is_old = all(gpu.capability < least for _, least in _codes(facts.built_for))
     return (
         f"torch {facts.torch}, built for CUDA {facts.cuda}, has no code for {gpu.name} (compute "
         f"capability {gpu.capability[0]}.{gpu.capability[1]}, driver {facts.driver or 'unknown'}), "
         f"only for {' '.join(facts.built_for)}: install a build of torch that includes this GPU, "
-        "such as one for an older CUDA"
+        f"such as one for {'an older' if is_old else 'a newer'} CUDA"
     )
 
 
@@ -137,14 +138,19 @@ def runs_on(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Whether code for these architectures runs there. Machine code (sm_86) runs on GPUs with the
     same major and at least the same minor number, intermediate code (compute_90) on all later GPUs
     (NVIDIA, "CUDA C++ Programming Guide"). Letters after the number are ignored."""
-    known = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]*", each) for each in built_for]
-    codes = [(each[1], (int(each[2]), int(each[3]))) for each in known if each is not None]
+    codes = _codes(built_for)
     if not codes:  # not NVIDIA's, or torch does not say
         return True
     return any(
         least <= capability and (kind == "compute" or least[0] == capability[0])
         for kind, least in codes
     )
+
+
+def _codes(built_for: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
+    """The kind of each code and the least capability that it needs."""
+    known = [re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]*", each) for each in built_for]
+    return [(each[1], (int(each[2]), int(each[3]))) for each in known if each is not None]
 
 
 def look() -> Facts:

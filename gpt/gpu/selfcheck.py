@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from gpt.gpu.choice import resolve_device
+from gpt.gpu.choice import DeviceError, resolve_device
 from gpt.gpu.comparison import Heads, differs, record_graph, replay_differs
 from kernels import cache_folder
 
@@ -162,7 +162,10 @@ def _of_graphs(compared: Callable[[], str | None]) -> Verdict:
 @torch.inference_mode()
 def main() -> None:
     name, heads, kv_heads, head_dim, block_tokens, dtype = sys.argv[1:]
-    device = resolve_device(name).device
+    try:
+        device = resolve_device(name).device
+    except DeviceError as error:
+        sys.exit(str(error))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # on which Triton launches
     built = Heads(int(heads), int(kv_heads), int(head_dim), int(block_tokens), dtype)

@@ -53,10 +53,15 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
             replace(TWO, found=(V100,)),
             "torch 2.13.0+cu130, built for CUDA 13.0, has no code for Tesla V100 (compute "
             "capability 7.0, driver 580.82.07), only for sm_75 sm_80",
-            "install a build of torch that includes this GPU",
+            "install a build of torch that includes this GPU, such as one for an older CUDA",
+        ),
+        (
+            replace(TWO, built_for=("sm_80", "sm_86")),
+            "has no code for NVIDIA H100 (compute capability 9.0, driver 580.82.07)",
+            "such as one for a newer CUDA",
         ),
     ],
-    ids=["build without CUDA", "old driver", "container", "old GPU"],
+    ids=["build without CUDA", "old driver", "container", "old GPU", "new GPU"],
 )
 def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
     facts: Facts, unused: str, remedy: str
