@@ -43,8 +43,13 @@ class Facts:
     found: Sequence[GPU] = ()  # that torch can reach, by index
     driver: str | None = None  # NVIDIA's version; None: there is no NVIDIA GPU
     in_reach: bool = True  # this process sees the driver's device files
-    hidden: bool = False  # CUDA_VISIBLE_DEVICES excludes all GPUs
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
     complaint: str = ""  # torch's own words, if it finds no GPU
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the user excludes all GPUs."""
+        return self.visible is not None and self.visible.strip() in ("", "-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,10 @@ def choose(name: str, facts: Facts, part: Part = WHOLE) -> Chosen:
             return Chosen(torch.device("cpu"), None if facts.hidden else why)
         told = f" ({why})" if why else ""
         raise DeviceError(f"--device {name}: torch finds no GPU{told}; allowed here: auto, cpu")
-    # an index is the user's own division of the GPUs, as for ranks on several machines
-    own = int(asked[2]) if asked[2] else part.rank
-    used = [own] if asked[2] else range(part.shards)  # all ranks decide alike
+    own, used = part.rank, range(part.shards)  # all ranks see the same GPUs and decide alike
+    if asked[2]:  # a rank on another machine than the others
+        own = int(asked[2])
+        used = range(own, own + 1)
     if used[-1] >= len(facts.found):
         raise DeviceError(_too_few(name, len(facts.found), part))
     why = next((why for index in used if (why := _not_built_for(facts, index))), None)
@@ -90,7 +96,7 @@ def choose(name: str, facts: Facts, part: Part = WHOLE) -> Chosen:
 def _too_few(name: str, found: int, part: Part) -> str:
     there = ", ".join(f"cuda:{index}" for index in range(found))
     if ":" in name:
-        return f"--device {name}: torch finds {found} GPUs; allowed here: auto, cpu, {there}"
+        return f"--device {name}: torch finds no such GPU; allowed here: auto, cpu, {there}"
     return (
         f"--device {name}: each of {part.shards} shards needs its own GPU, and torch finds {found} "
         f"({there}); allowed here: {found} shards or fewer, --device cpu, or --device cuda:N for a "
@@ -113,10 +119,11 @@ def _why_none(facts: Facts) -> str | None:
             "docker run --gpus all"
         )
     words = f" ({facts.complaint})" if facts.complaint else ""
+    which = f", or name another GPU than CUDA_VISIBLE_DEVICES={facts.visible}"
     return (
         f"{there}, but torch {facts.torch}, built for CUDA {facts.cuda}, cannot use it{words}: "
         "install a newer driver, or a build of torch for the driver's CUDA, whose version "
-        "nvidia-smi shows"
+        f"nvidia-smi shows{'' if facts.visible is None else which}"
     )
 
 
@@ -172,7 +179,7 @@ def look() -> Facts:
         found=found,
         driver=driver,
         in_reach=any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists(),
-        hidden=os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         complaint=re.split(r"\n|\. Please update| \(Triggered", complaint)[0],
     )
 

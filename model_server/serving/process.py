@@ -51,12 +51,11 @@ def serve(
         signal.signal(number, lambda _number, _frame: worker.stop())
     service.model = load()
     info = service.model.info
-    log.log(
-        logging.WARNING if info.unused_gpu else logging.INFO,
-        "ready: %s on %s%s",
-        *(info.name, address),
-        f"; the model runs on a CPU: {info.unused_gpu}" if info.unused_gpu else "",
-    )
+    if info.unused_gpu is None:
+        log.info("ready: %s on %s", info.name, address)
+    else:
+        told = "ready: %s on %s; the model runs on a CPU: %s"
+        log.warning(told, info.name, address, info.unused_gpu)
     status = 0
     try:
         worker.run()

@@ -13,7 +13,7 @@ import requests
 from config import MODES
 from tests.hash_model import reference
 from tests.server.hash_app import HOLD, STEP_S, UNUSED_GPU, byte_tokenizer
-from tests.server.process import PATIENCE_S, Server, clients, serving
+from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
 from text import Detokenizer
 
 
@@ -171,6 +171,7 @@ def test_a_gpu_that_is_not_used_is_named_when_the_server_is_ready_and_in_stats(
     why = "an NVIDIA GPU is here, driver 535.104.05, but torch 2.13.0+cpu is a build without CUDA"
     with serving(tmp_path, hash_model={UNUSED_GPU: why}) as server:
         assert server.stats()["model"]["unused_gpu"] == why
+        eventually(lambda: "ready: " in server.log, "the line")
         (ready,) = [line for line in server.log.splitlines() if "ready: " in line]
         assert "WARNING" in ready
         assert ready.endswith(f"; the model runs on a CPU: {why}")

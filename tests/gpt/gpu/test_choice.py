@@ -45,6 +45,11 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
             "install a newer driver, or a build of torch for the driver's CUDA",
         ),
         (
+            replace(CUDA, driver="580.82.07", visible="7"),
+            "driver 580.82.07, but torch 2.13.0+cu130, built for CUDA 13.0, cannot use it: ",
+            "or name another GPU than CUDA_VISIBLE_DEVICES=7",
+        ),
+        (
             replace(OLD_DRIVER, in_reach=False, complaint=""),
             "driver 470.223.02, but this process may not use it",
             "docker run --gpus all",
@@ -61,7 +66,7 @@ TWO = replace(CUDA, driver="580.82.07", found=(H100, H100))
             "such as one for a newer CUDA",
         ),
     ],
-    ids=["build without CUDA", "old driver", "container", "old GPU", "new GPU"],
+    ids=["build without CUDA", "old driver", "absent index", "container", "old GPU", "new GPU"],
 )
 def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
     facts: Facts, unused: str, remedy: str
@@ -82,8 +87,8 @@ def test_a_gpu_that_torch_cannot_use_is_named_with_a_remedy_and_cuda_is_refused(
     [
         Facts(torch="2.13.0+cpu"),
         CUDA,
-        replace(OLD_DRIVER, hidden=True),
-        replace(CUDA, driver="580.82.07", hidden=True),
+        replace(OLD_DRIVER, visible=""),
+        replace(CUDA, driver="580.82.07", visible="-1"),
     ],
     ids=["CPU", "no GPU", "hidden", "hidden, too"],
 )
@@ -111,7 +116,7 @@ def test_a_gpu_has_an_index_and_each_rank_its_own(name: str, part: Part, index: 
 @pytest.mark.parametrize(
     ("name", "part", "words"),
     [
-        ("cuda:2", Part(), "torch finds 2 GPUs; allowed here: auto, cpu, cuda:0, cuda:1"),
+        ("cuda:2", Part(), "torch finds no such GPU; allowed here: auto, cpu, cuda:0, cuda:1"),
         ("cuda", Part(0, 3), "each of 3 shards needs its own GPU, and torch finds 2"),
         ("auto", Part(2, 3), "allowed here: 2 shards or fewer, --device cpu"),
         ("gpu", Part(), "--device is 'gpu'; allowed: auto, cpu, cuda, cuda:0"),
@@ -193,14 +198,14 @@ def test_a_model_on_the_cpu_says_which_gpu_it_leaves_unused() -> None:
     assert loaded("cpu") is None
 
 
-@pytest.mark.parametrize("value", ["", "-1"])
+@pytest.mark.parametrize(
+    ("value", "hidden"), [("", True), ("-1", True), ("0", False), ("1", False)]
+)
 def test_a_variable_that_excludes_all_gpus_is_understood(
-    value: str, monkeypatch: pytest.MonkeyPatch
+    value: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert look().hidden
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert not look().hidden
+    assert look().hidden is hidden
 
 
 class ReachedError(Exception):
