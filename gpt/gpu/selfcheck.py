@@ -44,11 +44,6 @@ class Verdict:
     lasting: bool = True  # the next start would find the same
 
 
-def why_not(device: torch.device, heads: Heads) -> str | None:
-    """Why the kernel cannot be used on a device; None if it can."""
-    return check(device, heads).kernel
-
-
 def check(device: torch.device, heads: Heads) -> Verdict:
     """`device`: with an index if it is a GPU. Call it before this process occupies the GPU, which
     may allow a single process, or be short of memory."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpt.cache import KVPool
 from gpt.gpu.comparison import Heads, differs, replay_differs
 from gpt.gpu.paged import Packed
-from gpt.gpu.selfcheck import Verdict, check, why_not
+from gpt.gpu.selfcheck import Verdict, check
 from gpt.network import Attend
 from kernels.paged import attend_rectangle
 from tests.gpt.gpu.pretend import pretend_gpus
@@ -204,7 +204,7 @@ def test_a_machine_on_which_triton_does_not_run_says_why_and_keeps_nothing(
     """A CPU without the interpreter."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     caplog.set_level(logging.WARNING)
-    found = why_not(CPU, SMALL)
+    found = check(CPU, SMALL).kernel
     assert found is not None
     assert f"but torch's slower operators, without CUDA graphs: {found}" in caplog.text
     assert not list(own_cache.rglob("paged-*.json"))
@@ -219,13 +219,12 @@ def test_a_gpu_without_fitting_tensor_cores_does_not_use_the_kernel(
     gpu = torch.device("cuda", 0)
     commands = answers(monkeypatch, Verdict(), Verdict())
     pretend_gpus(monkeypatch, capability=(7, 5))
-    assert f"computes {dtype} without tensor cores, and this GPU has 7.5" in str(
-        why_not(gpu, heads)
-    )
-    assert "without tensor cores" in caplog.text
+    reason = check(gpu, heads).kernel
+    assert f"computes {dtype} without tensor cores, and this GPU has 7.5" in str(reason)
+    assert str(reason) in caplog.text
     assert not commands
     pretend_gpus(monkeypatch, capability=(8, 0))
-    assert why_not(gpu, heads) is None
+    assert check(gpu, heads) == Verdict()
 
 
 @pytest.mark.long
@@ -233,4 +232,4 @@ def test_a_gpu_without_fitting_tensor_cores_does_not_use_the_kernel(
 def test_the_interpreted_kernel_passes(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     heads = Heads(heads=4, kv_heads=2, head_dim=16, block_tokens=16, dtype=dtype)
-    assert why_not(CPU, heads) is None
+    assert check(CPU, heads) == Verdict()
