@@ -23,6 +23,7 @@ from api.http.departed import Departures
 from api.http.errors import register_errors
 from api.http.keys import require_keys
 from api.http.logs import register_log
+from api.http.refusals import register_refusals
 from api.http.traces import register_traces
 from api.http.writer import Writer
 from api.jobs import batches, files
@@ -150,6 +151,7 @@ def create_app(
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
     register_log(app, time.perf_counter)
+    register_refusals(app)
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     if tracing is not None:
         register_traces(app, tracing, generations.model)

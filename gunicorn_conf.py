@@ -30,6 +30,8 @@ _debug = _config.log_level == "debug"
 class Worker(GatheringWorker):
     client_timeout_s = _config.client_timeout
     most_body_bytes = _config.max_body_bytes
+    most_held_bytes = _config.max_held_bytes
+    keys = _config.keys
 
 
 bind = _config.url.removeprefix("http://")
@@ -43,7 +45,7 @@ if _most_files != resource.RLIM_INFINITY:
     _wanted_files = min(_wanted_files, _most_files)
 if _files != resource.RLIM_INFINITY:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(_files, _wanted_files), _most_files))
-worker_connections = _wanted_files - OTHER_FILES
+worker_connections = max(_wanted_files - OTHER_FILES, _wanted_files // 2)
 backlog = 2048
 keepalive = 75  # longer than clients keep theirs, so that no request meets a closing connection
 timeout = 0  # the main thread only dispatches; killing the worker would not help
