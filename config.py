@@ -60,8 +60,8 @@ class Config(Options):
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""
     cuda_graphs: bool = MODEL.option(False)
-    """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
-    more GPUs; no effect on a CPU"""
+    """record decode iterations as CUDA graphs, which saves their launches; off by default,
+    since it has never run on a GPU; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 

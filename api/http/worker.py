@@ -239,6 +239,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self.poller.unregister(client)
         try:
             gone = not client.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            gone = False
         except OSError:
             gone = True
         if gone:
@@ -248,8 +250,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def _open(self) -> None:
         while (one := self.door.next()) is not None:
-            conn, conn.arrived_s = one
-            conn.inside = True
+            conn, arrived_s = one
+            conn.inside, conn.arrived_s = True, arrived_s
             with contextlib.suppress(KeyError):  # it sent more
                 self.poller.unregister(conn.sock)
             self._hand_over(conn)

@@ -27,6 +27,7 @@ HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
+UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -58,6 +59,7 @@ def load(config: Config) -> LoadedModel:
             model.step_s = 0.0
 
     model.before_iteration = pace
+    model.info = replace(model.info, unused_gpu=os.environ.get(UNUSED_GPU))
     return model
 
 
@@ -69,7 +71,7 @@ def refuse_threads(path: str) -> None:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    threading.Thread.start = refused  # type: ignore[method-assign]
+    threading.Thread.start = refused  # type: ignore[method-assign,assignment]
 
 
 def make_app() -> Flask:
