@@ -236,6 +236,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def _stir(self, conn: TConn, client: socket.socket) -> None:
         """A client at the door leaves, or sends its next request early."""
+        if conn not in self.door.outside:  # it entered by an event that was handled just before
+            return
         self.poller.unregister(client)
         try:
             gone = not client.recv(1, socket.MSG_PEEK)

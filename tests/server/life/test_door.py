@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 from api.http.door import places_inside
-from tests.server.hash_app import HOLD
+from tests.server.hash_app import HOLD, STEP_S
 from tests.server.process import Server, clients, connected, eventually, serving
 
 MANY = 3 * places_inside(1)
+ROUNDS = 8
 FURTHER = 4  # threads: of /stats, and of refusals
 
 
@@ -110,3 +111,23 @@ def test_a_server_that_stops_answers_those_at_its_door(tmp_path: Path) -> None:
         statuses = [answer.result().status_code for answer in answers]
         assert set(statuses) == {200, 503}
         assert server.process.wait(60) == 0
+
+
+def test_clients_that_leave_while_others_enter_do_no_harm(tmp_path: Path) -> None:
+    """In one round of events a place becomes free, and the client that takes it is gone."""
+    with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
+        body = json.dumps({"prompt": "gone", "num_tokens": 100}).encode()
+        head = (
+            "POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        for _ in range(ROUNDS):
+            leaving = [connected(server) for _ in range(2 * MANY)]
+            for client in leaving:
+                client.sendall(head + body)
+            server.reaches(running=1, waiting=len(leaving) - 1)
+            for client in leaving:
+                client.close()
+            server.reaches(running=0, waiting=0)
+        assert server.ask("x", 2).status_code == 200
+        assert server.counts()["failed"] == 0
