@@ -111,6 +111,11 @@ class BatchingManager:
         return {"waiting": self.queue.size, "running": len(self._life.resident)}
 
     @property
+    def outside(self) -> int:
+        """Waiting requests that are not in the queue yet."""
+        return len(self.queue.outside)
+
+    @property
     def serves_immediate(self) -> bool:
         """Whether a connection waits for a queued or running request; nearly up to date."""
         return self.queue.size + len(self._life.resident) > self._life.deferred

@@ -108,7 +108,7 @@ def make_blueprint(service: Service) -> Blueprint:
 
     @blueprint.post("/inference")
     def inference() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
         service.require_ready()
         accepted = Inference(

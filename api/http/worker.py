@@ -5,7 +5,8 @@ The poller waits for clients: for a request, for the rest of it, and after a res
 client's end. So a slow client costs memory and a file but no thread, until its time is over. If
 connections run out, the one that waits longest is closed; if the bodies of all requests need too
 much memory, or the system refuses a thread, a request gets 503. A probe has threads of its own,
-which do not even wait for a client to read."""
+which do not even wait for a client to read. Requests beyond those that could run soon wait at the
+door (`door.py`)."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     ThreadWorker,
 )
 
+from api.http.door import ARRIVED_S, GENERATION_PATHS, Door
 from api.http.errors import ApiError
 from api.http.incoming import PIECE_BYTES, Incoming
 from api.http.keys import presents_key
@@ -50,6 +52,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     most_held_bytes: int  # of all requests, until they are answered
     keys: Sequence[str]
     tpool: Threads
+    door: Door[TConn]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,6 +62,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._waste = bytearray(PIECE_BYTES)
         self._held_bytes = 0
         self.max_keepalived = self.worker_connections  # of gunicorn's own list, which stays empty
+        self.door = Door()
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -84,6 +88,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s, self._admits)
         conn.outgoing = None
         conn.held_bytes = 0
+        conn.inside = False  # past the door
+        conn.arrived_s = None  # at the door, if it waited there
         conn.parser = get_parser(self.cfg, conn.incoming, conn.client)
         conn.data_ready = True  # once a thread gets it
         self._wait(conn, self._read)
@@ -118,6 +124,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             request.force_close()
         if incoming.refusal is not None:
             request.body = RefusedBody(incoming.refusal)
+        ARRIVED_S.set(conn.arrived_s)
         return super().handle_request(request, conn)
 
     def _keepalive_after(self, conn: TConn, keepalive: object) -> bool:
@@ -125,6 +132,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         return bool(keepalive and conn.parser.finish_body())
 
     def _finish(self, conn: TConn, stays: bool) -> None:
+        self.door.inside -= conn.inside
+        conn.inside, conn.arrived_s = False, None
+        self._open()
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
             self._forget(conn)
         elif conn.outgoing is None or conn.outgoing.whole:
@@ -201,14 +211,54 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._refuse(conn, too_much_held())
             ready = True
         if ready:
-            self._hand_over(conn)
+            self._let_in(conn)
         elif incoming.expects:
             incoming.expects = False
             with contextlib.suppress(OSError):  # the client continues without it after a while
                 conn.sock.send(CONTINUE)
 
-    def _hand_over(self, conn: TConn) -> None:
+    def _let_in(self, conn: TConn) -> None:
+        incoming = conn.incoming
+        waits = incoming.whole and incoming.admitted and incoming.refusal is None
+        if waits and incoming.path in GENERATION_PATHS:
+            if self.door.must_wait():
+                if (refusal := self.door.why_not()) is None:
+                    self._wake(conn)
+                    self.door.wait(conn)
+                    self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._stir, conn))
+                    return
+                self._refuse(conn, refusal)
+            else:
+                self.door.enter()
+                conn.inside = True
         self._wake(conn)
+        self._hand_over(conn)
+
+    def _stir(self, conn: TConn, client: socket.socket) -> None:
+        """A client at the door leaves, or sends its next request early."""
+        if conn not in self.door.outside:  # it entered by an event that was handled just before
+            return
+        self.poller.unregister(client)
+        try:
+            gone = not client.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            gone = False
+        except OSError:
+            gone = True
+        if gone:
+            self.door.leave(conn)
+            self._forget(conn)
+            conn.close()
+
+    def _open(self) -> None:
+        while (one := self.door.next()) is not None:
+            conn, arrived_s = one
+            conn.inside, conn.arrived_s = True, arrived_s
+            with contextlib.suppress(KeyError):  # it sent more
+                self.poller.unregister(conn.sock)
+            self._hand_over(conn)
+
+    def _hand_over(self, conn: TConn) -> None:
         if conn.incoming.refusal is None:
             threads = self._kept.get(conn.incoming.path, self.tpool)
             try:
@@ -258,7 +308,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._drop(next(iter(self._waiting)))
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if self._waiting else timeout)
+        waiting = self._waiting or self.door.outside
+        super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if waiting else timeout)
 
     def murder_pending(self) -> None:
         """gunicorn's loop calls it after all events: ends connections that have waited too long."""
@@ -266,10 +317,12 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         if now_s < self._scanned_s + SCAN_S:
             return
         self._scanned_s = now_s
+        self._open()
         for conn, ready in list(self._waiting.items()):
             if conn.incoming.deadline_s > now_s:
                 continue
             if ready == self._read and conn.incoming.has_head:
+                self._wake(conn)
                 self._hand_over(conn)  # its handler reports that the body did not arrive in time
             else:
                 self._drop(conn)
