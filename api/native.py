@@ -7,7 +7,7 @@ work in every mode.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from flask import Blueprint, Response, jsonify, request
@@ -46,6 +46,7 @@ class InferenceRequest(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1, description="a number above 0 and up to 1")
     seed: int | None = Field(None, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
     stream: bool = Field(False, description="true or false")
+    model: str | None = Field(None, description="a name of the served model")
     service_class: ServiceClass = Field(
         "immediate", alias="class", description="'immediate' or 'deferred'"
     )
@@ -94,13 +95,15 @@ class StatsReset(TypedDict):
     reset: Literal[True]
 
 
-def make_blueprint(service: Service) -> Blueprint:
+def make_blueprint(service: Service, require_served: Callable[[str | None], None]) -> Blueprint:
+    """`require_served`: raises ApiError unless this model is served."""
     blueprint = Blueprint("inference", __name__)
 
     @blueprint.post("/inference")
     def inference() -> Response:
         arrival_s = service.clock()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
+        require_served(wanted.model)
         service.require_ready()
         sampling = Sampling(
             seed=secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed,

@@ -28,7 +28,7 @@ _REQUEST_OWN = HOP_BY_HOP | {
     "host",
     "x-request-id",
 }
-# What proxies tell of the client. The router tells nothing, and a client must not speak for it.
+# What a proxy adds about its client. The router adds none of these, so a client may not set them.
 _FORWARDING = frozenset({"forwarded", "x-original-url", "x-real-ip", "x-rewrite-url"})
 _RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -47,8 +47,8 @@ def to_upstream(
     (`drop_authorization`) is not passed on. Answers are requested uncompressed: the events of a
     compressed stream cannot be separated.
 
-    Names with underscores are dropped: to a WSGI server `SCRIPT_NAME` means a part of the path, and
-    others cannot be told from names with hyphens."""
+    Names with underscores are dropped: to a WSGI server `SCRIPT_NAME` is a part of the path, and
+    other names look the same with hyphens."""
     out = CIMultiDict(
         (name, value)
         for name, value in _without(headers, _REQUEST_OWN | _FORWARDING).items()

@@ -1,4 +1,5 @@
-"""A path that the router does not serve stays hidden, however a client asks for it."""
+"""In front of this project's server: paths that the router does not serve stay hidden, however a
+client asks for them, and its own API can name the model like the others."""
 
 import socket
 from collections.abc import Iterator
@@ -53,3 +54,15 @@ def test_statistics_are_not_reset_through_the_router(router: RouterProcess, tric
 def test_a_server_takes_no_path_from_a_header(server: Server, trick: str) -> None:
     assert not resets(server.config.port, "up", *TRICKS[trick])
     assert resets(server.config.port, "up", "/stats/reset", b"")
+
+
+def test_our_own_api_names_the_model_in_the_body_or_in_a_header(router: RouterProcess) -> None:
+    known = {"Authorization": "Bearer client"}
+    (model,) = (m["id"] for m in router.get("/v1/models", headers=known).json()["data"])
+    body = {"prompt": "a", "num_tokens": 2, "seed": 1}
+    answers = [
+        router.post("/inference", json=body | named, headers=known | header)
+        for named, header in (({}, {"X-Model": model}), ({"model": model}, {}))
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len({answer.json()["completion"] for answer in answers}) == 1
