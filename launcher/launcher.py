@@ -102,6 +102,7 @@ class Launcher:
             *("-P", "-m", "model_server", "serve", "--listen", address),
             *("--shards", str(config.shards)),
             *(("--rendezvous", met) if config.master_port else ()),
+            *(("--record", model_record(record)) if (record := self.server_config.record) else ()),
         ]
 
     def _server(self, address: str) -> list[str]:
@@ -141,6 +142,12 @@ class Launcher:
 
     def _note(self, text: str) -> None:
         self._say("launcher", text)
+
+
+def model_record(path: str) -> str:
+    """The model server's file beside the server's: each process writes a file of its own."""
+    server = Path(path)
+    return str(server.with_stem(f"{server.stem}-model"))
 
 
 async def is_ready(host: str, port: int) -> bool:

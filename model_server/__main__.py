@@ -5,6 +5,7 @@ and another program must supervise it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -129,21 +130,22 @@ def run(config: ServeConfig, rank: int) -> int:
     if config.record is not None:
         facts = {"model": config.model, "mode": config.mode, "rank": rank}
         journal = Journal(Path(config.record), "model server", facts)
-        journal.start()
 
-    def loaded() -> ServedModel:
-        model = load(config, rank)
+    with contextlib.ExitStack() as ending:
+
+        def loaded() -> ServedModel:
+            model = load(config, rank)
+            if tracing is not None:
+                model = TracedModel(model, tracing, rank)
+            if journal is None:
+                return model
+            journal.start()
+            ending.callback(journal.stop, RECORD_S)
+            return RecordedModel(model, journal)
+
         if tracing is not None:
-            model = TracedModel(model, tracing, rank)
-        return model if journal is None else RecordedModel(model, journal)
-
-    try:
+            ending.callback(tracing.close)
         return serve(service, loaded, config.listen, access)
-    finally:
-        if tracing is not None:
-            tracing.close()
-        if journal is not None:
-            journal.stop(RECORD_S)
 
 
 def load(config: ServeConfig, rank: int) -> ServedModel:

@@ -14,6 +14,9 @@ import psutil
 import pytest
 import requests
 
+from launcher.config import read
+from launcher.launcher import Launcher
+from model_server.config import ServeConfig
 from tests.server.process import PATIENCE_S, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -100,10 +103,25 @@ def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_path: Path) -> None:
-    launched = Launched(tmp_path / "log", "--model-id", "./no-such-folder")
+    recorded = [tmp_path / name for name in ("run.jsonl", "run-model.jsonl")]
+    for path in recorded:
+        path.write_text("an earlier run")
+    options = ("--model-id", "./no-such-folder", "--record", str(recorded[0]))
+    launched = Launched(tmp_path / "log", *options)
     try:
         assert launched.process.wait(PATIENCE_S) == 1
     finally:
         launched.process.kill()
     assert "ended with status 1 before the model was ready" in launched.log
     assert "no-such-folder" in launched.log
+    assert [path.read_text() for path in recorded] == ["an earlier run"] * 2
+
+
+def test_server_and_model_server_record_into_files_of_their_own(tmp_path: Path) -> None:
+    config, server = read(["--record", str(tmp_path / "run.jsonl")], {})
+    command = Launcher(config, server)._model_server("unix:/model")
+    model = ServeConfig.from_args(command[command.index("--listen") :], server.as_environment())
+    assert (server.record, model.record) == (
+        str(tmp_path / "run.jsonl"),
+        str(tmp_path / "run-model.jsonl"),
+    )
