@@ -129,7 +129,7 @@ def test_a_port_in_use_is_one_line_and_an_earlier_record_stays(
 ) -> None:
     port, record = shared[1].rpartition(":")[2], tmp_path / "run.jsonl"
     record.write_text("an earlier run")
-    options = ["--port", port, "--upstreams", "http://a:1", "--record", record]
+    options = ["--port", port, "--upstreams", "http://a:1", "--record", str(record)]
     ended = subprocess.run(
         [sys.executable, "-m", "router", *options],
         capture_output=True,
