@@ -27,6 +27,9 @@ _REQUEST_OWN = HOP_BY_HOP | {
     "expect",
     "host",
     "x-request-id",
+    # the router has judged the page; for the upstream the router is the client
+    "origin",
+    "sec-fetch-site",
 }
 # What a proxy adds about its client. The router adds none of these, so a client may not set them.
 _FORWARDING = frozenset({"forwarded", "x-original-url", "x-real-ip", "x-rewrite-url"})
