@@ -177,5 +177,5 @@ def _parsed(body: bytes) -> Any:
     """Raises ValueError."""
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is not valid JSON: {error}") from None
