@@ -156,9 +156,9 @@ def create_app(
         describe,
         Texts() if config.watch_text else None,
     )
-    app.register_blueprint(native.make_blueprint(service))
-    app.register_blueprint(watch.make_blueprint(service))
     generations = Generations(service, template)
+    app.register_blueprint(native.make_blueprint(service, generations.require_served))
+    app.register_blueprint(watch.make_blueprint(service))
     calls = openai.Calls(service, generations)
     app.register_blueprint(tgi.make_blueprint(service, generations, calls))
     jobs = Jobs(

@@ -51,6 +51,7 @@ keepalive = 75  # longer than clients keep theirs, so that no request meets a cl
 timeout = 0  # the main thread only dispatches; killing the worker would not help
 graceful_timeout = math.ceil(_config.drain_timeout) + 15
 control_socket_disable = True
+forwarder_headers = ""  # a request's own SCRIPT_NAME would lead past rules about paths
 loglevel = "debug" if _debug else "warning"
 accesslog = "-" if _debug else None
 

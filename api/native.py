@@ -7,7 +7,7 @@ work in every mode.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from flask import Blueprint, Response, jsonify, request
@@ -53,6 +53,7 @@ class InferenceRequest(BaseModel):
     top_p: Share = Field(1.0, description=SHARE)
     seed: Seed | None = Field(None, description=SEED)
     stream: bool = Field(False, description="true or false")
+    model: str | None = Field(None, description="a name of the served model")
     service_class: ServiceClass = Field(
         "immediate", alias="class", description="'immediate' or 'deferred'"
     )
@@ -103,13 +104,15 @@ class StatsReset(TypedDict):
     reset: Literal[True]
 
 
-def make_blueprint(service: Service) -> Blueprint:
+def make_blueprint(service: Service, require_served: Callable[[str | None], None]) -> Blueprint:
+    """`require_served`: raises ApiError unless this model is served."""
     blueprint = Blueprint("inference", __name__)
 
     @blueprint.post("/inference")
     def inference() -> Response:
         arrival_s = service.arrived_s()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
+        require_served(wanted.model)
         service.require_ready()
         accepted = Inference(
             service.encode("prompt", wanted.prompt),

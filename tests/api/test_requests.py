@@ -113,6 +113,16 @@ def test_a_deferred_request_with_a_deadline_has_the_same_tokens(client: FlaskCli
     assert deferred["generated"] == plain["generated"]
 
 
+def test_a_request_may_name_the_served_model_and_no_other(client: FlaskClient) -> None:
+    plain = ask(client, **GOOD, seed=1).get_json()
+    named = ask(client, **GOOD, seed=1, model="embedded").get_json()
+    assert named["completion"] == plain["completion"]
+    other = ask(client, **GOOD, model="other")
+    assert other.status_code == 404
+    assert is_explained(other)
+    assert "'model'" in ask(client, **GOOD, model=5).get_json()["error"]
+
+
 @pytest.mark.parametrize("field", ["numtokens", "max_tokens", "", "\n", "x" * 500])
 def test_an_unknown_field_is_named_with_those_that_are_known(
     client: FlaskClient, field: str
