@@ -230,9 +230,9 @@ class BatchingManager:
             inference.computed = start + tokens
             inference.expected += draw
             inference.flights += 1
-        steps = list(lay_out(steps))
         pending: Pending | Exception
-        try:
+        try:  # right after counting: what fails from here on is uncounted with its flight
+            steps = list(lay_out(steps))
             if new:
                 model.open([inference.opening() for inference in new])
             pending = model.start(steps, life.take_released())

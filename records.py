@@ -176,11 +176,12 @@ def planned_work(
     attended = context
     if tokens > len(counts):
         attended = sum([n * b + n * (n + 1) // 2 for n, b in zip(counts, before, strict=True)])
+    new = {inference.id for inference in admitted}
     kinds = [
         DECODE
         if n == 1 and b >= i.prompt_tokens
         else PREFILL
-        if i in admitted and b + n == i.known
+        if i.id in new and b + n == i.known
         else CHUNK
         for i, n, b in zip(requests, counts, before, strict=True)
     ]

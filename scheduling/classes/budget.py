@@ -237,12 +237,18 @@ class Budget(Wrapper):
 
     def _floor(self, gap: Gap) -> list[Advance]:
         first = self._first(gap)
-        for request in (*first, *self._newcomers(gap, first)):
-            step = Advance(request, min(request.known - request.computed, FLOOR_TOKENS))
+        steps = [
+            Advance(request, min(request.known - request.computed, FLOOR_TOKENS))
+            for request in (*first, *self._newcomers(gap, first))
+        ]
+        for step in steps:
             if gap.fits(step):
                 self._starved = 0
                 return [step]
-        return []
+        if gap.plan.advance:
+            return []
+        # with optimistic admission nobody ends and gives blocks back: growth preempts others
+        return [step for step in steps if step.request.resident and not step.request.done][:1]
 
 
 def _due_s(request: Request) -> float:

@@ -318,3 +318,31 @@ def test_the_predictor_learns_while_deferred_requests_are_worked_off_beside_imme
     for rows, tokens in ((2, 2), (6, 6), (4, 13)):
         work = Work(tokens, rows, rows, 10 * tokens, 10 * rows)
         assert predictor.seconds(work) == pytest.approx(virtual_duration_s(rows, tokens), rel=0.1)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("requests", [2, 40])
+def test_deferred_requests_that_outgrow_the_memory_together_all_end(
+    requests: int, lookahead: int
+) -> None:
+    """All are paused, and none can grow until another is preempted."""
+    mode = replace(
+        MODES[3],
+        policy=lambda _: Budget(Orca(), Predictor()),
+        ledger=partial(Ledger, growth_tokens=64),
+    )
+    blocks = {2: 12, 40: 128}[requests]
+    world = World(
+        mode,
+        max_batch_size=40,
+        budget=16 * blocks,
+        context=192,
+        block_tokens=16,
+        lookahead=lookahead,
+    )
+    for seed in range(requests):
+        world.submit([seed % 13] * 16, 150, seed, service_class="deferred", stored=True)
+    world.run()
+    check_closed(world)
+    assert {inference.end for inference in world.submitted} == {"length"}
+    assert any(record.preemptions for record in world.books.requests)
