@@ -26,7 +26,20 @@ from queueing import RequestQueue
 from records import History, iterated, iteration_record, planned_work
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
-from seams import Advance, End, Model, Outcome, Pending, Plan, Policy, Recorder, Step, View
+from seams import (
+    Advance,
+    End,
+    Model,
+    Observer,
+    Outcome,
+    Pending,
+    Plan,
+    Policy,
+    Recorder,
+    Served,
+    Step,
+    View,
+)
 
 
 class EngineFailedError(Exception):
@@ -65,6 +78,7 @@ class BatchingManager:
         # by kind: decodes only, or with prefill or a part of one
         self.failed_iterations: Mapping[str, int] = self._failures.iterations
         self._last_end_s = -math.inf
+        self._observer = policy if isinstance(policy, Observer) else None
 
     def serve(self, model: Model, ledger: Ledger) -> None:
         """Requests are accepted from now on."""
@@ -274,12 +288,18 @@ class BatchingManager:
         for i, scores in outcome.logprobs.items():
             if batch[i].end is None:
                 batch[i].logprobs += scores
+        served: Sequence[Served] = ()
+        if self._observer is not None:
+            given = [0 if i.end else len(new) for i, new in zip(batch, outcome.tokens, strict=True)]
+            served = list(map(Served, batch, [step.tokens for step in flight.steps], given))
         for inference, step, tokens in zip(batch, flight.steps, outcome.tokens, strict=True):
             if inference.end is None:
                 if sharing:
                     memory.share(inference, step.start + step.tokens)
                 if tokens:
                     self._append(inference, tokens, now_s)
+        if self._observer is not None:
+            self._observer.observe(served)
         life.retire(now_s)
         self._failures.succeeded(now_s)
 

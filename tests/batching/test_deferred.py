@@ -17,7 +17,7 @@ from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
-from seams import Plan, Policy, Request, ServiceClass, View
+from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
 from stats import Recorders
 from tests.batching.test_any_workload import CLIENTS, Client, moments
 from tests.batching.virtual import (
@@ -167,6 +167,10 @@ class Noting:
         self.noted.append((replace(view, waiting=list(view.waiting)), plan))
         return plan
 
+    def observe(self, rows: Sequence[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
+
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)
 
@@ -184,6 +188,10 @@ class Clocked:
         immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
         self.taken.append((lasts_s(Work.of(plan.advance)), Work.of(immediate)))
         return plan
+
+    def observe(self, rows: Sequence[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)
