@@ -60,6 +60,10 @@ class RequestQueue:
     def size(self) -> int:
         return len(self._arrivals) + len(self.waiting)
 
+    def everyone(self) -> list[Inference]:
+        with self._changed:
+            return self.waiting + self._arrivals
+
     def open(self, context: int, kv_tokens: int) -> None:
         """There is a model: requests that fit into its context and KV memory are accepted from now
         on."""

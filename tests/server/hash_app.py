@@ -14,6 +14,7 @@ from flask import Flask
 from app import create_app
 from config import Config
 from engine import LoadedModel, find_remote_model
+from liveness import Limit
 from loading import LoadError
 from tests.hash_model import VOCAB_SIZE, HashModel
 from text import Tokenizer
@@ -25,6 +26,7 @@ HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until
 HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
+LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -61,4 +63,7 @@ def load(config: Config) -> LoadedModel:
 
 def make_app() -> Flask:
     end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
-    return create_app(load=load, tokenizer=byte_tokenizer(end_ids))
+    app = create_app(load=load, tokenizer=byte_tokenizer(end_ids))
+    if least_s := os.environ.get(LEAST_S):
+        app.extensions["engine"].limit = Limit(least_s=float(least_s))
+    return app
