@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -168,6 +169,9 @@ class Engine:
         self.model = model
         if self.config.remote_model is not None:
             cast("RemoteModel", model).on_return = self.manager.wake
+            # a remote model that takes too long is lost first, which costs no response
+            least_s = self.limit.least_s + self.config.model_deadline
+            self.limit = replace(self.limit, least_s=least_s)
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
         computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
         if self.config.iterations_ahead and computes_here:
