@@ -280,7 +280,7 @@ class Budget(Wrapper):
                 return [step]
         if gap.plan.advance:
             return []
-        # with optimistic admission nobody ends and gives blocks back: growth preempts others
+        # nothing else frees blocks, so the growth of this one has to preempt others
         return [step for step in steps if step.request.resident and not step.request.done][:1]
 
 
