@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import cast
 
 from failures import Failures
-from flight import Flight, Wait
+from flight import Flight, ServedRows, Wait
 from generate.modes import LAYOUTS, LayOut, Mode
 from inference import Inference
 from lifecycle import Lifecycle
@@ -36,7 +36,6 @@ from seams import (
     Plan,
     Policy,
     Recorder,
-    Served,
     Step,
     View,
 )
@@ -301,10 +300,6 @@ class BatchingManager:
         for i, scores in outcome.logprobs.items():
             if batch[i].end is None:
                 batch[i].logprobs += scores
-        served: Sequence[Served] = ()
-        if self._observer is not None:
-            given = [0 if i.end else len(new) for i, new in zip(batch, outcome.tokens, strict=True)]
-            served = list(map(Served, batch, [step.tokens for step in flight.steps], given))
         for inference, step, tokens in zip(batch, flight.steps, outcome.tokens, strict=True):
             if inference.end is None:
                 if sharing:
@@ -312,7 +307,7 @@ class BatchingManager:
                 if tokens:
                     self._append(inference, tokens, now_s)
         if self._observer is not None:
-            self._observer.observe(served)
+            self._observer.observe(ServedRows(flight, outcome, now_s))
         life.retire(now_s)
         self._failures.succeeded(now_s)
 

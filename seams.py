@@ -282,10 +282,10 @@ class Policy(Protocol):
 class Observer(Protocol):
     """A policy that counts what was served has this method, too."""
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         """Called once after every successful iteration, before its requests retire; those that
-        have ended are included. The counts of a request may include the next iteration, if that is
-        in flight."""
+        have ended are included. Rows are made when they are read, which may be several times. The
+        counts of a request may include the next iteration, if that is in flight."""
 
 
 # --- Records --------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -134,11 +134,12 @@ class Budget(Wrapper):
         advance = [*gap.plan.advance, *steps]
         return Plan(advance, [*gap.plan.preempt, *gap.dropped], wake_s=gap.plan.wake_s)
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         self._remembered = seen = self._seen
         if not seen.mixed:
             super().observe(rows)
             return
+        rows = list(rows)
         immediate = [row for row in rows if row.request.service_class == "immediate"]
         if immediate:  # for these alone the wrapped policy has planned
             super().observe(immediate)

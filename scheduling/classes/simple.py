@@ -5,7 +5,7 @@ policy plans as it does alone."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -31,7 +31,7 @@ class Wrapper(ABC):
     def mixed(self, view: View) -> Plan:
         """The plan when there are deferred requests."""
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         if self._observer is not None:
             self._observer.observe(rows)
 

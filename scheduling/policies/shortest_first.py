@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from scheduling.fitting import fitting
@@ -46,7 +46,7 @@ class ShortestFirst:
         chosen = (*view.resident, *new)
         return Plan([Advance(request, request.known - request.computed) for request in chosen])
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         ran = {*self._admitted, *(row.request.id for row in rows)}
         self._admitted = heapq.nlargest(self.max_bypass, ran)
 

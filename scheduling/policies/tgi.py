@@ -16,7 +16,7 @@ decode of all requests, so between two of a request's tokens lies at most one pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from scheduling.fitting import fitting
@@ -52,7 +52,8 @@ class TGI:
                 return Plan([Advance(request, request.known) for request in new])
         return Plan([Advance(request, request.known - request.computed) for request in running])
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
+        rows = list(rows)
         ids = {row.request.id for row in rows}
         going_on = {row.request.id for row in rows if not row.request.done}
         if ids.isdisjoint(self._running):

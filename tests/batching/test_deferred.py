@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -167,7 +167,7 @@ class Noting:
         self.noted.append((replace(view, waiting=list(view.waiting)), plan))
         return plan
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         if isinstance(self.policy, Observer):
             self.policy.observe(rows)
 
@@ -189,7 +189,7 @@ class Clocked:
         self.taken.append((lasts_s(Work.of(plan.advance)), Work.of(immediate)))
         return plan
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         if isinstance(self.policy, Observer):
             self.policy.observe(rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -48,7 +48,7 @@ class Doubtful:
         assert all(plan == plans[0] for plan in plans)
         return plans[-1]
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         if isinstance(self.policy, Observer):
             self.policy.observe(rows)
 
@@ -114,7 +114,7 @@ def test_observed_are_the_tokens_of_the_records_and_of_failed_iterations_none() 
             self.rows: list[Served] = []
             self.ended = 0
 
-        def observe(self, rows: Sequence[Served]) -> None:
+        def observe(self, rows: Iterable[Served]) -> None:
             self.rows += rows
             self.ended += sum(row.request.done for row in rows)
 

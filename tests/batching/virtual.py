@@ -116,7 +116,7 @@ class Watched:
         advanced = {step.request.id for step in plan.advance}
         self._stalls = {id: 0 if id in advanced else stall for id, stall in stalls.items()}
 
-    def observe(self, rows: Sequence[Served]) -> None:
+    def observe(self, rows: Iterable[Served]) -> None:
         if isinstance(self.policy, Observer):
             self.policy.observe(rows)
 
