@@ -139,15 +139,18 @@ class Budget(Wrapper):
         if not seen.mixed:
             super().observe(rows)
             return
-        rows = list(rows)
-        immediate = [row for row in rows if row.request.service_class == "immediate"]
+        immediate: list[Served] = []
+        joined: list[Served] = []
+        for row in rows:
+            (joined if row.request.service_class == "deferred" else immediate).append(row)
         if immediate:  # for these alone the wrapped policy has planned
             super().observe(immediate)
-        joined = len(immediate) < len(rows)
         self._starved = 0 if joined else self._starved + 1
-        self._pace_s = self.predictor.seconds(Work.done(rows).beside(NOTHING)) or 0.0
+        work = Work.done(immediate)
+        all_work = work.beside(Work.done(joined)).beside(NOTHING)
+        self._pace_s = self.predictor.seconds(all_work) or 0.0
         if immediate:
-            allowance = self.allowance(Work.done(immediate), seen.factor, seen.longest)
+            allowance = self.allowance(work, seen.factor, seen.longest)
             left_s = self._saved_s + allowance.budget_s - self._pace_s
             # a debt, as the next iteration may have been planned with the same rest
             least_s = -allowance.spare_s if joined else min(0.0, self._saved_s)
