@@ -22,8 +22,8 @@ from api.document.openapi import register_openapi
 from api.http.browsers import register_rules
 from api.http.cors import register_cors
 from api.http.departed import Departures
-from api.http.door import Door, places_inside
 from api.http.errors import ApiError, refusal, register_errors
+from api.http.intake import Intake, handled_at_once
 from api.http.keys import require_keys
 from api.http.logs import register_log
 from api.http.refusals import register_refusals
@@ -82,27 +82,27 @@ def policy_of_mode(config: Config) -> Policy:
             return make_policy(config.policy, config)
 
 
-def make_door(config: Config, manager: BatchingManager, stats: Stats) -> Door[Any]:
-    """Requests wait at the door if their order there is the order in which they would run."""
+def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intake[Any]:
+    """Requests are pending in it only if its order is the one in which they would run."""
     if config.mode == "dynamic" and config.policy not in IN_ORDER:
-        return Door()
+        return Intake()
     if config.max_concurrent_requests is not None:  # which refuses at once
-        return Door()
-    queue, inside = manager.queue, places_inside(config.max_batch_size)
+        return Intake()
+    queue, at_once = manager.queue, handled_at_once(config.max_batch_size)
 
     def why_not() -> ApiError | None:
-        if (overload := queue.overload_outside()) is None:
+        if (overload := queue.overload_pending()) is None:
             return None
         stats.count_rejected()
         return refusal(overload)
 
-    door = Door[Any](
-        lambda: inside + queue.deferred if manager.ready else math.inf,
+    intake = Intake[Any](
+        lambda: at_once + queue.deferred if manager.ready else math.inf,
         why_not,
         min(config.stream_heartbeat, config.request_timeout),
     )
-    queue.outside = door.outside
-    return door
+    queue.pending = intake.pending
+    return intake
 
 
 def create_app(
@@ -173,7 +173,7 @@ def create_app(
     engine = Engine(config, manager, jobs, tokenizer, load, predictor)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
-    app.extensions["door"] = make_door(config, manager, stats)
+    app.extensions["intake"] = make_intake(config, manager, stats)
     app.register_blueprint(openai.make_blueprint(service, generations, calls))
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))

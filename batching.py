@@ -114,9 +114,9 @@ class BatchingManager:
         return {"waiting": self.queue.size, "running": len(self._life.resident)}
 
     @property
-    def outside(self) -> int:
+    def pending(self) -> int:
         """Waiting requests that are not in the queue yet."""
-        return len(self.queue.outside)
+        return len(self.queue.pending)
 
     @property
     def serves_immediate(self) -> bool:

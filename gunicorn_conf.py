@@ -92,7 +92,7 @@ def when_ready(server: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     engine = worker.wsgi.extensions["engine"]
-    worker.door = worker.wsgi.extensions["door"]
+    worker.intake = worker.wsgi.extensions["intake"]
     # A handler may interrupt the main thread while it holds any lock (gunicorn's own handler of
     # SIGINT hangs on one); only SimpleQueue.put is a reentrant way to notify another thread.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()

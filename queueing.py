@@ -42,7 +42,7 @@ class RequestQueue:
         self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
         self.busy_since_s: float | None = None  # start of the present stretch with work
         self.draining = False
-        self.outside: Sized = ()  # accepted requests that are not read yet
+        self.pending: Sized = ()  # requests that are not handled yet, in the intake
         self._changed = threading.Condition()
         self._arrivals: list[Inference] = []
         self._departures: list[tuple[Inference, End]] = []
@@ -59,16 +59,16 @@ class RequestQueue:
 
     @property
     def size(self) -> int:
-        return len(self._arrivals) + len(self.waiting) + len(self.outside)
+        return len(self._arrivals) + len(self.waiting) + len(self.pending)
 
     @property
     def deferred(self) -> int:
         """Waiting requests of that class, without stored ones."""
         return self._deferred
 
-    def overload_outside(self) -> OverloadedError | None:
-        """Why a further request may not even wait outside; None if it may."""
-        if self._counted + len(self.outside) < self.max_waiting:
+    def overload_pending(self) -> OverloadedError | None:
+        """Why a further request may not even be pending; None if it may."""
+        if self._counted + len(self.pending) < self.max_waiting:
             return None
         return OverloadedError(self._too_many, self.retry_after_s)
 
@@ -167,7 +167,7 @@ class RequestQueue:
         if len(ends_s) < 2:
             return least_s
         interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        waiting = self._counted + len(self.outside)
+        waiting = self._counted + len(self.pending)
         return min(max(waiting * interval_s, least_s), most_s)
 
     def _count(self, inference: Inference, one: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from api.http.departed import Departures
-from api.http.door import ARRIVED_S
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
+from api.http.intake import ARRIVED_S
 from api.http.keys import presented_owner
 from api.http.logs import belongs_to_request
 from api.http.traces import trace_generations
@@ -61,8 +61,8 @@ class Service:
 
     def arrived_s(self) -> float:
         """When the present request arrived."""
-        at_door_s = ARRIVED_S.get()
-        return self.clock() if at_door_s is None else at_door_s
+        pending_since_s = ARRIVED_S.get()
+        return self.clock() if pending_since_s is None else pending_since_s
 
     def encode(self, field: str, text: str) -> list[int]:
         """Raises ApiError for a text that cannot be encoded."""

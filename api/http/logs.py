@@ -16,8 +16,8 @@ from typing import Any
 
 from flask import Flask, Response, g, has_request_context, request
 
-from api.http.door import ARRIVED_S
 from api.http.errors import show
+from api.http.intake import ARRIVED_S
 from inference import Inference
 from stats import queue_s, ttft_s
 
@@ -64,8 +64,8 @@ def register_log(app: Flask, clock: Callable[[], float]) -> None:
     def begin() -> None:
         given = request.headers.get(HEADER, "")
         g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
-        at_door_s = ARRIVED_S.get()
-        g.arrival_s = clock() if at_door_s is None else at_door_s
+        pending_since_s = ARRIVED_S.get()
+        g.arrival_s = clock() if pending_since_s is None else pending_since_s
 
     @app.after_request
     def finish(response: Response) -> Response:

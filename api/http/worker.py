@@ -5,8 +5,8 @@ The poller waits for clients: for a request, for the rest of it, and after a res
 client's end. So a slow client costs memory and a file but no thread, until its time is over. If
 connections run out, the one that waits longest is closed; if the bodies of all requests need too
 much memory, or the system refuses a thread, a request gets 503. A probe has threads of its own,
-which do not even wait for a client to read. Requests beyond those that could run soon wait at the
-door (`door.py`)."""
+which do not even wait for a client to read. Requests beyond those that could run soon are pending
+in the intake (`intake.py`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     ThreadWorker,
 )
 
-from api.http.door import ARRIVED_S, GENERATION_PATHS, Door
 from api.http.errors import ApiError
 from api.http.incoming import PIECE_BYTES, Incoming
+from api.http.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.keys import presents_key
 from api.http.outgoing import Outgoing
 from api.http.refusals import RefusedBody, no_thread, too_much_held
@@ -52,7 +52,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     most_held_bytes: int  # of all requests, until they are answered
     keys: Sequence[str]
     tpool: Threads
-    door: Door[TConn]
+    intake: Intake[TConn]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +62,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._waste = bytearray(PIECE_BYTES)
         self._held_bytes = 0
         self.max_keepalived = self.worker_connections  # of gunicorn's own list, which stays empty
-        self.door = Door()
+        self.intake = Intake()
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -88,8 +88,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s, self._admits)
         conn.outgoing = None
         conn.held_bytes = 0
-        conn.inside = False  # past the door
-        conn.arrived_s = None  # at the door, if it waited there
+        conn.counted = False  # by the intake, as handled
+        conn.arrived_s = None  # if it was pending in the intake
         conn.parser = get_parser(self.cfg, conn.incoming, conn.client)
         conn.data_ready = True  # once a thread gets it
         self._wait(conn, self._read)
@@ -132,9 +132,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         return bool(keepalive and conn.parser.finish_body())
 
     def _finish(self, conn: TConn, stays: bool) -> None:
-        self.door.inside -= conn.inside
-        conn.inside, conn.arrived_s = False, None
-        self._open()
+        self.intake.handled -= conn.counted
+        conn.counted, conn.arrived_s = False, None
+        self._take_pending()
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
             self._forget(conn)
         elif conn.outgoing is None or conn.outgoing.whole:
@@ -211,32 +211,32 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._refuse(conn, too_much_held())
             ready = True
         if ready:
-            self._let_in(conn)
+            self._take(conn)
         elif incoming.expects:
             incoming.expects = False
             with contextlib.suppress(OSError):  # the client continues without it after a while
                 conn.sock.send(CONTINUE)
 
-    def _let_in(self, conn: TConn) -> None:
+    def _take(self, conn: TConn) -> None:
         incoming = conn.incoming
         waits = incoming.whole and incoming.admitted and incoming.refusal is None
         if waits and incoming.path in GENERATION_PATHS:
-            if self.door.must_wait():
-                if (refusal := self.door.why_not()) is None:
+            if self.intake.is_full():
+                if (refusal := self.intake.why_not()) is None:
                     self._wake(conn)
-                    self.door.wait(conn)
+                    self.intake.add(conn)
                     self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._stir, conn))
                     return
                 self._refuse(conn, refusal)
             else:
-                self.door.enter()
-                conn.inside = True
+                self.intake.handle()
+                conn.counted = True
         self._wake(conn)
         self._hand_over(conn)
 
     def _stir(self, conn: TConn, client: socket.socket) -> None:
-        """A client at the door leaves, or sends its next request early."""
-        if conn not in self.door.outside:  # it entered by an event that was handled just before
+        """The client of a pending request leaves, or sends its next request early."""
+        if conn not in self.intake.pending:  # taken by the event before this one
             return
         self.poller.unregister(client)
         try:
@@ -246,14 +246,14 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             gone = True
         if gone:
-            self.door.leave(conn)
+            self.intake.remove(conn)
             self._forget(conn)
             conn.close()
 
-    def _open(self) -> None:
-        while (one := self.door.next()) is not None:
+    def _take_pending(self) -> None:
+        while (one := self.intake.take()) is not None:
             conn, arrived_s = one
-            conn.inside, conn.arrived_s = True, arrived_s
+            conn.counted, conn.arrived_s = True, arrived_s
             with contextlib.suppress(KeyError):  # it sent more
                 self.poller.unregister(conn.sock)
             self._hand_over(conn)
@@ -308,7 +308,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._drop(next(iter(self._waiting)))
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        waiting = self._waiting or self.door.outside
+        waiting = self._waiting or self.intake.pending
         super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if waiting else timeout)
 
     def murder_pending(self) -> None:
@@ -317,7 +317,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         if now_s < self._scanned_s + SCAN_S:
             return
         self._scanned_s = now_s
-        self._open()
+        self._take_pending()
         for conn, ready in list(self._waiting.items()):
             if conn.incoming.deadline_s > now_s:
                 continue

@@ -1,4 +1,4 @@
-"""A server under far more load than it can serve: requests wait at the door without a thread."""
+"""A server under far more load than it can serve: requests are pending without a thread."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import signal
 import time
 from pathlib import Path
 
-from api.http.door import places_inside
+from api.http.intake import handled_at_once
 from tests.server.hash_app import HOLD, STEP_S
 from tests.server.process import Server, clients, connected, eventually, serving
 
-MANY = 3 * places_inside(1)
+MANY = 3 * handled_at_once(1)
 ROUNDS = 8
 FURTHER = 4  # threads: of /stats, and of refusals
 
@@ -21,9 +21,7 @@ def handlers(server: Server) -> int:
     return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.members())
 
 
-def test_requests_at_the_door_hold_no_thread_and_their_wait_counts(
-    tmp_path: Path,
-) -> None:
+def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     with (
@@ -36,13 +34,12 @@ def test_requests_at_the_door_hold_no_thread_and_their_wait_counts(
             answers.append(call(server.ask, f"prompt {number}", 3, temperature=0))
             server.reaches(running=1, waiting=number)
         last_s = time.monotonic()
-        assert handlers(server) - before <= places_inside(1) + FURTHER
+        assert handlers(server) - before <= handled_at_once(1) + FURTHER
         assert server.counts()["received"] == MANY
         waited_s = time.monotonic() - last_s
         hold.unlink()
         told = [answer.result() for answer in answers]
         assert [answer.status_code for answer in told] == [200] * MANY
-        # the wait at the door counts
         assert told[-1].json()["timing"]["queue_s"] >= waited_s
         alone = server.ask(f"prompt {MANY - 1}", 3, temperature=0).json()["generated"]
         assert told[-1].json()["generated"] == alone
@@ -50,34 +47,34 @@ def test_requests_at_the_door_hold_no_thread_and_their_wait_counts(
         assert (counts["received"], counts["completed"]) == (MANY + 1, MANY + 1)
 
 
-def test_a_client_that_leaves_the_door_is_forgotten(tmp_path: Path) -> None:
+def test_a_pending_request_whose_client_leaves_is_forgotten(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    inside = places_inside(1)
+    at_once = handled_at_once(1)
     with (
         serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
-        clients(inside) as call,
+        clients(at_once) as call,
     ):
-        answers = [call(server.ask, "x", 2) for _ in range(inside)]
-        server.reaches(running=1, waiting=inside - 1)
+        answers = [call(server.ask, "x", 2) for _ in range(at_once)]
+        server.reaches(running=1, waiting=at_once - 1)
         body = json.dumps({"prompt": "gone", "num_tokens": 2}).encode()
         leaving = connected(server)
         leaving.sendall(
             b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
-        server.reaches(running=1, waiting=inside)
+        server.reaches(running=1, waiting=at_once)
         leaving.close()
-        server.reaches(running=1, waiting=inside - 1)
+        server.reaches(running=1, waiting=at_once - 1)
         hold.unlink()
-        assert [answer.result().status_code for answer in answers] == [200] * inside
-        assert server.counts()["received"] == inside
+        assert [answer.result().status_code for answer in answers] == [200] * at_once
+        assert server.counts()["received"] == at_once
 
 
-def test_what_may_wait_is_limited_at_the_door_too(tmp_path: Path) -> None:
+def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    most = 2 * places_inside(1)
+    most = 2 * handled_at_once(1)
     with (
         serving(
             tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1, max_waiting=most
@@ -96,7 +93,7 @@ def test_what_may_wait_is_limited_at_the_door_too(tmp_path: Path) -> None:
         assert server.counts()["rejected"] == 1
 
 
-def test_a_server_that_stops_answers_those_at_its_door(tmp_path: Path) -> None:
+def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     with (
@@ -113,8 +110,8 @@ def test_a_server_that_stops_answers_those_at_its_door(tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
 
 
-def test_clients_that_leave_while_others_enter_do_no_harm(tmp_path: Path) -> None:
-    """In one round of events a place becomes free, and the client that takes it is gone."""
+def test_clients_that_leave_as_their_requests_are_taken_do_no_harm(tmp_path: Path) -> None:
+    """In one round of events, the client of the request that is taken leaves."""
     with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
         body = json.dumps({"prompt": "gone", "num_tokens": 100}).encode()
         head = (
