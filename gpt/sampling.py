@@ -57,6 +57,13 @@ class Sampler:
         self._known: list[int] = []
         self._batch: Batch | None = None
 
+    def warm_up(self, logits: Tensor) -> None:
+        """Draws after logits `[1, V]` in all ways that Triton compiles separately, so that no
+        request waits for it."""
+        for sampling in KINDS:
+            row = Opening(0, (0,), 1, sampling)
+            Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
+
     def draw(self, logits: Tensor, rows: Sequence[Known]) -> Tensor:
         """logits `[R, V]` -> next tokens `[R]`. Does not change the logits."""
         known = [len(row.ids) for row in rows]
@@ -66,13 +73,6 @@ class Sampler:
             self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
         self._known = [count + 1 for count in known]
         return self._batch.draw(logits)
-
-    def warm_up(self, logits: Tensor) -> None:
-        """Draws after logits `[1, V]` in all ways that Triton compiles separately, so that no
-        request waits for it."""
-        for sampling in KINDS:
-            row = Opening(0, (0,), 1, sampling)
-            Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
 
     def _continues(self, rows: Sequence[Known], known: list[int]) -> bool:
         return known == self._known and all(
