@@ -15,7 +15,7 @@ MULTIPLE = 64  # of the head's outputs: rows of logits begin where wide stores m
 
 
 def adapt(network: GPT, *, kernels: bool) -> None:
-    """Replaces layers of a network on a GPU. `kernels`: by those that Triton compiles, too."""
+    """Replaces layers of a network on a GPU, once. `kernels`: by those that Triton compiles, too."""
     _pad_head(network)
     if not kernels:
         return
@@ -71,9 +71,11 @@ def _pad_head(network: GPT) -> None:
     """The embedding keeps sharing the head's memory. A shard's head is a part of another layer."""
     holder: Any = network
     name = "head"
-    if not isinstance(network.head, nn.Linear):
+    if hasattr(network.head, "part"):
         holder, name = network.head, "part"
-    head: nn.Linear = getattr(holder, name)
+    head: nn.Linear | PaddedHead = getattr(holder, name)
+    if isinstance(head, PaddedHead):
+        return
     outputs = head.out_features
     with torch.no_grad():
         padded = F.pad(head.weight, (0, 0, 0, -outputs % MULTIPLE))

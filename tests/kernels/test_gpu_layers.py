@@ -67,7 +67,8 @@ def test_an_adapted_network_computes_the_same(kernels: bool) -> None:
 
 def test_the_vocabulary_is_padded_once_and_shared_with_the_embedding() -> None:
     adapted = network()
-    adapt(adapted, kernels=False)
+    for _ in range(2):  # executors may share a network
+        adapt(adapted, kernels=False)
     head = adapted.head
     assert isinstance(head, PaddedHead)
     assert head.weight.shape == (128, 32)
