@@ -15,7 +15,7 @@ MULTIPLE = 64  # of the head's outputs: rows of logits begin where wide stores m
 
 
 def adapt(network: GPT, *, kernels: bool) -> None:
-    """Replaces layers of a network on a GPU, once. `kernels`: also by those that Triton compiles."""
+    """Replaces layers of a network on a GPU, once. `kernels`: by Triton kernels, too."""
     _pad_head(network)
     if not kernels:
         return
