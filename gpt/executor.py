@@ -21,6 +21,7 @@ from gpt.attention import Counts, RaggedAttention, Span
 from gpt.cache import BlockTable, KVPool, KVShape
 from gpt.errors import with_our_errors
 from gpt.gpu.device import Device
+from gpt.gpu.layers import adapt
 from gpt.linear.choice import is_batch_invariant, pack_linears
 from gpt.linear.layers import Int8Linear
 from gpt.network import GPT, Attend
@@ -161,7 +162,11 @@ class Executor(ABC):
         self.shape = KVShape.of(network.config, dtype, self.device)
         parameters = count_parameters(network)
         int8 = any(isinstance(module, Int8Linear) for module in network.modules())
-        kernels = {} if kernel is not None else pack_linears(network)
+        kernels: dict[str, str] = {}
+        if kernel is None:
+            kernels = pack_linears(network)
+        else:
+            adapt(network, kernels=kernel)
         self.info = ModelInfo(
             name=name,
             parameters=parameters,
@@ -176,7 +181,7 @@ class Executor(ABC):
             batch_invariant=is_batch_invariant(kernels),
         )
         self._sequences: dict[int, KnownSequence] = {}
-        self._sampler = Sampler()
+        self._sampler = Sampler(kernel=bool(kernel))
         self._started: Started | None = None
         self._kernel = kernel
         widest_bytes = 4 * network.config.n_embd * dtype.itemsize  # of a token, within an MLP
@@ -221,6 +226,10 @@ class Executor(ABC):
         self.forget()
         if self.gpu is not None:
             self.gpu.warm_up()
+        if self._kernel:
+            with torch.inference_mode():
+                hidden = self.network.wte.weight.new_zeros(1, self.network.config.n_embd)
+                self._sampler.warm_up(self.network.head(hidden))
 
     # --- seams.Model ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -48,30 +49,39 @@ class GeluLinear(nn.Linear):
         return F.gelu(super().forward(x), approximate=self.approximate)
 
 
+class AddNorm(nn.LayerNorm):
+    """A residual sum and its norm, one module so that a backend may fuse the two."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x = x + y
+        return x, super().forward(x)
+
+
 class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         c, own = config.n_embd, config.n_embd // config.shards
         self.n_head, self.head_dim = config.n_head // config.shards, config.head_dim
-        self.ln_1 = nn.LayerNorm(c, eps=config.norm_eps)
+        self.ln_1 = AddNorm(c, eps=config.norm_eps)
         self.qkv = nn.Linear(c, 3 * own)
         self.attn_proj = nn.Linear(own, c)
-        self.ln_2 = nn.LayerNorm(c, eps=config.norm_eps)
+        self.ln_2 = AddNorm(c, eps=config.norm_eps)
         self.fc = GeluLinear(c, 4 * own, config.gelu)
         self.mlp_proj = nn.Linear(4 * own, c)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, kept: Tensor | None = None) -> Tensor:
-        """`kept`: as of GPT."""
+    def forward(
+        self, x: Tensor, normed: Tensor, layer: int, attend: Attend, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`normed`: `ln_1` of x; `kept`: as of GPT. Returns two summands."""
         # [..., C] -> three of [..., n_head, head_dim]
-        q, k, v = self.qkv(self.ln_1(x)).unflatten(-1, (3, self.n_head, self.head_dim)).unbind(-3)
+        q, k, v = self.qkv(normed).unflatten(-1, (3, self.n_head, self.head_dim)).unbind(-3)
         y = attend(layer, q, k, v).flatten(-2)
         if kept is not None:
             x, y = x.index_select(0, kept), y.index_select(0, kept)
             if not len(kept):
-                return x
-        x = x + self.attn_proj(y)
-        out: Tensor = x + self.mlp_proj(self.fc(self.ln_2(x)))
-        return out
+                return x, x
+        x, normed = self.ln_2(x, self.attn_proj(y))
+        return x, self.mlp_proj(self.fc(normed))
 
 
 class GPT(nn.Module):
@@ -83,7 +93,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.context, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.norm_eps)
+        self.ln_f = AddNorm(config.n_embd, eps=config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.head.weight = self.wte.weight  # tied, as in GPT-2
 
@@ -95,12 +105,12 @@ class GPT(nn.Module):
         `kept` `[K]`, None: all: places on a flat axis whose hidden states are returned. No token
         attends to what the last block computes after its attention, so it computes that for these
         places only."""
-        x = self.wte(tokens) + self.wpe(positions)
-        *others, last = self.blocks
-        for layer, block in enumerate(others):
-            x = block(x, layer, attend)
-        x = last(x, len(others), attend, kept)
-        hidden: Tensor = self.ln_f(x)
+        first, *others = cast("list[Block]", list(self.blocks))
+        x, normed = first.ln_1(self.wte(tokens), self.wpe(positions))
+        for layer, after in enumerate(others):
+            x, normed = after.ln_1(*self.blocks[layer](x, normed, layer, attend))
+        hidden: Tensor
+        _, hidden = self.ln_f(*self.blocks[-1](x, normed, len(others), attend, kept))
         return hidden
 
 

@@ -1,7 +1,8 @@
 """The next tokens of a batch, and their logprobs.
 
 The settings of the rows are staged as tensors when the batch changes, and reused until it changes
-again. `gpt.drawing` defines what is drawn; on CPUs a compiled kernel draws (kernels/sampling.cpp).
+again. `gpt.drawing` defines what is drawn; kernels draw it, on CPUs kernels/sampling.cpp, on GPUs
+kernels/gpu/sampling.py.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt.drawing import Asked, History, draw
+from gpt.drawing import Asked, History, Wants, draw, shaped
 from gpt.transfer import send
 from kernels import sampling_library
-from seams import Sampling
+from seams import Opening, Sampling
 
 ALWAYS = 2**62  # known tokens that no sequence reaches
 SPARE = 64  # tokens that a staged batch may draw
+
+
+# one of each kind: by whether a batch draws with noise, truncates, and changes its logits before
+KINDS = [
+    Sampling(temperature=temperature, top_p=top_p, presence_penalty=penalty)
+    for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))
+    for penalty in (0.0, 1.0)
+]
 
 
 class Known(Protocol):
@@ -41,10 +50,19 @@ class Sampler:
     """Draws for one batch after the other. A batch with the same rows, each longer by what was
     drawn, is staged once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kernel: bool = False) -> None:
+        """`kernel`: whether Triton kernels draw, on a GPU or interpreted on a CPU."""
+        self._kernel = kernel
         self._rows: list[tuple[Sequence[int], Sampling]] = []
         self._known: list[int] = []
         self._batch: Batch | None = None
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Draws after logits `[1, V]` in all ways that Triton compiles separately, so that no
+        request waits for it."""
+        for sampling in KINDS:
+            row = Opening(0, (0,), 1, sampling)
+            Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
 
     def draw(self, logits: Tensor, rows: Sequence[Known]) -> Tensor:
         """logits `[R, V]` -> next tokens `[R]`. Does not change the logits."""
@@ -52,7 +70,7 @@ class Sampler:
         if self._batch is None or not self._batch.left or not self._continues(rows, known):
             # not the rows themselves, which may hold more than they know
             self._rows = [(row.ids, row.sampling) for row in rows]
-            self._batch = Batch(rows, logits.shape[-1], logits.device)
+            self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
         self._known = [count + 1 for count in known]
         return self._batch.draw(logits)
 
@@ -66,34 +84,45 @@ class Sampler:
 class Batch:
     """Rows that draw together, token after token, while the staged tensors have space."""
 
-    def __init__(self, rows: Sequence[Known], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: Sequence[Known], vocab_size: int, device: torch.device, *, kernel: bool
+    ) -> None:
         self.asked = asked_of(rows, vocab_size, device)
         self.history = history_of(rows, device)
         self.left = SPARE
-        self._greedy = not self.asked.edited.shape[1] and not any(
-            row.sampling.temperature > 0 or _is_penalised(row.sampling) for row in rows
-        )
+        self._wants = wants_of([row.sampling for row in rows], self.asked.edited.shape[1] > 0)
+        self._triton = kernel
         members = [getattr(self.asked, field.name).data_ptr() for field in fields(Asked)]
         self._members = (ctypes.c_void_p * len(members))(*members)
 
     def draw(self, logits: Tensor) -> Tensor:
         """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
-        kernel = _kernel(logits)
-        if kernel is not None:
-            logits = logits.contiguous()
-            tokens = torch.empty(len(logits), dtype=torch.int64)
-            ids = self.history.ids
-            kernel(
-                logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1],
-                ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
-            )  # fmt: skip
-        else:
-            # torch.max also returns the first of equals; it took 2.2 ms, argmax 10.5
-            # (64 x 50257 bfloat16, one core)
-            greedy = self._greedy
-            tokens = logits.max(-1).indices if greedy else draw(logits, self.asked, self.history)
-            self.history.append(tokens)
         self.left -= 1
+        if self._triton:
+            return self._by_triton(logits)
+        kernel = _kernel(logits)
+        if kernel is None:
+            tokens = draw(logits, self.asked, self.history, self._wants)
+            self.history.append(tokens)
+            return tokens
+        logits = logits.contiguous()
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        ids = self.history.ids
+        kernel(
+            logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1],
+            ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
+        )  # fmt: skip
+        return tokens
+
+    def _by_triton(self, logits: Tensor) -> Tensor:
+        from kernels.gpu.sampling import draw  # Triton is part of torch's CUDA build only
+
+        asked, wants = self.asked, self._wants
+        tokens: Tensor = draw(
+            shaped(logits, asked, self.history, wants),
+            asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
+            self.history.ids, self.history.known, wants.noise, wants.cuts,
+        )  # fmt: skip
         return tokens
 
 
@@ -145,6 +174,18 @@ def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
         until = row.prompt_tokens + sampling.min_tokens
         edits += [(token, until, -torch.inf) for token in sampling.end_ids]
     return [edit for edit in edits if edit[0] < vocab_size]
+
+
+def wants_of(samplings: Sequence[Sampling], edits: bool) -> Wants:
+    noisy = [sampling for sampling in samplings if sampling.temperature > 0]
+    typical = any(sampling.typical_p < 1 for sampling in noisy)
+    return Wants(
+        penalties=any(map(_is_penalised, samplings)),
+        edits=edits,
+        noise=bool(noisy),
+        cuts=typical or any(s.top_k is not None or s.top_p < 1 or s.min_p > 0 for s in noisy),
+        typical=typical,
+    )
 
 
 def _is_penalised(sampling: Sampling) -> bool:

@@ -1,10 +1,11 @@
 """Triton kernels of paged attention; `attend_rectangle` in `paged.py` defines what they compute.
 
-One launch serves a mixed batch. The grid is tiles of queries x KV heads x splits of the keys. A
-tile is one row's single new token or a piece of a row's prompt, and contains the query heads that
-share a KV head. Rows with one new token are split over their keys, in pieces of fixed size, so that
-neither a long context nor a small batch leaves the device idle; a second launch merges the pieces.
-The arithmetic of a row does not depend on other rows.
+One call serves a mixed batch. Rows with a single new token have a kernel of their own, which needs
+few registers: its grid is rows x KV heads x splits of the keys, so that neither a long context nor
+a small batch leaves the device idle, and it stores the new key and value itself. A second launch
+merges the splits if there are any. For the other rows one launch stores keys and values, and one
+attends: its grid is tiles x KV heads, a tile being a piece of a row's prompt and the query heads
+that share a KV head. The arithmetic of a row, its splits included, does not depend on other rows.
 
 Softmax in one pass: Dao et al., "FlashAttention", 2022, section 3; splits over the keys: "Flash-
 Decoding", Dao et al., 2023.
@@ -12,16 +13,18 @@ Decoding", Dao et al., 2023.
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gpu.operators import INTERPRETED, operator
+
 LOG2_E = 1.4426950408889634
-SPLIT_KEYS = 256  # of a row with a single new token, read by one program
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SPLIT_KEYS = 256  # of a row with a single new token, read by one program; more if the row is long
+MOST_SPLITS = 16  # of a row: bounds the memory that they take
 # the interpreter keeps bfloat16 as integers, and multiplies those in tl.dot
 WIDEN = tl.constexpr(INTERPRETED)
 
@@ -46,24 +49,55 @@ def _some(total):
 
 
 @triton.jit
-def _scan(
-    q, keys, values, table, first, count, length, offset, head, low, high, q_stride, scale,
+def _piece(length, SPLIT: tl.constexpr, MOST: tl.constexpr, N: tl.constexpr):
+    """The keys that one program reads, by the row's own length alone."""
+    return tl.maximum(SPLIT, tl.cdiv(length, MOST * N) * N)
+
+
+@triton.jit
+def _mix(query, key, value, seen, mixed, top, total, scale):
+    """One step of the softmax of M queries over N more keys."""
+    if WIDEN:
+        key, value = key.to(tl.float32), value.to(tl.float32)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    finite = tl.where(higher == float("-inf"), 0.0, higher)  # before the first visible key
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(top - finite)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = mixed * shrink[:, None]
+    mixed += tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    return mixed, higher, total
+
+
+@triton.jit(do_not_specialize=["table_stride", "singles"])
+def _attend(
+    q, keys, values, out, rows, tables, tiles, q_stride, table_stride, singles, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The unnormalised softmax of M queries over keys `low` to `high`, with its maxima and sums."""
-    m = tl.arange(0, M)
+    """One tile of a prompt and one KV head. Its keys are in the pool."""
+    tile, head = singles + tl.program_id(0), tl.program_id(1)
+    row, offset = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
+    first, count = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 1)
+    length = tl.load(rows + 3 * row + 2)
+    table = tables + row.to(tl.int64) * table_stride
     d = tl.arange(0, PADDED)
+    m = tl.arange(0, M)
     token = offset + m // GROUP
     position = length - count + token
-    asked = token < count
+    used = (token < count) & (m < M // GROUP * GROUP)
     at = (first + token).to(tl.int64) * q_stride + (head * GROUP + m % GROUP) * DIM
-    query = tl.load(q + at[:, None] + d[None, :], mask=asked[:, None] & (d < DIM)[None, :], other=0)
+    query = tl.load(q + at[:, None] + d[None, :], mask=used[:, None] & (d < DIM)[None, :], other=0)
     if WIDEN:
         query = query.to(tl.float32)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, PADDED], tl.float32)
+    low, high = 0, length - count + tl.minimum(count, offset + M // GROUP)
+    if WINDOW > 0:
+        low = tl.maximum(0, (length - count + offset + 1 - WINDOW) // N * N)
     for start in range(low, high, N):
         n = start + tl.arange(0, N)
         inside = n < high
@@ -72,96 +106,101 @@ def _scan(
         loaded = inside[:, None] & (d < DIM)[None, :]
         key = tl.load(keys + key_at[:, None] + d[None, :], mask=loaded, other=0)
         value = tl.load(values + key_at[:, None] + d[None, :], mask=loaded, other=0)
-        if WIDEN:
-            key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         seen = inside[None, :] & (n[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (n[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)  # before the first visible key
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(top - finite)
-        total = total * shrink + tl.sum(weights, 1)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        top = higher
-    return mixed, top, total
+        mixed, top, total = _mix(query, key, value, seen, mixed, top, total, scale)
+    at = ((first + token).to(tl.int64) * KV_HEADS * GROUP + head * GROUP + m % GROUP) * DIM
+    result = (mixed / _some(total)[:, None]).to(out.dtype.element_ty)
+    tl.store(out + at[:, None] + d[None, :], result, mask=used[:, None] & (d < DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "singles", "splits"])
-def _attend(
-    q, keys, values, out, parts, sums, rows, tables, tiles,
-    q_stride, table_stride, singles, splits, scale,
+@triton.jit(do_not_specialize=["table_stride", "splits"])
+def _decode(
+    q, k, v, keys, values, slots, out, parts, sums, rows, tables, tiles,
+    q_stride, k_stride, v_stride, table_stride, splits, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
-    M_SINGLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
+    """A row's only new token, one KV head and one piece of the keys. The last piece also stores
+    the token's own key and value, which it reads from `k` and `v`."""
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, offset = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    first, count = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 1)
-    length = tl.load(rows + 3 * row + 2)
+    row = tl.load(tiles + 2 * tile)
+    first, length = tl.load(rows + 3 * row).to(tl.int64), tl.load(rows + 3 * row + 2)
     table = tables + row.to(tl.int64) * table_stride
-    d = tl.arange(0, PADDED)
-    if tile < singles:
-        low, high = split * SPLIT, tl.minimum(length, split * SPLIT + SPLIT)
-        if WINDOW > 0:
-            low = tl.maximum(low, (length - WINDOW) // N * N)
-        if low < high:
-            mixed, top, total = _scan(
-                q, keys, values, table, first, count, length, offset, head, low, high,
-                q_stride, scale,
-                GROUP, KV_HEADS, DIM, PADDED, BLOCK_TOKENS, WINDOW, M_SINGLE, N,
-            )  # fmt: skip
-            g = tl.arange(0, M_SINGLE)
-            kept = (g < GROUP)[:, None] & (d < DIM)[None, :]
-            query_head = (head * GROUP + g).to(tl.int64)
-            if splits > 1:
-                part = (tile * KV_HEADS * GROUP + query_head) * splits + split
-                tl.store(parts + part[:, None] * DIM + d[None, :], mixed, mask=kept)
-                tl.store(sums + part * 2, top, mask=g < GROUP)
-                tl.store(sums + part * 2 + 1, total, mask=g < GROUP)
-            else:
-                at = (first.to(tl.int64) * KV_HEADS * GROUP + query_head) * DIM
-                result = (mixed / _some(total)[:, None]).to(out.dtype.element_ty)
-                tl.store(out + at[:, None] + d[None, :], result, mask=kept)
-    elif split == 0:
-        after = tl.minimum(count, offset + M // GROUP)  # the row's token after the tile
-        high = length - count + after
-        low = 0
-        if WINDOW > 0:
-            low = tl.maximum(0, (length - count + offset + 1 - WINDOW) // N * N)
-        mixed, _, total = _scan(
-            q, keys, values, table, first, count, length, offset, head, low, high, q_stride, scale,
-            GROUP, KV_HEADS, DIM, PADDED, BLOCK_TOKENS, WINDOW, M, N,
-        )  # fmt: skip
-        m = tl.arange(0, M)
-        token = offset + m // GROUP
-        used = (token < after) & (m < M // GROUP * GROUP)
-        at = ((first + token).to(tl.int64) * KV_HEADS * GROUP + head * GROUP + m % GROUP) * DIM
-        result = (mixed / _some(total)[:, None]).to(out.dtype.element_ty)
-        tl.store(out + at[:, None] + d[None, :], result, mask=used[:, None] & (d < DIM)[None, :])
+    piece = _piece(length, SPLIT, MOST, N)
+    low, high = split * piece, tl.minimum(length, split * piece + piece)
+    if WINDOW > 0:
+        low = tl.maximum(low, (length - WINDOW) // N * N)
+    if low < high:
+        m, d = tl.arange(0, M), tl.arange(0, PADDED)
+        grouped, wide = m < GROUP, d < DIM
+        at = first * q_stride + (head * GROUP + m) * DIM
+        kept = grouped[:, None] & wide[None, :]
+        query = tl.load(q + at[:, None] + d[None, :], mask=kept, other=0)
+        if WIDEN:
+            query = query.to(tl.float32)
+        top = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        mixed = tl.zeros([M, PADDED], tl.float32)
+        older = tl.minimum(high, length - 1)
+        for start in range(low, older, N):
+            n = start + tl.arange(0, N)
+            seen = n < older
+            if WINDOW > 0:
+                seen = seen & (n >= length - WINDOW)
+            block = tl.load(table + n // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+            key_at = ((block * BLOCK_TOKENS + n % BLOCK_TOKENS) * KV_HEADS + head) * DIM
+            loaded = seen[:, None] & wide[None, :]
+            key = tl.load(keys + key_at[:, None] + d[None, :], mask=loaded, other=0)
+            value = tl.load(values + key_at[:, None] + d[None, :], mask=loaded, other=0)
+            mixed, top, total = _mix(query, key, value, seen[None, :], mixed, top, total, scale)
+        if high == length:
+            new_key = tl.load(k + first * k_stride + head * DIM + d, mask=wide, other=0)
+            new_value = tl.load(v + first * v_stride + head * DIM + d, mask=wide, other=0)
+            slot = tl.load(slots + first)
+            if slot >= 0:
+                own = (slot * KV_HEADS + head) * DIM + d
+                tl.store(keys + own, new_key, mask=wide)
+                tl.store(values + own, new_value, mask=wide)
+            score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+            higher = tl.maximum(top, score)
+            weight, shrink = tl.exp2(score - higher), tl.exp2(top - higher)
+            total = total * shrink + weight
+            mixed = mixed * shrink[:, None] + weight[:, None] * new_value.to(tl.float32)[None, :]
+            top = higher
+        query_head = head * GROUP + m
+        if splits > 1:
+            part = (tile.to(tl.int64) * KV_HEADS * GROUP + query_head) * splits + split
+            tl.store(parts + part[:, None] * DIM + d[None, :], mixed, mask=kept)
+            tl.store(sums + part * 2, top, mask=grouped)
+            tl.store(sums + part * 2 + 1, total, mask=grouped)
+        else:
+            at = (first * KV_HEADS * GROUP + query_head) * DIM
+            result = (mixed / total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + at[:, None] + d[None, :], result, mask=kept)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def _merge(
     parts, sums, out, rows, tiles, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Merges the pieces of one row and query head."""
     tile, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles + 2 * tile)
     first, length = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 2)
+    piece = _piece(length, SPLIT, MOST, N)
     d = tl.arange(0, PADDED)
     top = float("-inf")
     total = 0.0
     mixed = tl.zeros([PADDED], tl.float32)
     low = 0
     if WINDOW > 0:
-        low = tl.maximum(0, length - WINDOW) // SPLIT
-    for split in range(low, (length + SPLIT - 1) // SPLIT):
+        low = tl.maximum(0, length - WINDOW) // piece
+    for split in range(low, tl.cdiv(length, piece)):
         part = (tile.to(tl.int64) * HEADS + head) * splits + split
         its_top = tl.load(sums + part * 2)
         higher = tl.maximum(top, its_top)
@@ -175,93 +214,130 @@ def _merge(
 
 
 def queries_per_tile(dtype: torch.dtype, head_dim: int) -> int:
-    """Of a prompt, counted in query heads that share a KV head; as many keys are read at once.
-    Larger tiles of float32 do not fit into every GPU's shared memory, and compile for ten seconds.
-    """
+    """Of a prompt, counted in query heads that share a KV head. Larger tiles of float32 do not fit
+    into every GPU's shared memory, and compile for ten seconds."""
     if dtype.itemsize == 2:
         return 64 if head_dim <= 128 else 32
-    return 32 if head_dim <= 128 else 16
+    return 32 if head_dim <= 64 else 16
 
 
-def _launch_store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    size = k.shape[1] * k.shape[2]
-    _store[(len(k),)](
-        k, v, keys, values, slots, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
-    )
+def _keys_at_once(dtype: torch.dtype, padded: int, queries: int) -> int:
+    """As many as need no more registers than a thread has, on all targets that
+    `benchmarks.kernels.compiled` knows."""
+    if dtype.itemsize == 2:
+        return {16: 64, 32: 64, 64: 64, 128: 64 if queries <= 32 else 32}.get(padded, 32)
+    return {16: 64, 32: 64, 64: 64 if queries <= 16 else 32}.get(padded, 16)
 
 
-def _launch_attend(
+def _launch(
     q: Tensor,
+    k: Tensor,
+    v: Tensor,
     keys: Tensor,
     values: Tensor,
+    slots: Tensor,
     rows: Tensor,
     tables: Tensor,
     tiles: Tensor,
     singles: int,
     longest: int,
     window: int | None,
+    warps: int,
+    stages: int,
 ) -> Tensor:
-    _, heads, dim = q.shape
+    tokens, heads, dim = q.shape
     _, block_tokens, kv_heads, _ = keys.shape
     group = heads // kv_heads
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    splits = max(1, triton.cdiv(longest, SPLIT_KEYS)) if singles else 1
-    held = (singles, heads, splits) if splits > 1 else (0,)
-    parts = torch.empty((*held, dim), dtype=torch.float32, device=q.device)
-    sums = torch.empty((*held, 2), dtype=torch.float32, device=q.device)
     padded = max(16, triton.next_power_of_2(dim))
-    size = queries_per_tile(q.dtype, dim)
-    _attend[(len(tiles), kv_heads, splits)](
-        q, keys, values, out, parts, sums, rows, tables, tiles,
-        q.stride(0), tables.stride(0), singles, splits, LOG2_E / dim**0.5,
-        group, kv_heads, dim, padded, block_tokens, window or 0, SPLIT_KEYS,
-        max(16, triton.next_power_of_2(group)), size, size, num_stages=2,
-    )  # fmt: skip
-    if splits > 1:
-        _merge[(singles, heads)](
-            parts, sums, out, rows, tiles, splits, heads, dim, padded, window or 0, SPLIT_KEYS
+    # what no row writes goes through the network, too: the interpreter would warn of its sums
+    out = (torch.zeros if INTERPRETED else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
+    scale = LOG2_E / dim**0.5
+    if len(tiles) > singles:
+        size = kv_heads * dim
+        _store[(tokens,)](
+            k, v, keys, values, slots, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
         )
+        queries = queries_per_tile(q.dtype, dim)
+        _attend[(len(tiles) - singles, kv_heads)](
+            q, keys, values, out, rows, tables, tiles,
+            q.stride(0), tables.stride(0), singles, scale,
+            group, kv_heads, dim, padded, block_tokens, window or 0,
+            queries, _keys_at_once(q.dtype, padded, queries), num_stages=2,
+        )  # fmt: skip
+    if singles:
+        splits = min(MOST_SPLITS, max(1, triton.cdiv(longest, SPLIT_KEYS)))
+        held = (singles, heads, splits) if splits > 1 else (0,)
+        parts = torch.empty((*held, dim), dtype=torch.float32, device=q.device)
+        sums = torch.empty((*held, 2), dtype=torch.float32, device=q.device)
+        queries = max(16, triton.next_power_of_2(group))
+        together = _keys_at_once(q.dtype, padded, queries)
+        _decode[(singles, kv_heads, splits)](
+            q, k, v, keys, values, slots, out, parts, sums, rows, tables, tiles,
+            q.stride(0), k.stride(0), v.stride(0), tables.stride(0), splits, scale,
+            group, kv_heads, dim, padded, block_tokens, window or 0, SPLIT_KEYS, MOST_SPLITS,
+            queries, together, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        if splits > 1:
+            _merge[(singles, heads)](
+                parts, sums, out, rows, tiles, splits,
+                heads, dim, padded, window or 0, SPLIT_KEYS, MOST_SPLITS, together,
+            )  # fmt: skip
     return out
 
 
-# registered with torch, so that profilers and CUDA graphs see them
-_operators = torch.library.Library("effective_batching", "DEF")
-_operators.define(
-    "store(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots) -> ()"
-)
-_operators.define(
-    "attend(Tensor q, Tensor keys, Tensor values, Tensor rows, Tensor tables, Tensor tiles, "
-    "int singles, int longest, int? window) -> Tensor"
-)
-_operators.impl("store", _launch_store, "CompositeExplicitAutograd")
-_operators.impl("attend", _launch_attend, "CompositeExplicitAutograd")
+def _fake(q: Tensor, *_: object) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Writes k, v `[N, kv_heads, D]` to their slots `[N]` of the pool; slots below 0 are
-    skipped."""
-    torch.ops.effective_batching.store(k, v, keys, values, slots)
+_operator = operator(
+    "attend",
+    "(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor rows, "
+    "Tensor tables, Tensor tiles, int singles, int longest, int? window, int warps, int stages) "
+    "-> Tensor",
+    _launch,
+    _fake,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the kernel for rows with a single new token runs. Results of two of these differ in
+    their last bits, so a process uses one."""
+
+    warps: int = 4
+    stages: int = 2
+
+
+# the default first; all of them fit into the GPUs that `benchmarks.kernels.compiled` knows
+CANDIDATES = (Launch(), Launch(4, 3), Launch(8, 2))
 
 
 def attend(
     q: Tensor,
+    k: Tensor,
+    v: Tensor,
     keys: Tensor,
     values: Tensor,
+    slots: Tensor,
     rows: Tensor,
     tables: Tensor,
     tiles: Tensor,
     singles: int,
     longest: int,
     window: int | None = None,
+    launch: Launch = Launch(),
 ) -> Tensor:
-    """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless.
+    """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless. k, v
+    `[N, kv_heads, D]` are written to their slots `[N]` of the pool, and slots below 0 to none.
 
     int32: rows `[R, 3]`, each the flat index of its first token, its tokens, and its keys, the new
     ones included; tables `[R, blocks]`; tiles `[T, 2]`, each a row and the first of its tokens that
     are the tile's. Rows of a single token come first: `singles` of them, over at most `longest`
     keys. The others have tiles of `queries_per_tile` over the query heads that share a KV head.
+    A tile of a row without tokens and keys computes nothing.
     """
-    result: Tensor = torch.ops.effective_batching.attend(
-        q, keys, values, rows, tables, tiles, singles, longest, window
-    )
+    result: Tensor = _operator(
+        q, k, v, keys, values, slots, rows, tables, tiles, singles, longest, window,
+        launch.warps, launch.stages,
+    )  # fmt: skip
     return result

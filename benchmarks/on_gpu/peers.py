@@ -52,7 +52,7 @@ def _decode_attention(asked: Asked, version: str) -> Peer:
     config, context = asked.config, asked.contexts[-1]
     device, heads, dim, size = asked.device, config.n_head, config.head_dim, 16
     pages = -(-context // size)
-    q = torch.randn(LIMIT, heads, dim, device=device, dtype=asked.dtype)
+    q, k, v = torch.randn(3, LIMIT, heads, dim, device=device, dtype=asked.dtype)
     cache = torch.randn(LIMIT * pages, 2, size, heads, dim, device=device, dtype=asked.dtype)
     keys, values = cache.unbind(1)
     keys, values = keys.contiguous(), values.contiguous()
@@ -67,9 +67,11 @@ def _decode_attention(asked: Asked, version: str) -> Peer:
     )  # fmt: skip
     rows = torch.tensor([[i, 1, context] for i in range(LIMIT)], device=device).int()
     tiles = torch.tensor([[i, 0] for i in range(LIMIT)], device=device).int()
+    last = (context - 1) // size
+    slots = tables[:, last].long() * size + (context - 1) % size  # ours stores the newest key, too
 
     def ours() -> None:
-        attend(q, keys, values, rows, tables, tiles, LIMIT, context)
+        attend(q, k, v, keys, values, slots, rows, tables, tiles, LIMIT, context)
 
     ours()
     wrapper.run(q, cache)

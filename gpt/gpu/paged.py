@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from torch import Tensor
 
 from gpt.attention import Span
 from gpt.cache import KVPool
+from gpt.gpu.tuning import decode_launch
 from gpt.transfer import Array, send
 from kernels.paged import attend_rectangle
+
+if TYPE_CHECKING:
+    from kernels.paged_triton import Launch
 
 Numbers = TypeVar("Numbers", Array, Tensor)
 
@@ -102,19 +106,25 @@ def arrays_of(packed: Packed[Array]) -> list[Array]:
 
 
 class PagedAttention:
-    """`attend` by the kernel: two launches a layer for any number of rows, and a third if a decode
-    reads enough keys to be split."""
+    """`attend` by the kernels, for any number of rows: one launch a layer for decodes, which also
+    stores their keys and values, another if one of them reads enough keys to be split, and two for
+    prompts."""
 
     def __init__(self, packed: Packed[Tensor], pool: KVPool) -> None:
         self._packed, self._pool = packed, pool
+        self._launch: Launch | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from kernels.paged_triton import attend, store  # Triton is part of torch's CUDA build only
+        from kernels.paged_triton import attend  # Triton is part of torch's CUDA build only
 
+        if self._launch is None:
+            self._launch = decode_launch(q.shape[1], self._pool.shape)
         of = self._packed
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        store(k, v, keys, values, of.slots)
-        return attend(q, keys, values, of.rows, of.tables, of.tiles, of.singles, of.longest)
+        return attend(
+            q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.longest,
+            launch=self._launch,
+        )  # fmt: skip
 
 
 class TwoCallAttention:

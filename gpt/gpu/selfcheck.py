@@ -25,13 +25,17 @@ import torch
 
 from gpt.gpu.choice import DeviceError, resolve_device
 from gpt.gpu.comparison import Heads, differs, record_graph, replay_differs
+from gpt.gpu.twins import others_differ
 from kernels import cache_folder
 
 log = logging.getLogger(__name__)
 
 HANGS_S = 60.0
 FOLDER = Path(__file__).resolve().parents[2]
-SOURCES = ("kernels/paged_triton.py", "gpt/gpu/comparison.py")  # on which a result depends
+SOURCES = (  # on which a result depends
+    *("kernels/paged_triton.py", "kernels/gpu/layers.py", "kernels/gpu/sampling.py"),
+    *("gpt/gpu/comparison.py", "gpt/gpu/twins.py"),
+)
 TENSOR_CORES = (8, 0)  # compute capability from which Triton uses them for 16-bit numbers
 
 
@@ -141,7 +145,7 @@ def compare(device: torch.device, heads: Heads) -> Verdict:
     dtype: torch.dtype = getattr(torch, heads.dtype)
     tile_tokens = queries_per_tile(dtype, heads.head_dim) // (heads.heads // heads.kv_heads)
     asked = (PagedAttention, tile_tokens, heads, device)
-    reason = differs(*asked)
+    reason = differs(*asked) or others_differ(device, dtype)
     if reason is not None or device.type != "cuda":
         return Verdict(reason, reason)
     return _of_graphs(lambda: replay_differs(*asked, record_graph))

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from api.limits import mass
-from gpt.drawing import Asked, draw, gumbel, keys, shaped, truncated
-from gpt.sampling import Known, Sampler, asked_of, history_of
+from gpt.drawing import Asked, draw, gumbel, keys, perturbed, shaped, truncated
+from gpt.sampling import Known, Sampler, asked_of, history_of, wants_of
 from kernels import sampling_library
 from seams import Opening, Sampling
 
@@ -283,14 +283,35 @@ class Operators(TorchDispatchMode):
 def test_a_device_draws_for_any_rows_in_the_same_operators_without_reading_back() -> None:
     penalties = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1)
     bias = Sampling(logit_bias=((3, 1.0), (5, -100.0)), min_tokens=3, end_ids=(1, 2))
-    found = []
-    for rows in (4, 64):
-        for sampling in (Sampling(), Sampling(top_p=0.9, min_p=0.1, top_k=9), penalties, bias):
-            batch = [row(sampling, 6)] * rows
-            asked, history = asked_of(batch, 50, CPU), history_of(batch, CPU)
-            with torch.no_grad(), Operators() as called:
-                history.append(draw(torch.zeros(rows, 50), asked, history))
-            found.append(called.names)
-    assert all(names == found[0] for names in found)
-    assert len(found[0]) < 125
-    assert not {"aten::_local_scalar_dense", "aten::item"} & set(found[0])
+    cuts, typical = Sampling(top_p=0.9, min_p=0.1, top_k=9), Sampling(typical_p=0.5)
+    counts = []
+    for sampling in (Sampling(temperature=0), Sampling(), cuts, typical, penalties, bias):
+        few, many = (operators([row(sampling, 6)] * rows) for rows in (4, 64))
+        assert few == many
+        assert not {"aten::_local_scalar_dense", "aten::item", "aten::nonzero"} & set(few)
+        assert ("aten::sort.stable" in few) == (sampling in (cuts, typical))
+        counts.append(len(few))
+    greedy, plain, *others = counts
+    assert greedy < 6
+    assert plain < 70
+    assert max(others) < 110
+
+
+def operators(rows: Sequence[Known]) -> list[str]:
+    """Of one draw by the twin."""
+    asked, history = asked_of(rows, 50, CPU), history_of(rows, CPU)
+    wants = wants_of([known.sampling for known in rows], asked.edited.shape[1] > 0)
+    with torch.no_grad(), Operators() as called:
+        history.append(draw(torch.zeros(len(rows), 50), asked, history, wants))
+    return called.names
+
+
+@given(st.integers(0, 1000), st.lists(samplings, min_size=1, max_size=4))
+def test_what_no_row_asks_for_changes_nothing(seed: int, asked: list[Sampling]) -> None:
+    rows = [row(sampling, 5) for sampling in asked]
+    settings, history = asked_of(rows, 40, CPU), history_of(rows, CPU)
+    wants = wants_of(asked, settings.edited.shape[1] > 0)
+    logits = some_logits(seed, len(rows), 40)
+    assert torch.equal(
+        perturbed(logits, settings, history, wants), perturbed(logits, settings, history)
+    )

@@ -1,0 +1,220 @@
+"""What the Triton kernels become on GPUs that are not here: registers, memory, instructions.
+
+    python -m benchmarks.kernels.compiled --all
+
+Triton compiles without a GPU. Each kernel is launched by the code that launches it when serving,
+and compiled for each target as it would be there, with the same constants and the same knowledge of
+what is divisible by 16. Spills: instructions that move registers to memory and back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# by compute capability: bytes of shared memory that a block of threads may have
+SHARED_BYTES = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+}
+TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A network's, as far as kernels are compiled for it."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    dtype: str
+
+
+SHAPES = [
+    Shape("gpt2-medium", 16, 16, 64, 50257, "bfloat16"),
+    Shape("gpt2-medium", 16, 16, 64, 50257, "float16"),
+    Shape("gpt2-medium", 16, 16, 64, 50257, "float32"),
+    Shape("llama-3-8b", 32, 8, 128, 128256, "bfloat16"),
+    Shape("llama-3-8b", 32, 8, 128, 128256, "float32"),
+    Shape("qwen-2.5-0.5b", 14, 2, 64, 151936, "bfloat16"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    target: int
+    shape: str
+    kernel: str
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spills: int
+    tensor_cores: int  # their instructions
+    dots: bool  # the kernel multiplies matrices in a precision that tensor cores have
+
+
+class Target:
+    """A driver of a GPU that is not here."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        capability: int = self._target.arch  # Triton keeps what it compiled by device
+        return capability
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+def compiled(capability: int, shape: Shape, *, tried: bool = False) -> Iterator[Compiled]:
+    """Of all kernels, for one target. `tried`: in all ways of launching them that are timed."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    found: dict[str, Any] = {}
+    run: Callable[..., Any] = JITFunction.run
+
+    def collect(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        made = run(kernel, *args, grid=grid, warmup=True, **options)
+        if made not in found.values():
+            found[kernel.fn.__name__.lstrip("_") + form] = made
+
+    driver.set_active(Target(capability))
+    JITFunction.run = collect
+    try:
+        for form, launch in launches(shape, tried):  # noqa: B007  # read by collect
+            launch()
+    finally:
+        JITFunction.run = run
+    for name, kernel in found.items():
+        yield measured(capability, shape, name, kernel)
+
+
+def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every kernel of the served path, in each form that has code of its own."""
+    import torch
+
+    from kernels.gpu import layers, sampling
+    from kernels.paged_triton import CANDIDATES, attend
+
+    def some(*size: int, dtype: Any = torch.int32) -> Any:
+        return torch.empty(size, dtype=dtype)
+
+    rows, channels = 8, shape.heads * shape.head_dim
+    dtype = getattr(torch, shape.dtype)
+    qkv = some(rows, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=dtype)
+    q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+    keys, values = some(2, 64, 16, shape.kv_heads, shape.head_dim, dtype=dtype)
+    numbers = some(rows, dtype=torch.int64), some(rows, 3), some(rows, 32), some(12, 2)
+    for launch in CANDIDATES if tried else CANDIDATES[:1]:
+        form = f" ({launch.warps} warps, {launch.stages} stages)" if launch != CANDIDATES[0] else ""
+        yield form, partial(attend, q, k, v, keys, values, *numbers, 4, 512, launch=launch)
+
+    x, gain = some(rows, channels, dtype=dtype), some(channels, dtype=dtype)
+    yield "", lambda: layers.add_norm(x, x, gain, gain, 1e-5)
+    yield "", lambda: layers.bias_gelu(x, gain)
+
+    wide = some(rows, -(-shape.vocab_size // 64) * 64, dtype=dtype)
+    logits, ids = wide[:, : shape.vocab_size], some(rows, 1, dtype=torch.int64)
+    rates, whole = [some(rows, dtype=torch.float32)] * 3, some(rows, dtype=torch.int64)
+
+    def draw(noise: bool, cuts: bool) -> object:
+        return sampling.draw(logits, whole, rates[0], whole, *rates, ids, whole, noise, cuts)
+
+    yield " (greedy)", lambda: draw(False, False)
+    yield "", lambda: draw(True, False)
+    yield " (truncated)", lambda: draw(True, True)
+
+
+def measured(capability: int, shape: Shape, name: str, kernel: Any) -> Compiled:
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+
+        def told(tool: str, option: str) -> str:
+            command = [str(tools / tool), option, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        usage, code = told("cuobjdump", "-res-usage"), told("nvdisasm", "-c")
+    figures = dict(
+        part.split(":") for part in usage.split() if part.startswith(("REG:", "STACK:", "LOCAL:"))
+    )
+    return Compiled(
+        capability,
+        f"{shape.name} {shape.dtype}",
+        name,
+        int(figures["REG"]),
+        kernel.metadata.shared,
+        int(figures["STACK"]) + int(figures["LOCAL"]),
+        sum(code.count(f" {spill}") for spill in ("LDL", "STL")),
+        sum(code.count(f" {instruction}") for instruction in TENSOR_CORES),
+        "tt.dot" in kernel.asm["ttir"] and shape.dtype != "float32",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="all targets and shapes, in minutes")
+    parser.add_argument(
+        "--target", type=int, choices=SHARED_BYTES, action="append", help="default: 80 and 90"
+    )
+    parser.add_argument(
+        "--shape",
+        type=int,
+        choices=range(len(SHAPES)),
+        action="append",
+        help="; ".join(f"{i}: {s.name} {s.dtype}" for i, s in enumerate(SHAPES)) + "; default: 0",
+    )
+    parser.add_argument(
+        "--tried", action="store_true", help="also the launches among which a GPU chooses"
+    )
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each kernel")
+    args = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        sys.exit("TRITON_INTERPRET=1 replaces the compiler; unset it")
+    warnings.simplefilter("ignore")
+    targets: Sequence[int] = list(SHARED_BYTES) if args.all else args.target or (80, 90)
+    shapes: Sequence[int] = range(len(SHAPES)) if args.all else args.shape or (0,)
+    if not args.json:
+        print("| target | shape | kernel | registers | shared memory | stack | spills |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+    for shape in shapes:
+        for target in targets:
+            for one in compiled(target, SHAPES[shape], tried=args.all or args.tried):
+                if args.json:
+                    print(json.dumps(asdict(one)), flush=True)
+                    continue
+                print(
+                    f"| sm_{one.target} | {one.shape} | {one.kernel} | {one.registers} | "
+                    f"{one.shared_bytes} | {one.stack_bytes} | {one.spills} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

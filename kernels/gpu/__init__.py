@@ -1,0 +1,1 @@
+"""Triton kernels for a GPU, each registered as an operator of torch."""

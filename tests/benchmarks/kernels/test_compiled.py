@@ -1,0 +1,60 @@
+"""The Triton kernels compile for GPUs that are not here, and fit into them. The interpreter, which
+other tests use, replaces the compiler when the kernels are imported; hence another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.kernels.compiled import SHAPES, SHARED_BYTES, Compiled
+
+KERNELS = {
+    "store", "attend", "decode", "merge", "add_norm", "bias_gelu", "race (greedy)",
+    "finish (greedy)", "race", "race (truncated)", "truncate (truncated)",
+}  # fmt: skip
+
+
+def compiled(*options: str) -> list[Compiled]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels.compiled", "--json", *options],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def check(found: Sequence[Compiled]) -> None:
+    for kernel in found:
+        assert kernel.shared_bytes <= SHARED_BYTES[kernel.target], kernel
+        assert kernel.stack_bytes == 0, kernel
+        assert kernel.spills == 0, kernel
+        assert (kernel.tensor_cores > 0) == kernel.dots, kernel
+    for target in {kernel.target for kernel in found}:
+        of_target = [kernel for kernel in found if kernel.target == target]
+        assert {kernel.kernel for kernel in of_target} >= KERNELS
+        assert all(
+            kernel.dots == kernel.kernel.startswith(("attend", "decode"))
+            for kernel in of_target
+            if "float32" not in kernel.shape
+        )
+
+
+def test_the_kernels_fit_into_two_kinds_of_gpus() -> None:
+    found = compiled()
+    assert {kernel.target for kernel in found} == {80, 90}
+    check(found)
+    # five blocks of 128 threads to a multiprocessor of 65,536 registers need 102 or fewer
+    assert all(kernel.registers <= 96 for kernel in found if kernel.kernel == "decode")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.name} {shape.dtype}")
+def test_the_kernels_fit_into_any_gpu(target: int, shape: object) -> None:
+    number = SHAPES.index(shape)  # type: ignore[arg-type]
+    check(compiled("--target", str(target), "--shape", str(number), "--tried"))

@@ -1,0 +1,43 @@
+"""The kernels beside attention are compared with plain torch before they are used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gpt.gpu.twins
+import kernels.gpu.layers
+import kernels.gpu.sampling
+from gpt.gpu.twins import draws_differ, layers_differ, others_differ
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow."""
+    monkeypatch.setattr(gpt.gpu.twins, "VOCABULARY", 201)
+    monkeypatch.setattr(gpt.gpu.twins, "SEEDS", 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_with_the_same_results_pass(dtype: torch.dtype) -> None:
+    assert others_differ(CPU, dtype) is None
+
+
+def test_a_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bias_gelu = kernels.gpu.layers.bias_gelu
+    monkeypatch.setattr(kernels.gpu.layers, "bias_gelu", lambda x, bias: bias_gelu(x, bias) + 0.01)
+    assert "a GELU differs by 0.01" in str(layers_differ(CPU, torch.float32))
+
+
+def test_another_token_is_reported_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = kernels.gpu.sampling.draw
+
+    def wrong(*asked: object) -> torch.Tensor:
+        tokens: torch.Tensor = draw(*asked)
+        tokens[2] += 1
+        return tokens
+
+    monkeypatch.setattr(kernels.gpu.sampling, "draw", wrong)
+    assert "top_p=0.9" in str(draws_differ(CPU, torch.float32))

@@ -1,0 +1,227 @@
+"""The Triton kernels, interpreted on a CPU, draw what the plain-torch twin draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+import kernels.gpu.sampling
+from gpt.drawing import _mix as mix
+from gpt.drawing import keys, perturbed
+from gpt.sampling import SPARE, Batch, Known, Sampler, asked_of, history_of
+from seams import Opening, Sampling
+from tests.gpt.test_sampling import CPU, Operators, row, samplings, some_logits
+from tests.kernels.launches import launched
+
+TIE = 1e-4  # the best two scores are closer: rounding decides
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks() -> Iterator[None]:
+    """A few hundred tokens are several pieces, each of several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.gpu.sampling, "PIECE", 128)
+        patch.setattr(kernels.gpu.sampling, "BLOCK", 64)
+        patch.setattr(kernels.gpu.sampling, "TRUNCATED_TOGETHER", 128)
+        yield
+
+
+def check(logits: Tensor, rows: Sequence[Known]) -> None:
+    size = logits.shape[-1]
+    scores = perturbed(logits, asked_of(rows, size, CPU), history_of(rows, CPU))
+    best = scores.topk(2).values
+    drawn = Sampler(kernel=True).draw(logits, rows)
+    same = (drawn == scores.max(-1).indices) | (best[:, 0] - best[:, 1] < TIE)
+    assert same.all(), (drawn, scores.max(-1).indices, best)
+
+
+def mixtures(
+    seed: int, asked: list[Sampling], size: int, spread: float, dtype: torch.dtype
+) -> None:
+    logits = some_logits(seed, len(asked), size, spread).to(dtype)
+    known = torch.randint(0, 40, (len(asked), 12), generator=torch.Generator().manual_seed(seed))
+    before = logits.clone()
+    check(
+        logits,
+        [Opening(i, known[i, : 4 + i].tolist(), 1 + i, one) for i, one in enumerate(asked)],
+    )
+    assert torch.equal(logits, before)
+
+
+mixed = given(
+    st.integers(0, 10_000),
+    st.lists(samplings, min_size=1, max_size=4),
+    st.sampled_from([40, 128, 500]),
+    st.sampled_from([0.3, 3.0, 12.0]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+
+
+@mixed
+@settings(max_examples=3)
+def test_rows_of_any_settings(seed, asked, size, spread, dtype) -> None:  # type: ignore[no-untyped-def]
+    mixtures(seed, asked, size, spread, dtype)
+
+
+@pytest.mark.long
+@mixed
+@settings(max_examples=100)
+def test_many_rows_of_any_settings(seed, asked, size, spread, dtype) -> None:  # type: ignore[no-untyped-def]
+    mixtures(seed, asked, size, spread, dtype)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"top_p": 0.9},
+        {"top_p": 0.1},
+        {"top_k": 7},
+        {"min_p": 0.1},
+        {"min_p": 0.3, "top_k": 250, "seed": 0},
+        {"typical_p": 0.5},
+        {"min_p": 0.01, "top_k": 30, "top_p": 0.9, "typical_p": 0.6},
+        {"temperature": 0.0, "top_k": 7},
+    ],
+    ids=str,
+)
+def test_each_setting(asked: dict[str, float]) -> None:
+    mine = Sampling(**{"seed": 5, "temperature": 0.8, **asked})  # type: ignore[arg-type]
+    check(some_logits(2, 1, 300), [row(mine)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [50_257, 128_256, 151_936])
+@pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8}], ids=str)
+def test_large_vocabularies(
+    asked: dict[str, float], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PIECE", 8192), ("BLOCK", 1024), ("TRUNCATED_TOGETHER", 4096)):
+        monkeypatch.setattr(kernels.gpu.sampling, name, value)
+    logits = some_logits(1, 2, size).bfloat16()
+    check(logits, [row(Sampling(seed=i, temperature=0.8, **asked)) for i in range(2)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 3}, {"top_p": 0.375}, {"typical_p": 0.375}], ids=str)
+def test_the_first_of_equal_tokens_at_a_boundary_are_kept(asked: dict[str, float]) -> None:
+    rows = [row(Sampling(seed=i, **asked)) for i in range(8)]  # type: ignore[arg-type]
+    assert set(Sampler(kernel=True).draw(torch.zeros(8, 6), rows).tolist()) == {0, 1, 2}
+
+
+def test_the_first_of_equally_good_tokens_wins_across_pieces() -> None:
+    logits = torch.zeros(2, 400)
+    logits[0, [130, 131, 390]] = 3.0
+    logits[1] = -torch.inf
+    rows = [row(Sampling(temperature=0))] * 2
+    assert Sampler(kernel=True).draw(logits, rows).tolist() == [130, 0]
+
+
+def test_no_token_of_the_vocabularys_padding_is_drawn() -> None:
+    wide = torch.full((2, 192), 1e9)
+    wide[:, :130] = some_logits(0, 2, 130)
+    rows = [row(Sampling(temperature=0)), row(Sampling(seed=3, top_p=0.9))]
+    check(wide[:, :130], rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _bits(seeds, positions, found, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    ids = tl.arange(0, SIZE)
+    at = tl.program_id(0)
+    key = kernels.gpu.sampling._key(tl.load(seeds + at), tl.load(positions + at))
+    mix = kernels.gpu.sampling._mix
+    tl.store(found + at * SIZE + ids, mix(mix(ids.to(tl.uint32)) ^ key).to(tl.int32, bitcast=True))
+
+
+def test_the_hash_is_that_of_the_twin_to_the_last_bit() -> None:
+    seeds = torch.tensor([0, 1, -1, 2**62, -(2**63)])
+    positions = torch.tensor([1, 7, 2**20, 0, 5])
+    found = torch.empty(5, 256, dtype=torch.int32)
+    _bits[(5,)](seeds, positions, found, 256)
+    ids = torch.arange(256, dtype=torch.int32)
+    assert torch.equal(found, mix(mix(ids)[None] ^ keys(seeds, positions)[:, None]))
+
+
+def test_a_draw_does_not_depend_on_its_batch() -> None:
+    asked = [Sampling(seed=i, temperature=0.5 * i, top_p=1 - 0.2 * (i % 2)) for i in range(4)]
+    logits = some_logits(3, 4, 300, 1.0)
+    rows = [row(one, 3 + i) for i, one in enumerate(asked)]
+    together = Sampler(kernel=True).draw(logits, rows)
+    alone = [Sampler(kernel=True).draw(logits[i : i + 1], rows[i : i + 1]) for i in range(4)]
+    assert together.tolist() == torch.cat(alone).tolist()
+
+
+def test_a_batch_that_stays_knows_what_it_drew() -> None:
+    penalised = Sampling(seed=2, repetition_penalty=1.5, presence_penalty=1.0)
+    sampler, growing = Sampler(kernel=True), [Opening(0, [0, 1, 2], 2, penalised)]
+    for step in range(3):
+        logits = some_logits(step, 1, 40)
+        alone = Sampler().draw(logits, growing).tolist()
+        assert sampler.draw(logits, growing).tolist() == alone
+        growing[0].ids.extend(alone)  # type: ignore[attr-defined]
+    assert sampler._batch is not None
+    assert sampler._batch.left == SPARE - 3
+
+
+class Forms(TorchDispatchMode):
+    """What a Triton kernel is compiled for, of each draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[object, ...]] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function.name() == "effective_batching::draw":
+            self.found.add((args[0].dtype, args[0].stride(0) % 16 == 0, *args[-2:]))
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_warm_up_compiles_what_any_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GridExecutor, "__call__", lambda *_, **__: None)
+    wide = torch.zeros(3, 64, dtype=torch.bfloat16)
+    with Forms() as warmed:
+        Sampler(kernel=True).warm_up(wide[:1].narrow(1, 0, 50))
+    assert len(warmed.found) == 6
+
+    @given(st.lists(samplings, min_size=1, max_size=3))
+    @settings(max_examples=15)
+    def any_batch(asked: list[Sampling]) -> None:
+        logits = wide[: len(asked)].narrow(1, 0, 50)
+        with Forms() as called:
+            Sampler(kernel=True).draw(logits, [row(sampling, 3) for sampling in asked])
+        assert called.found <= warmed.found
+
+    any_batch()
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"temperature": 0.0}, ["race", "finish"]),
+        ({}, ["race", "finish"]),
+        ({"temperature": 0.7}, ["race", "finish"]),
+        ({"top_p": 0.9}, ["truncate", "race", "finish"]),
+        ({"top_k": 9, "min_p": 0.1, "typical_p": 0.9}, ["truncate", "race", "finish"]),
+    ],
+    ids=str,
+)
+def test_a_step_takes_the_same_few_launches_for_any_rows(
+    asked: dict[str, float], expected: list[str]
+) -> None:
+    for rows in (1, 5):
+        known = [row(Sampling(**asked), 6)] * rows  # type: ignore[arg-type]
+        batch, logits = Batch(known, 50, CPU, kernel=True), torch.zeros(rows, 50)
+        with Operators() as called, launched() as names:
+            batch.draw(logits)
+        assert names == expected
+        assert [name for name in called.names if "empty" not in name] == [
+            "effective_batching::draw"
+        ]
