@@ -45,6 +45,11 @@ class Bucket:
     kept: int
     keys: int
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the hidden states of all tokens are computed to the end."""
+        return not self.pieces
+
     def holds(self, load: Load) -> bool:
         return (
             load.tokens <= self.tokens

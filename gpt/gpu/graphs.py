@@ -23,9 +23,9 @@ from gpt.transfer import Array, padded_bytes, stage, views
 # beside an iteration's own numbers, for what its scores of prompts need; more runs without a graph
 SPARE_BYTES = 64 << 10
 
-# an iteration's numbers, where its tokens are found (`sources_of`), what the iteration before it
-# has drawn -> hidden states [kept, C]
-Forward = Callable[[Packed[Tensor], Tensor, Tensor], Tensor]
+# an iteration's numbers, the places whose hidden states are wanted (None: all), where its tokens
+# are found (`sources_of`), what the iteration before it has drawn -> hidden states [kept, C]
+Forward = Callable[[Packed[Tensor], Tensor | None, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ def sources_of(tokens: Array, behind: int) -> Array:
     in_flight = tokens < 0
     sources[in_flight] = behind - 1 - tokens[in_flight]
     return sources
+
+
+def is_every(places: Array, count: int) -> bool:
+    """Whether these are 0, 1 ... count - 1."""
+    return len(places) == count and bool((places == np.arange(count)).all())
 
 
 def padded(packed: Packed[Array], bucket: Bucket, block_tokens: int) -> Packed[Array]:
@@ -143,8 +148,11 @@ class Graphs:
             self._run(bucket)
         self.replayed += 1
         sent = views(self._numbers, arrays)[len(arrays) - len(also) :] if also else []
-        drawn = self._fixed[bucket][0].drawn[: len(packed.drawn)]
-        return Ran(self._hidden[: len(packed.kept)], drawn, sent)
+        fixed, kept = self._fixed[bucket][0], len(packed.kept)
+        hidden = self._hidden[:kept]
+        if bucket.keeps_all and not is_every(packed.kept, kept):
+            hidden = self._hidden.index_select(0, fixed.kept[:kept])
+        return Ran(hidden, fixed.drawn[: len(packed.drawn)], sent)
 
     def _arrays(self, packed: Packed[Array], bucket: Bucket) -> list[Array]:
         large = padded(packed, bucket, self._block_tokens)
@@ -158,7 +166,8 @@ class Graphs:
 
     def _run(self, bucket: Bucket) -> None:
         fixed, sources = self._fixed[bucket]
-        self._hidden[: bucket.kept].copy_(self._forward(fixed, sources, self._newest))
+        kept = None if bucket.keeps_all else fixed.kept
+        self._hidden[: bucket.kept].copy_(self._forward(fixed, kept, sources, self._newest))
 
     def _record(self) -> None:
         """On one stream, since each has a workspace of its own, and from one pool of memory."""
