@@ -271,7 +271,7 @@ class Bench:
             device = Device(self.network, self.models["dynamic"].pool, kernel=self.kernel)
             if graphs:
                 device.record_graphs(rows)
-                if not device.graphs:
+                if not device.has_graphs:
                     raise RuntimeError("no graphs were recorded")
             self._devices[graphs] = device
         for model in self.models.values():

@@ -40,6 +40,10 @@ class Device:
             group = heads // pool.shape.kv_heads
             self._tile_tokens = queries_per_tile(pool.shape.dtype, pool.shape.head_dim) // group
 
+    @property
+    def has_graphs(self) -> bool:
+        return self.graphs is not None
+
     @torch.inference_mode()
     def record_graphs(self, max_rows: int) -> None:
         """Records iterations of up to `max_rows` rows, over the first block of the pool. They are

@@ -132,7 +132,9 @@ def play(
     )
     manager.serve(model, ledger)
     requests = [
-        Inference(of.prompt, of.tokens, of.sampling, float(of.arrival), end_ids=of.sampling.end_ids)
+        Inference(
+            of.prompt, of.tokens, of.sampling, of.arrival, end_ids=frozenset(of.sampling.end_ids)
+        )
         for of in work
     ]
     played = Played(requests)
