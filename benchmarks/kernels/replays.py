@@ -57,7 +57,7 @@ def shares(name: str, limit: int, requests: int) -> Shares:
     decodes = replayed = 0
 
     def run(
-        flat: Flat, kept: Counts, drawn: Counts, _newest: Tensor | None, _also: Sequence[Counts]
+        flat: Flat, kept: Counts, drawn: Counts, newest: Tensor | None, also: Sequence[Counts]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         nonlocal decodes, replayed
         of = (flat.tokens, flat.positions, kept, drawn, flat.spans)

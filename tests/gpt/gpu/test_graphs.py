@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import gpt.gpu.graphs
 from gpt.executor import Executor
 from gpt.gpu.buckets import Buckets
 from gpt.gpu.graphs import Graphs
 from gpt.gpu.paged import Packed
 from gpt.network import GPT, GPTConfig, init_weights
+from gpt.transfer import stage
 from model import DynamicBatchingServerModel
 from seams import Opening, Sampling, Step
 
@@ -141,7 +141,7 @@ def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_resu
         runs.append((packed.tokens.data_ptr(), len(packed.tokens)))
         return torch.zeros(len(packed.tokens) if kept is None else len(kept), 8)
 
-    current, stage = Stream(), gpt.gpu.graphs.stage
+    current = Stream()
     streams.clear()
     for name, stub in {
         "Stream": Stream,
@@ -152,7 +152,7 @@ def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_resu
         "graph_pool_handle": object,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
-    monkeypatch.setattr(gpt.gpu.graphs, "stage", lambda arrays, **_: stage(arrays, pinned=False))
+    monkeypatch.setattr("gpt.gpu.graphs.stage", lambda arrays, **_: stage(arrays, pinned=False))
     buckets = Buckets(20, 1024, 64)
     graphs = Graphs(forward, buckets, 20, 8, torch.float32, 16, torch.device("cpu"))
     graphs._record()
