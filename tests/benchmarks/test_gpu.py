@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-TINY = ["--tiny", "--device", "cpu"]
 ROOT = Path(__file__).resolve().parents[2]
 
 # packages are hidden, but for what the benchmark may need and what that needs in turn
@@ -38,40 +39,94 @@ runpy.run_path("benchmarks/gpu.py", run_name="__main__")
 """
 
 
-def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
-    arguments = [*TINY, "--limits", "1", "2", "--out", str(tmp_path)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
+Points = list[dict[str, Any]]
+
+
+def run(arguments: Sequence[str], cache: Path, *, code: str = BLOCKED) -> Points:
+    """What it found."""
+    out = cache / "out"
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, *arguments],
+        [sys.executable, "-c", code, "--tiny", "--device", "cpu", *arguments, "--out", str(out)],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "gpu.json").read_text())
+    report = json.loads((out / "gpu.json").read_text())
     assert json.loads(done.stdout.splitlines()[-1]) == report
-    assert report["left_out"] == []
-    assert list(report["self_check"].values()) == ["agrees"]
-    assert [(s["rows"], s["graphs"]) for s in report["steps"]] == [
-        (rows, graphs) for graphs in (False, True) for rows in (1, 2)
-    ]
-    modes = [("nobatch", 1), ("static", 1), ("dynamic", 1), ("static", 2), ("dynamic", 2)]
-    assert [(p["mode"], p["limit"]) for p in report["played"]] == 4 * modes
-    assert all(p["same_tokens"] == 1 for p in report["played"] if p["mode"] == "dynamic")
-    ET.parse(tmp_path / "gpu.svg")
+    ET.parse(out / "gpu.svg")
+    points: Points = report["points"]
+    return points
+
+
+def of(points: Points, kind: str) -> Points:
+    return [point for point in points if point["kind"] == kind]
+
+
+def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
+    points = run(["--limits", "1", "2", "--contexts", "20"], tmp_path)
+    absent = {"FlashInfer": "not installed", "vLLM": "not installed"}
+    assert {p["what"]: p["why"] for p in of(points, "LeftOut")} == absent
+    checks = {p["name"]: p["found"] for p in of(points, "Check")}
+    assert set(checks.values()) == {"agrees"}
+    assert {
+        "a kernel of Triton's runs",
+        "graphs draw eager's tokens, 2 rows",
+        "lookahead draws the same tokens, top_p 0.9",
+    } <= set(checks)
+    greedy = [(s["rows"], s["graphs"]) for s in of(points, "StepTime") if s["sampling"] == "greedy"]
+    assert greedy == [(rows, graphs) for graphs in (True, False) for rows in (1, 2)]
+    played = of(points, "Played")
+    sides = [(p["mode"], p["limit"], p["lookahead"]) for p in played]
+    turns = [("static", 0), ("dynamic", 0), ("dynamic", 1)]
+    at = [(mode, limit, ahead) for limit in (1, 2) for mode, ahead in turns]
+    assert sides == 3 * [("nobatch", 1, 0), *at]
+    assert all(p["same_tokens"] == 1 for p in played if p["mode"] == "dynamic")
 
 
 def test_a_run_without_time_names_what_it_left_out(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *TINY, "--seconds", "0", "--out", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "gpu.json").read_text())
-    assert len(report["left_out"]) == 8
-    ET.parse(tmp_path / "gpu.svg")
+    points = run(["--seconds", "0"], tmp_path)
+    assert {p["why"] for p in of(points, "LeftOut")} == {"no time left"}
+
+
+TROUBLE = """
+import os, signal, time
+import benchmarks.gpu as gpu
+from benchmarks.on_gpu import parts
+from benchmarks.on_gpu.points import Bandwidth
+
+def hang(asked, tell):
+    tell(Bandwidth(7.0))
+    time.sleep(600)
+
+gpu.planned = lambda report: [
+    gpu.Part("hangs", 5.0, hang),
+    gpu.Part("crashes", 60.0, lambda *_: os.kill(os.getpid(), signal.SIGKILL)),
+    gpu.Part("fails", 60.0, lambda *_: 1 / 0),
+    gpu.Part("the device", 60.0, parts.facts),
+]
+gpu.main()
+"""
+
+
+def test_a_part_that_hangs_crashes_or_fails_costs_the_others_nothing(tmp_path: Path) -> None:
+    points = run([], tmp_path, code=TROUBLE)
+    assert {p["what"]: p["why"] for p in of(points, "LeftOut")} == {
+        "hangs": "not done after 5 s",
+        "crashes": "ended with status -9",
+        "fails": "ZeroDivisionError: division by zero",
+    }
+    assert of(points, "Bandwidth") == [{"kind": "Bandwidth", "gb_s": 7.0}]
+    assert [p["of"] for p in of(points, "Facts")] == ["machine", "work", "device"]
+
+
+def test_without_triton_the_parts_that_need_no_kernel_still_run(tmp_path: Path) -> None:
+    code = f"import sys\nsys.modules['triton'] = None\n{BLOCKED}"
+    points = run(["--limits", "1", "--contexts", "20"], tmp_path, code=code)
+    first = of(points, "Check")[0]
+    assert first["name"] == "a kernel of Triton's runs"
+    assert first["found"].startswith("ModuleNotFoundError")
+    assert {p["graphs"] for p in of(points, "StepTime")} == {False}
+    assert {p["mode"] for p in of(points, "Played")} == {"nobatch", "static", "dynamic"}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from benchmarks.gpu import Report
+from benchmarks.on_gpu.points import Played, Report, StepTime
 
-WIDTH, HEIGHT = 420, 300  # of a panel
-LEFT, RIGHT, TOP, BOTTOM = 60, 15, 40, 75
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+WIDTH, HEIGHT = 420, 330  # of a panel
+LEFT, RIGHT, TOP, BOTTOM = 60, 15, 40, 105
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
@@ -21,20 +19,24 @@ def picture(report: Report) -> str:
     panels = []
     for lengths in ("mixed", "equal"):
         lines: dict[str, list[tuple[float, float]]] = {}
-        for run in report.played:
-            if run.lengths == lengths and run.mode != "nobatch":
-                name = f"{run.mode}, {'graphs' if run.graphs else 'eager'}"
+        for run in report.points:
+            if isinstance(run, Played) and run.lengths == lengths and run.mode != "nobatch":
+                ahead = " ahead" if run.lookahead else ""
+                name = f"{run.mode}{ahead}, {'graphs' if run.graphs else 'eager'}"
                 lines.setdefault(name, []).append((run.limit, run.tokens_per_s))
         panels.append((f"{lengths} lengths: tokens/s by batch limit", lines))
     steps: dict[str, list[tuple[float, float]]] = {}
-    for step in report.steps:
-        name = "graphs" if step.graphs else "eager"
-        steps.setdefault(name, []).append((step.rows, 1000 * step.seconds))
-        if report.bandwidth_gb_s:
-            limit_ms = step.needed_bytes / report.bandwidth_gb_s / 1e6
-            steps.setdefault("bandwidth's limit", []).append((step.rows, limit_ms))
+    for step in report.points:
+        if isinstance(step, StepTime) and step.sampling == "greedy":
+            name = f"{'graphs' if step.graphs else 'eager'}, {step.context} tokens"
+            steps.setdefault(name, []).append((step.rows, 1000 * step.seconds))
+            if report.bandwidth_gb_s and step.graphs:
+                limit_ms = step.needed_bytes / report.bandwidth_gb_s / 1e6
+                limit = f"bandwidth's limit, {step.context}"
+                steps.setdefault(limit, []).append((step.rows, limit_ms))
     panels.append(("decode step: ms by rows", steps))
-    title = f"{report.model}, {report.dtype}, {report.machine['device']}"
+    work, device = report.facts("work"), report.facts("device")
+    title = f"{work.get('model')}, {work.get('dtype')}, on {device.get('name', work.get('device'))}"
     drawn = [
         f'<g transform="translate({i * WIDTH} 20)">{"".join(_panel(name, its))}</g>'
         for i, (name, its) in enumerate(panels)

@@ -1,0 +1,248 @@
+"""The parts of the GPU benchmark. Each runs in a process of its own and reports point by point."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks.bare import Job, run_bare
+from benchmarks.on_gpu import peers
+from benchmarks.on_gpu.points import (
+    Bandwidth,
+    Check,
+    Facts,
+    LeftOut,
+    Played,
+    Point,
+    Prefill,
+    StepTime,
+)
+from benchmarks.on_gpu.timing import launches_of, synchronisations_of, timed
+from benchmarks.on_gpu.work import FEWEST_REQUESTS, POLICIES, Asked, Decoding, Models
+from generate.modes import Mode
+from gpt.gpu.selfcheck import Heads, why_not
+from seams import Opening, Sampling, Step
+
+Tell = Callable[[Point], None]
+
+SELF_CHECKED = (  # beside the model's own
+    Heads(16, 16, 64, 16, "float16"),
+    Heads(16, 16, 64, 16, "float32"),
+    Heads(32, 8, 128, 16, "bfloat16"),
+)
+SAMPLING: dict[str, Callable[[int], Sampling]] = {  # by row
+    "greedy": lambda _: Sampling(temperature=0),
+    "temperature 1": lambda row: Sampling(seed=row),
+    "top_p 0.9": lambda row: Sampling(seed=row, top_p=0.9),
+}
+SAME_ROWS = (1, 3, 17, 256)  # for which graphs are compared with eager iterations
+SAME_STEPS = 8
+TRITON = "a kernel of Triton's runs"
+OWN_HEADS = "attention, the model's own shape"
+
+
+def find_device(name: str) -> torch.device:
+    """With an index, on which Triton launches from then on."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    return device
+
+
+def facts(asked: Asked, tell: Tell) -> None:
+    """The device as torch sees it."""
+    found = {"name": "cpu", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    if asked.on_gpu:
+        of = torch.cuda.get_device_properties(asked.device)
+        free, total = torch.cuda.mem_get_info(asked.device)
+        found |= {
+            "name": of.name,
+            "capability": f"{of.major}.{of.minor}",
+            "multiprocessors": str(of.multi_processor_count),
+            "memory": f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
+        }
+    tell(Facts("device", found))
+
+
+def triton(asked: Asked, tell: Tell) -> None:
+    """The smallest kernel: if it fails, no other one can run."""
+    start_s = time.monotonic()
+    try:
+        from benchmarks.on_gpu.trivial import add_one
+
+        found = "agrees" if add_one(asked.device) else "a wrong sum"
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    tell(Check(TRITON, found, time.monotonic() - start_s))
+
+
+def check(asked: Asked, tell: Tell) -> None:
+    """The attention kernel beside plain torch, by the server's own self-check."""
+    heads = Models(asked).heads
+    for one in [heads] if asked.tiny else [heads, *SELF_CHECKED]:
+        start_s = time.monotonic()
+        found = why_not(asked.device, one) or "agrees"
+        shape = f"{one.heads}:{one.kv_heads} heads of {one.head_dim}, {one.dtype}"
+        name = OWN_HEADS if one is heads else f"attention, {shape}"
+        tell(Check(name, found, time.monotonic() - start_s))
+
+
+def bandwidth(asked: Asked, tell: Tell) -> None:
+    """Bytes a second that a copy on the device reads and writes."""
+    numbers = torch.empty(2**10 if asked.tiny else 2**30, dtype=torch.uint8, device=asked.device)
+    numbers.random_()
+    to = torch.empty_like(numbers)
+    found = timed(lambda: to.copy_(numbers), asked.device, 10, repeats=5)
+    tell(Bandwidth(2 * numbers.numel() / min(found.wall_s) / 1e9))
+
+
+def steps(asked: Asked, tell: Tell, gb_s: float | None) -> None:
+    """Decode steps of the dynamic layout: rows, contexts, ways to sample, eager and as graphs."""
+    models = Models(asked)
+    ways = (True, False) if asked.kernel else (False,)
+    cases = [(context, "greedy", graphs) for graphs in ways for context in asked.contexts]
+    cases += [(asked.contexts[0], sampling, asked.kernel) for sampling in list(SAMPLING)[1:]]
+    for context, sampling, graphs in cases:
+        for rows in asked.limits:
+            name = f"{rows} rows of {context}, {sampling}, {'graphs' if graphs else 'eager'}"
+            try:
+                tell(_step(models, rows, context, sampling, graphs, gb_s))
+            except Exception as error:
+                tell(LeftOut(f"a step of {name}", f"{type(error).__name__}: {error}"))
+
+
+def _step(
+    models: Models, rows: int, context: int, sampling: str, graphs: bool, gb_s: float | None
+) -> StepTime:
+    asked = models.asked
+    model = models.get("dynamic", graphs=graphs)
+    step = Decoding(model, rows, context, [SAMPLING[sampling](row) for row in range(rows)])
+    try:
+        for _ in range(3):
+            step()
+        found = timed(step, asked.device, 2 if asked.tiny else 20, asked.repeats)
+        seconds = sorted(found.wall_s)[len(found.wall_s) // 2]
+        needed = models.weight_bytes + rows * context * model.shape.token_bytes
+        share = launches = synchronisations = None
+        if asked.on_gpu:
+            share = needed / seconds / 1e9 / (gb_s or math.nan)
+            synchronisations = synchronisations_of(step)
+            try:
+                launches = launches_of(step)
+            except RuntimeError:  # the profiler is not permitted: the timing counts all the same
+                launches = None
+        return StepTime(
+            rows, context, sampling, graphs, found.wall_s, found.event_s, needed, share,
+            launches, synchronisations, found.peak_bytes,
+        )  # fmt: skip
+    finally:
+        model.forget()
+
+
+def prefill(asked: Asked, tell: Tell) -> None:
+    """Prompts computed at once."""
+    model = Models(asked).get("dynamic", graphs=asked.kernel)
+    for prompts in (1, min(4, max(asked.limits))):
+        tokens = asked.contexts[-1]
+        each = -(-tokens // model.block_tokens)
+
+        def call(prompts: int = prompts, tokens: int = tokens, each: int = each) -> None:
+            ids = range(prompts)
+            model.open([Opening(i, [1 + i] * tokens, tokens, Sampling(temperature=0)) for i in ids])
+            blocks = [range(i * each, (i + 1) * each) for i in ids]
+            model.start([Step(i, 0, tokens, True, blocks[i]) for i in ids], ()).result()
+
+        call()
+        found = timed(call, asked.device, 1 if asked.tiny else 5, asked.repeats)
+        model.forget()
+        tell(Prefill(tokens, prompts, found.wall_s, found.event_s, found.peak_bytes))
+
+
+def same(asked: Asked, tell: Tell) -> None:
+    """Graphs draw the tokens that eager iterations draw, and so does planning ahead."""
+    models = Models(asked)
+    counts = sorted({min(rows, max(asked.limits)) for rows in SAME_ROWS})
+    for rows in counts if asked.kernel else []:
+        start_s = time.monotonic()
+        drawn: list[list[list[int]]] = []
+        for graphs in (False, True):
+            model = models.get("dynamic", graphs=graphs)
+            own = [SAMPLING["temperature 1"](row) for row in range(rows)]
+            step = Decoding(model, rows, asked.contexts[0], own)
+            for _ in range(2 if asked.tiny else SAME_STEPS):
+                step()
+            drawn.append(step.tokens)
+            model.forget()
+        found = "agrees" if drawn[0] == drawn[1] else "other tokens"
+        tell(Check(f"graphs draw eager's tokens, {rows} rows", found, time.monotonic() - start_s))
+    limit = min(32, max(asked.limits))
+    work = asked.jobs(models.network.config.vocab_size, limit, equal=False)
+    for name, sampling in SAMPLING.items():
+        start_s = time.monotonic()
+        model = models.get("dynamic", graphs=asked.kernel)
+        runs = [
+            run_bare(
+                model, POLICIES["dynamic"](), "dynamic", work, limit, sampling(0), lookahead=ahead
+            )
+            for ahead in (0, 1)
+        ]
+        differ = sum(a != b for a, b in zip(runs[0].outputs, runs[1].outputs, strict=True))
+        found = "agrees" if not differ else f"{differ} of {len(work)} requests have other tokens"
+        tell(Check(f"lookahead draws the same tokens, {name}", found, time.monotonic() - start_s))
+
+
+def modes(asked: Asked, tell: Tell, *, equal: bool, graphs: bool) -> None:
+    """The modes in turns at each limit, on the same requests; nobatch once."""
+    models = Models(asked)
+    lengths = "equal" if equal else "mixed"
+    sides: list[tuple[Mode, int]] = [("static", 0), ("dynamic", 0), ("dynamic", 1)]
+    for limit in asked.limits:
+        work = asked.jobs(models.network.config.vocab_size, limit, equal=equal)
+        if limit == asked.limits[0]:
+            _play(models, tell, lengths, limit, graphs, [("nobatch", 0)], work[:FEWEST_REQUESTS])
+        _play(models, tell, lengths, limit, graphs, sides, work)
+
+
+def _play(
+    models: Models,
+    tell: Tell,
+    lengths: str,
+    limit: int,
+    graphs: bool,
+    sides: list[tuple[Mode, int]],
+    work: Sequence[Job],
+) -> None:
+    seconds: dict[tuple[Mode, int], list[float]] = {side: [] for side in sides}
+    outputs: dict[tuple[Mode, int], list[list[int]]] = {}
+    try:
+        for number in range(
+            -1, models.asked.repeats
+        ):  # the first one warms, with all rows of the limit
+            for mode, ahead in sides[:: -1 if number % 2 else 1]:
+                model = models.get(mode, graphs=graphs)
+                jobs = work[:limit] if number < 0 else work
+                run = run_bare(model, POLICIES[mode](), mode, jobs, limit, lookahead=ahead)
+                if number >= 0:
+                    seconds[mode, ahead].append(run.seconds)
+                    outputs[mode, ahead] = run.outputs
+    except Exception as error:
+        tell(LeftOut(f"{lengths} lengths at {limit}", f"{type(error).__name__}: {error}"))
+        return
+    for (mode, ahead), found in seconds.items():
+        same_tokens = None
+        if mode == "dynamic":
+            pairs = zip(outputs[mode, ahead], outputs["static", 0], strict=True)
+            same_tokens = sum(ours == theirs for ours, theirs in pairs) / len(work)
+        tokens = sum(map(len, outputs[mode, ahead]))
+        tell(Played(lengths, mode, limit, graphs, ahead, len(work), tokens, found, same_tokens))
+
+
+def others(asked: Asked, tell: Tell) -> None:
+    """Peers that are installed already; such a machine may have no network."""
+    peers.flashinfer(asked, tell)
+    peers.vllm(asked, tell)

@@ -1,0 +1,170 @@
+"""The network, its pool and the models of the modes, which every part of the GPU benchmark builds
+in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.bare import Job, offline_work
+from generate.modes import Mode
+from gpt.cache import KVPool, KVShape
+from gpt.checkpoint import SHAPES, random_network
+from gpt.executor import Executor
+from gpt.gpu.device import Device
+from gpt.gpu.selfcheck import Heads
+from gpt.network import GPT, GPTConfig, init_weights
+from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.static import Static
+from seams import Opening, Policy, Sampling, Step
+
+TINY = GPTConfig(vocab_size=97, context=512, n_layer=1, n_head=1, n_embd=16)
+SLACK = 192  # tokens beyond the context of a timed step, for its repeats
+FEWEST_REQUESTS = 4
+ROUNDS = 2  # batches' worth of requests that the modes are given
+
+POLICIES: dict[Mode, Callable[[], Policy]] = {
+    "nobatch": NoBatch,
+    "static": lambda: Static(max_wait_s=0.0),
+    "dynamic": Orca,
+}
+LAYOUTS: dict[Mode, type[Executor]] = {
+    "nobatch": ServerModel,
+    "static": ServerModel,
+    "dynamic": DynamicBatchingServerModel,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the benchmark is asked to measure."""
+
+    device: torch.device
+    dtype: torch.dtype
+    model: str
+    tiny: bool
+    limits: Sequence[int]
+    contexts: Sequence[int]
+    kernel: bool  # attention by the Triton kernel; without it there are no graphs
+
+    @classmethod
+    def of(
+        cls,
+        device: torch.device,
+        dtype: str,
+        model: str,
+        *,
+        tiny: bool,
+        limits: Sequence[int],
+        contexts: Sequence[int],
+        kernel: bool,
+    ) -> Asked:
+        chosen = best_dtype(device) if dtype == "auto" else DTYPES[dtype]
+        return cls(device, chosen, model, tiny, sorted(limits), sorted(contexts), kernel)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def repeats(self) -> int:
+        return 1 if self.tiny else 3
+
+    @property
+    def name(self) -> str:
+        return "a tiny network" if self.tiny else f"random:{self.model}"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def config(self) -> GPTConfig:
+        return TINY if self.tiny else SHAPES[self.model]
+
+    def network(self) -> GPT:
+        if self.tiny:
+            network = GPT(TINY)
+            init_weights(network, 0)
+        else:
+            network = random_network(self.model, 0)
+        return network.to(self.device, self.dtype).eval().requires_grad_(False)
+
+    def jobs(self, vocab_size: int, limit: int, *, equal: bool) -> list[Job]:
+        """The requests of the modes at this batch limit."""
+        work = offline_work(vocab_size, max(FEWEST_REQUESTS, ROUNDS * limit), seed=limit)
+        if self.tiny:
+            work = [Job(job.prompt[:5], min(job.output_tokens, 2)) for job in work[:2]]
+        if equal:
+            tokens = 2 if self.tiny else 100
+            work = [Job((job.prompt * 8)[: 4 if self.tiny else 32], tokens) for job in work]
+        return work
+
+
+class Models:
+    """The models of the modes over one network and one pool; iterations run eagerly, or as
+    graphs."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.network = asked.network()
+        shape = KVShape.of(self.network.config, asked.dtype, asked.device)
+        longest = min(max(asked.contexts) + SLACK, self.network.config.context)
+        self.rows = max(asked.limits)
+        self._pool = KVPool(shape, self.rows * -(-longest // shape.block_tokens))
+        self._by_layout: dict[type[Executor], Executor] = {}
+        self._devices: dict[bool, Device] = {}
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in self.network.parameters())
+
+    def get(self, mode: Mode, *, graphs: bool) -> Executor:
+        """Raises RuntimeError if no graphs can be recorded."""
+        layout = LAYOUTS[mode]
+        if layout not in self._by_layout:
+            model = layout(
+                self.network, self.asked.dtype, self.asked.name, kernel=self.asked.kernel
+            )
+            model.pool = self._pool
+            self._by_layout[layout] = model
+        model = self._by_layout[layout]
+        model.gpu = self._device(graphs)
+        return model
+
+    def _device(self, graphs: bool) -> Device:
+        if graphs not in self._devices:
+            device = Device(self.network, self._pool, kernel=self.asked.kernel)
+            if graphs:
+                device.record_graphs(self.rows)
+                if not device.has_graphs:
+                    raise RuntimeError("no graphs were recorded")
+            self._devices[graphs] = device
+        return self._devices[graphs]
+
+    @property
+    def heads(self) -> Heads:
+        config = self.network.config
+        return Heads(config.n_head, config.n_head, config.head_dim, 16, self.asked.dtype_name)
+
+
+class Decoding:
+    """Rows that decode; a call is a step and the reading of its tokens."""
+
+    def __init__(self, model: Executor, rows: int, context: int, sampling: Sequence[Sampling]):
+        """`sampling`: of each row."""
+        self.model, self.rows, self.at = model, range(rows), context
+        self.tokens: list[list[int]] = []
+        each = -(-(context + SLACK) // model.block_tokens)
+        prompt = [1] * context
+        model.open([Opening(i, prompt, context, sampling[i]) for i in self.rows])
+        for i in self.rows:  # one by one: together they might not fit
+            step = Step(i, 0, context, True, range(i * each, (i + 1) * each))
+            model.start([step], ()).result()
+
+    def __call__(self) -> None:
+        steps = [Step(i, self.at, 1, True, ()) for i in self.rows]
+        outcome = self.model.start(steps, ()).result()
+        self.tokens.append([token for row in outcome.tokens for token in row])
+        self.at += 1
