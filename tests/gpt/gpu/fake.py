@@ -50,6 +50,7 @@ class Called:
     """An operator, and the tensors that it reads and returns."""
 
     name: str
+    ours: bool
     inputs: list[Tensor]
     outputs: list[Tensor]
 
@@ -90,7 +91,8 @@ class Operators(TorchDispatchMode):
         if func.is_view or name.startswith(FREE):
             self._views.add(len(self.called))
         inputs = tensors_of([*args, *(kwargs or {}).values()])
-        self.called.append(Called(name, inputs, tensors_of(out)))
+        ours = func.namespace == "effective_batching"
+        self.called.append(Called(name, ours, inputs, tensors_of(out)))
         return out
 
 
@@ -181,6 +183,13 @@ class Replays(dict[Any, Any]):
         return self._traffic
 
 
+def contiguous(x: Tensor) -> Tensor:
+    """Another function that takes the guard, called within torch."""
+    return (
+        x if x.is_contiguous() else torch.ops.aten.clone(x, memory_format=torch.contiguous_format)
+    )
+
+
 @contextlib.contextmanager
 def fake_gpu() -> Iterator[Traffic]:
     traffic = Traffic()
@@ -194,6 +203,7 @@ def fake_gpu() -> Iterator[Traffic]:
         Items(),
         torch.no_grad(),  # inference mode would hide operators
         mock.patch.object(FakeTensor, "data_ptr", return_value=0, create=True),
+        mock.patch.object(FakeTensor, "contiguous", contiguous, create=True),
     ):
         for module in (gpt.executor, gpt.gpu.device, gpt.gpu.paged, gpt.sampling):
             patch.setattr(module, "send", traffic.send)
