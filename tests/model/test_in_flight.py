@@ -101,7 +101,7 @@ asked = st.builds(
         st.sampled_from([0, 20, 32]),
         st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
     ),
-    tokens=st.integers(1, 12),
+    tokens=st.integers(1, 8),
     sampling=samplings,
     arrival=st.integers(0, 8),
     leaves=st.none() | st.integers(0, 12),
@@ -171,7 +171,7 @@ def ledger_of(model: Executor, mode: Mode, blocks: int | None) -> Ledger:
     of=st.sampled_from(POLICIES),
     blocks=st.none() | st.integers(6, 9),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_with_an_iteration_in_flight_tokens_and_logprobs_are_the_same(
     models, work, limit, of, blocks
 ):  # type: ignore[no-untyped-def]
@@ -199,7 +199,7 @@ def test_with_an_iteration_in_flight_tokens_and_logprobs_are_the_same(
 
 
 def test_the_iterations_of_the_test_above_do_overlap_and_preempt(models) -> None:  # type: ignore[no-untyped-def]
-    work = [Asked([n] * 12, 20, PENALTIES, 0, None) for n in range(4)]
+    work = [Asked([n] * 14, 12, PENALTIES, 0, None) for n in range(4)]
     model = models["dynamic"]
     plain, ahead = (
         play(model, "dynamic", Orca(), work, 4, ledger_of(model, "dynamic", 6), lookahead)
