@@ -113,7 +113,9 @@ class Executor(ABC):
     def allocate(self, blocks: int) -> None:
         """Reserves KV memory for all sequences together; earlier memory is freed first. Raises
         DeviceMemoryError."""
-        self.gpu = None
+        if self.gpu is not None:
+            self.gpu.graphs = None  # they and the device refer to each other
+            self.gpu = None
         if hasattr(self, "pool"):
             del self.pool
         self.pool = KVPool(self.shape, blocks)
@@ -130,7 +132,7 @@ class Executor(ABC):
         self.gpu.record_graphs(max_rows)
         taken_bytes = before_bytes - _free_bytes(self.device)
         self.gpu.graphs = None
-        return taken_bytes
+        return max(0, taken_bytes)
 
     @property
     def blocks(self) -> int:

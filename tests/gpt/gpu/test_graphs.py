@@ -4,6 +4,8 @@ and when they are not used."""
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +118,20 @@ def test_the_memory_of_graphs_is_measured_and_given_back(monkeypatch: pytest.Mon
     assert model.gpu is not None
     assert not model.gpu.has_graphs
     assert model.blocks == 1
+
+
+def test_new_kv_memory_is_reserved_when_the_old_one_is_free() -> None:
+    """Although graphs were recorded over it, and without the garbage collector."""
+    model = make()
+    assert model.gpu is not None
+    model.gpu.record_graphs(2)
+    old = [weakref.ref(model.pool), weakref.ref(model.gpu.graphs)]
+    gc.disable()
+    try:
+        model.allocate(1)
+        assert [reference() for reference in old] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_all_graphs_share_a_stream_a_pool_of_memory_their_numbers_and_their_results(
