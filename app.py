@@ -17,6 +17,7 @@ from flask import Flask
 
 from api import native, watch
 from api.document.openapi import register_openapi
+from api.http.browsers import register_rules
 from api.http.cors import register_cors
 from api.http.departed import Departures
 from api.http.errors import register_errors
@@ -154,6 +155,7 @@ def create_app(
     app.extensions["tracing"] = tracing
     register_cors(app, config.cors_allow_origin)
     register_metrics(app, metrics, manager, JobCollector(jobs))
+    register_rules(app, config)
     require_keys(app, config.keys)
     register_openapi(app, keys=bool(config.keys))
     return app

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
+from browsers import host_names
 from options import Group, OptionError, Options, flag
 
 MODES = ("nobatch", "static", "dynamic")
@@ -91,10 +92,14 @@ class Config(Options):
     paths but /health and the page /watch; other users of this machine can read your command line,
     but not your environment; none: no key is needed"""
     cors_allow_origin: str | None = NETWORK.option(
-        None, pattern=r"\*|https?://[^,\s/]+(,https?://[^,\s/]+)*"
+        None, pattern=r"\*|[a-z][a-z0-9+.-]*://[^,\s/]+(,[a-z][a-z0-9+.-]*://[^,\s/]+)*"
     )
     """origins whose web pages may call this server: https://host[:port], comma separated, or * for
-    all; none: no other origin may"""
+    all, which without --api-key may only read; none: no other origin may"""
+    allow_hosts: tuple[str, ...] = NETWORK.option((), parse=host_names)
+    """names under which clients reach this server, comma separated; .example.com includes all names
+    below it; an IP address, localhost and the machine's own name are always allowed, and with
+    --api-key every name is"""
     max_body_bytes: int = NETWORK.option(2**20, least=1024, most=2**30)
     """largest request body"""
     client_timeout: float = NETWORK.option(60.0, least=0.1, most=86_400)

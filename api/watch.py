@@ -6,8 +6,9 @@ data of this server; everything that does requires the key.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,8 @@ from watch.frames import Hello
 from watch.hub import FullError, Hub
 
 PAGE = Path(__file__).parent.parent / "watch" / "page"
+# another server that the address of the page names, as watch/page/servers.js reads it
+SERVER = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?/?", re.IGNORECASE | re.ASCII)
 MOST_PLAYED = 200  # requests that one call sends,
 MOST_PLAY_S = 10.0  # within this time
 TRACED_EVENTS = 2**13
@@ -94,15 +97,22 @@ def make_blueprint(service: Service) -> Blueprint:
 
     @blueprint.get("/watch")
     def page() -> Response:
-        return _file("index.html")
+        named = request.args.get("with", "").split(",")
+        return _file("index.html", [server for server in named if SERVER.fullmatch(server)])
 
     @blueprint.get("/watch/page/<path:name>")
     def file(name: str) -> Response:
         return _file(name)
 
-    def _file(name: str) -> Response:
+    def _file(name: str, servers: Sequence[str] = ()) -> Response:
+        """The page may contact these servers and its own. No other page may show it in a frame,
+        where a user could be made to agree to what is not seen."""
         response = send_from_directory(PAGE, name, max_age=0)
-        response.headers["Content-Security-Policy"] = "default-src 'self'; connect-src *"
+        allowed = " ".join(["'self'", *servers])
+        response.headers["Content-Security-Policy"] = (
+            f"default-src 'self'; connect-src {allowed}; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
         return response
 
     @blueprint.get("/watch/events")

@@ -36,7 +36,8 @@ class ServeConfig(Options):
     mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
     """mode of the server that uses the model; determines the layout of its memory"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
-    """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:1 ...; with --shards each rank uses the GPU
+    with its number"""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
     others, on a CPU float32, or int8 if the checkpoint is int8; int8: weights of linear layers in 8
@@ -90,6 +91,12 @@ class ServeConfig(Options):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
+        if self.rank is None and self.shards > 1 and self.device.startswith("cuda:"):
+            raise OptionError(
+                f"--device is {self.device}, and each of --shards ({self.shards}) needs its own "
+                "GPU; allowed: auto, cpu, cuda, which gives each rank the GPU with its number "
+                "(CUDA_VISIBLE_DEVICES chooses and orders the GPUs)"
+            )
         if self.rank is not None:
             if self.rank >= self.shards:
                 raise OptionError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from browsers import host_names
 from options import Group, Options, comma_separated
 from router.rules.policies import POLICIES
 from router.rules.upstream import Spec
@@ -37,8 +38,12 @@ class Config(Options):
     port: int = NETWORK.option(8000, least=0, most=65535, variables=["TIB_PORT"])
     """port to listen on; 0: any free one"""
     cors_origin: str = NETWORK.option("")
-    """Access-Control-Allow-Origin of responses; *: any web page may call; none: no other origin
-    may"""
+    """origin whose web pages may call, sent as Access-Control-Allow-Origin; *: any web page, which
+    without --api-keys may only read; none: no other origin may"""
+    allow_hosts: tuple[str, ...] = NETWORK.option((), parse=host_names)
+    """names under which clients reach the router, comma separated; .example.com includes all names
+    below it; an IP address, localhost and the machine's own name are always allowed, and with
+    --api-keys every name is"""
     max_body_bytes: int = NETWORK.option(32 * 2**20, least=1)
     """largest request body; larger ones get 413"""
     max_held_bytes: int = NETWORK.option(256 * 2**20, least=1)

@@ -9,12 +9,14 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from browsers import Rules, own_names
 from journal import Journal
 from router import config as configuration
 from router import log
 from router.config import Config
 from router.desk import Desk
 from router.http.admin import Admin
+from router.http.browsers import guarded_by
 from router.http.forward import Forwarder
 from router.http.jobs import PATHS, JobRelay
 from router.http.probes import Prober
@@ -111,7 +113,14 @@ async def serve(config: Config) -> None:
 
 def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
     """The routes."""
-    app = web.Application(client_max_size=config.max_body_bytes)
+    rules = Rules(
+        keys=config.api_keys,
+        names={*own_names(), config.host, *config.allow_hosts},
+        origins=[config.cors_origin],
+        key_option="--api-keys",
+        origins_option="--cors-origin",
+    )
+    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[guarded_by(rules)])
     app.add_routes(admin.routes())
     for method in ("GET", "POST", "DELETE"):
         for path in PATHS:

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
     "tracing": set(),
     "journal": set(),
-    "config": {"options"},
+    "browsers": {"options"},
+    "config": {"options", "browsers"},
     "gunicorn_conf": {"config", "api"},  # of api its logs and its worker
     "text": {"seams", "embedded"},  # its vocabulary, which needs no torch: held below
     "scheduling": {"seams"},
@@ -65,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "stats",
         "figures",
         "deferred",
+        "browsers",
         "config",
         "seams",
         "tracing",
@@ -83,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "launcher": {"options", "config"},
     "client": set(),
-    "router": {"options", "tracing", "journal"},
+    "router": {"options", "browsers", "tracing", "journal"},
 }
 MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "launcher", "gunicorn_conf"}
 
@@ -108,6 +110,7 @@ UNBOUND = {"benchmarks", "tests"}  # these may import anything
 
 WITHOUT_TORCH = {
     "batching",
+    "browsers",
     "failures",
     "flight",
     "inference",

@@ -16,6 +16,7 @@ from pydantic_core import core_schema
 
 from api.document.paths import OPERATIONS, Json, Operation
 from api.http.keys import is_open
+from browsers import READS
 
 PATH = "/openapi.json"
 COMPONENTS = "#/components/schemas/{model}"
@@ -31,7 +32,11 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
             locked = keys and not is_open(path)
-            told = _operation(OPERATIONS[method, path], sorted(rule.arguments), references, locked)
+            refusals = [401] if locked else []
+            if not keys or method not in READS:
+                refusals.append(403)
+            operation = OPERATIONS[method, path]
+            told = _operation(operation, sorted(rule.arguments), references, refusals)
             if not locked:
                 told["security"] = []
             paths.setdefault(path, {})[method.lower()] = told
@@ -78,7 +83,7 @@ def _operation(
     operation: Operation,
     arguments: list[str],
     references: References,
-    locked: bool,
+    refusals: list[int],
 ) -> Json:
     answer: dict[str, Any] = {}
     if operation.whole is not None:
@@ -102,7 +107,7 @@ def _operation(
     if operation.media is not None:
         answer[operation.media] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": references(operation.error)}}
-    statuses = (*operation.statuses, *([401] if locked else []))
+    statuses = {*operation.statuses, *refusals}
     told: Json = {
         "parameters": [
             *(

@@ -35,7 +35,11 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def error_shape(error: ApiError) -> OpenAIError:
-    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        429: "rate_limit_error",
+    }
     fallback = "server_error" if error.status >= 500 else "invalid_request_error"
     codes = {429: "rate_limit_exceeded", 503: "overloaded"}
     return {

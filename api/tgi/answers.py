@@ -24,6 +24,7 @@ PREFIXED = {
 }
 UNPREFIXED = {
     401: "unauthorized",
+    403: "forbidden",
     408: "timeout",
     499: "dropped",
     503: "unavailable",

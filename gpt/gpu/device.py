@@ -88,6 +88,24 @@ class Device:
                 )
         return None
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Attention of a decode that is laid out like one over the longest context: it launches
+        what no short one does, so that no request waits for Triton. Overwrites the pool's first
+        slot."""
+        if not self._kernel:
+            return
+        place, shape = np.zeros(1, dtype=np.int64), self._pool.shape
+        span = Span(0, 1, 0, BlockTable([0]))
+        packed = pack([0], place, place, place, [span], shape.block_tokens, self._tile_tokens)
+        sent = send(arrays_of(packed), shape.device)
+        of = Packed(*sent, packed.singles, self._network.config.context)  # type: ignore[call-arg,arg-type]
+        heads = self._network.config.n_head // self._network.config.shards
+        size = (1, heads + 2 * shape.kv_heads, shape.head_dim)
+        fused = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        q, k, v = fused.split_with_sizes([heads, shape.kv_heads, shape.kv_heads], dim=1)
+        PagedAttention(of, self._pool)(0, q, k, v)
+
     def __call__(
         self,
         tokens: Sequence[int],

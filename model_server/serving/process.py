@@ -50,7 +50,12 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: worker.stop())
     service.model = load()
-    log.info("ready: %s on %s", service.model.info.name, address)
+    info = service.model.info
+    if info.unused_gpu is None:
+        log.info("ready: %s on %s", info.name, address)
+    else:
+        told = "ready: %s on %s; the model runs on a CPU: %s"
+        log.warning(told, info.name, address, info.unused_gpu)
     status = 0
     try:
         worker.run()

@@ -26,6 +26,9 @@ _REQUEST_OWN = HOP_BY_HOP | {
     "expect",
     "host",
     "x-request-id",
+    # the router has judged the page; for the upstream the router is the client
+    "origin",
+    "sec-fetch-site",
 }
 _RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,8 +120,16 @@ def test_every_shard_receives_everything_and_one_of_them_answers(tmp_path: Path)
         assert model.info.shards == 2
         assert model.info.kernels == first.model.info.kernels
         assert model.info.batch_invariant
+        assert model.info.unused_gpu is None
         assert one_step(model) == reference([1, 2, 3], 1, seed=0)
         assert first.calls.take() == [("ServiceDiscovery", wire.Nothing()), *second.calls.take()]
+
+
+def test_a_gpu_that_a_model_server_does_not_use_is_known_to_its_clients(tmp_path: Path) -> None:
+    shard = HashModel()
+    shard.info = replace(shard.info, unused_gpu="an NVIDIA GPU is here, but ...")
+    with served(shard, unix(tmp_path)) as server, connected(server.address) as model:
+        assert model.info.unused_gpu == "an NVIDIA GPU is here, but ..."
 
 
 def test_ranks_that_draw_different_tokens_are_an_error_with_a_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from browsers import Rules, host_names
 from config import Config as ServerConfig
 from launcher import tgi
 from launcher.config import LauncherConfig
@@ -186,6 +187,40 @@ def test_compose_runs_a_launcher_with_two_shards_and_a_server_with_a_remote_mode
     assert server["EB_MODEL"] == model["EB_MODEL"]
     port = model["EB_LISTEN"].rpartition(":")[2]
     assert server["EB_REMOTE_MODEL"] == f"model-server:{port}"
+
+
+def accepted(names: str, host: str) -> bool:
+    """Whether a program without a key, with these names, accepts the host."""
+    rules = Rules(keys=(), names=host_names(names), origins=(), key_option="", origins_option="")
+    return rules.refusal("POST", host, "", "") is None
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "docker-compose.shards.yml"])
+def test_every_service_of_compose_accepts_its_name_and_no_other(file: str) -> None:
+    """So the router's requests, which carry the name that it knows a server by, are accepted."""
+    for name, service in yaml.safe_load((DEPLOY / file).read_text())["services"].items():
+        settings = service["environment"]
+        if service.get("command") != ["model-server"]:
+            names = settings.get("EB_ALLOW_HOSTS") or settings["ALLOW_HOSTS"]
+            assert accepted(names, f"{name}:8500")
+            assert not accepted(names, "evil.example:8500")
+
+
+@pytest.mark.parametrize(
+    ("folder", "service"),
+    [
+        ("server", "eb-server"),
+        ("overlays/two-models/second", "second-eb-server"),
+        ("router", "eb-router"),
+    ],
+)
+def test_pods_accept_the_names_of_their_service(folder: str, service: str) -> None:
+    listed = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
+    literals = dict(s.split("=", 1) for s in listed["configMapGenerator"][0]["literals"])
+    names = literals.get("EB_ALLOW_HOSTS") or literals["ALLOW_HOSTS"]
+    for host in (service, f"{service}.a.svc:80", f"{service}.a.svc.cluster.local", "10.0.0.7:8500"):
+        assert accepted(names, host)
+    assert not accepted(names, "evil.example:8500")
 
 
 @pytest.mark.parametrize("image", ["server", "router"])

@@ -25,6 +25,7 @@ HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until
 HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
+UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -56,6 +57,7 @@ def load(config: Config) -> LoadedModel:
             model.step_s = 0.0
 
     model.before_iteration = pace
+    model.info = replace(model.info, unused_gpu=os.environ.get(UNUSED_GPU))
     return model
 
 

@@ -28,7 +28,7 @@ def test_help_names_every_option_with_default_and_variable(
         Config.from_args(["dynamic", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for option in Config.declared()[1:]:
-        default = "none" if option.default is None else option.default
+        default = "none" if option.default in (None, ()) else option.default
         if isinstance(default, bool):
             default = str(default).lower()
         if isinstance(default, float):

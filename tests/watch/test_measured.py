@@ -49,8 +49,11 @@ def page(browser: Browser, contestants: dict[str, Server]) -> Iterator[Page]:  #
     first, everyone = contestants["nobatch"], [server.url for server in contestants.values()]
     page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
     page.goto(f"{first.url}/watch?with={','.join(everyone)}#measured")
+    page.click("#others button")
     page.wait_for_function("window.watch && watch.modes.panels.length === 3")
     page.wait_for_function("watch.modes.measured.servers.every(server => server.greeted)")
+    names = f"{PANELS}.map(panel => panel.querySelector('h2').textContent).join()"
+    page.wait_for_function(f"{names} === '{','.join(MODES)}'")
     yield page
     page.close()
 
@@ -122,6 +125,28 @@ def test_a_page_that_was_opened_later_shows_no_run_without_its_beginning(
     page.close()
 
 
+def test_a_percent_sign_in_a_request_id_is_shown_as_it_is(
+    browser: Browser,  # noqa: F811
+    contestants: dict[str, Server],
+) -> None:
+    server = contestants["static"]
+    page = browser.new_page(bypass_csp=True)
+    page.goto(f"{server.url}/watch?with={server.url}#measured")
+    page.wait_for_function("watch.modes.measured.servers[0].greeted")
+    for number, name in enumerate(("100%", "a%20b", "%E0%A4%A", "caf%C3%A9")):
+        headers = {"X-Request-Id": f"odd{number}/{name}/e/0"}
+        body = {"prompt": "x", "num_tokens": 2}
+        url = f"{server.url}/inference"
+        assert requests.post(url, json=body, headers=headers, timeout=PATIENCE_S).ok
+        page.wait_for_function(
+            f"watch.modes.measured.workload === 'odd{number}'"
+            f" && {PANELS}[0].textContent.includes('1 of 1 completed')"
+        )
+        shown_name = page.evaluate(f"{PANELS}[0].querySelector('h2').textContent")
+        assert shown_name == {"a%20b": "a b", "caf%C3%A9": "café"}.get(name, name)
+    page.close()
+
+
 @pytest.mark.long
 def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser) -> None:  # noqa: F811
     options = ("--loads", "1", "--seeds", "1", "--numsamples", str(REQUESTS), "--no-control")
@@ -136,6 +161,7 @@ def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser
             address = next(match.group() for match in found if match is not None)
             page = browser.new_page(bypass_csp=True)
             page.goto(address)
+            page.click("#others button")
             whole = f"{REQUESTS} of {REQUESTS} completed"
             page.wait_for_function(
                 f"{PANELS}.filter(p => p.textContent.includes('{whole}')).length === 3",

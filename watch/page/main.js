@@ -6,6 +6,7 @@ import { iterationWords, requestWords, showIteration, showRequest } from "./deta
 import { follow, headers, reason } from "./feed.js";
 import { Modes } from "./modes.js";
 import { Room } from "./play.js";
+import { Servers } from "./servers.js";
 import { DURATION, START, Store } from "./store.js";
 import { Tracks } from "./tracks.js";
 import { View, keys, listen } from "./view.js";
@@ -16,14 +17,14 @@ const LEGEND = /** @type {Record<string, string>} */ ({
   held: "done, but its row is still computed", paused: "paused", preempted: "preempted: lost its slot" });
 
 const key = () => byId("key").value;
-byId("key").value = sessionStorage.getItem("key") ?? new URLSearchParams(location.hash.slice(1)).get("key") ?? "";
-const servers = (new URLSearchParams(location.search).get("with") ?? "").split(",").filter(Boolean);
+byId("key").value = sessionStorage.getItem("key") ?? "";
+const servers = new Servers(new URLSearchParams(location.search).get("with") ?? "", key);
 
 const store = new Store();
 let dirty = true;
 const view = new View(store, () => (dirty = true));
 const tracks = new Tracks(byId("canvas"), store, view);
-const modes = new Modes(servers, key);
+const modes = new Modes(servers);
 const room = new Room(key, () => view.live());
 Object.assign(window, { watch: { store, view, tracks, modes, room } }); // for the console, and for tests
 

@@ -11,9 +11,11 @@ import { nice } from "./tracks.js";
 import { MODE_NAMES, byId, element, seconds } from "./words.js";
 
 /** @typedef {import("./store.js").Request} Request */
-/** @typedef {{name: string, requests: Request[], zero: number, end: number, now: number}} Run one mode's requests;
+/** @typedef {import("./servers.js").Servers} Servers */
+/** @typedef {{name: string, requests: Request[], zero: number, end: number, now: number,
+ *   problem?: string}} Run one mode's requests;
  *   `zero`: the server's time at which the first arrived; `end`: seconds until the last was answered; `now`: how far
- *   it is, in seconds, while it is measured, else Infinity */
+ *   it is, in seconds, while it is measured, else Infinity; `problem`: why its server is not connected */
 /** @typedef {{run: Run, canvas: HTMLCanvasElement, score: HTMLElement, box: HTMLElement}} Panel */
 
 const RECORDED = ["nobatch", "static", "dynamic"];
@@ -38,15 +40,18 @@ async function recorded() {
   }));
 }
 
-/** Each server in its turn, so that none takes the cores from another. @param {string[]} servers
- * @param {string} key @param {(text: string) => void} say @returns {Promise<Run[]>} */
-async function asked(servers, key, say) {
+/** Each server in its turn, so that none takes the cores from another. @param {Servers} servers
+ * @param {(text: string) => void} say @returns {Promise<Run[]>} */
+async function asked(servers, say) {
   const runs = [];
-  for (const server of servers) {
-    const store = new Store();
-    const end = follow(server, () => key, { hello: (h) => store.greet(h), frame: (f) => store.take(f), state: () => {} });
+  for (const server of servers.all) {
+    const store = new Store(), key = servers.key(server);
+    let problem = "";
+    const end = follow(server, () => key, { hello: (h) => store.greet(h), frame: (f) => store.take(f),
+      state: (text, ok) => (problem = ok ? "" : text) });
     try {
-      await until(() => store.hello !== null);
+      await until(() => store.hello !== null || problem !== "");
+      if (problem) throw new Error(`${server}: ${problem}`);
       const name = store.hello?.mode ?? server;
       say(`The 20 requests run on ${name} …`);
       const response = await fetch(`${server}/watch/play`, {
@@ -74,20 +79,24 @@ async function until(met) {
 }
 
 export class Modes {
-  /** @param {string[]} servers @param {() => string} key */
-  constructor(servers, key) {
+  /** @param {Servers} servers */
+  constructor(servers) {
     this.servers = servers;
-    this.key = key;
     /** @type {Panel[]} */ this.panels = [];
     this.t = 0; // time of the runs
     this.end = 1;
     this.playing = false;
     this.before = 0;
     /** @type {Measured|null} */ this.measured = null;
-    byId("modes-source-field").hidden = !servers.length;
-    byId("modes-source").value = location.hash === "#measured" && servers.length ? "measured" : "recorded";
+    byId("modes-source-field").hidden = !servers.all.length;
+    byId("modes-source").value = location.hash === "#measured" && servers.all.length ? "measured" : "recorded";
     byId("modes-play").addEventListener("click", () => this.press());
     byId("modes-source").addEventListener("change", () => this.load());
+    byId("others").addEventListener("submit", (/** @type {Event} */ e) => {
+      e.preventDefault();
+      servers.agree();
+      this.load();
+    });
     byId("modes-at").addEventListener("input", () => {
       this.playing = false;
       this.t = (byId("modes-at").value / 1000) * this.end;
@@ -100,18 +109,26 @@ export class Modes {
     this.playing = false;
     this.measured?.end();
     const source = byId("modes-source").value;
-    this.measured = source === "measured" ? new Measured(this.servers, this.key) : null;
+    const asks = source !== "recorded" && !this.servers.agreed;
+    byId("others").hidden = !asks;
+    this.measured = source === "measured" && !asks ? new Measured(this.servers) : null;
     for (const id of ["modes-play", "modes-at", "modes-clock", "modes-speed-field", "modes-intro"]) {
-      byId(id).hidden = this.measured !== null;
+      byId(id).hidden = this.measured !== null || asks;
     }
-    if (this.measured) return this.build(this.measured.runs(performance.now()));
+    byId("verdict").textContent = "";
+    this.build(this.measured?.runs(performance.now()) ?? []);
+    if (asks || this.measured) return;
     byId("modes-play").disabled = true;
     try {
       const say = (/** @type {string} */ text) => (byId("verdict").textContent = text);
-      this.build(await (source === "servers" ? asked(this.servers, this.key(), say) : recorded()));
+      this.build(await (source === "servers" ? asked(this.servers, say) : recorded()));
       say("");
     } catch (error) {
       byId("verdict").textContent = `not played: ${/** @type {Error} */ (error).message}`;
+      if (source === "servers" && this.servers.others.length) { // a key may be wrong
+        this.servers.agreed = false;
+        byId("others").hidden = false;
+      }
     }
     byId("modes-play").disabled = false;
   }
@@ -181,7 +198,7 @@ export class Modes {
         `${panel.run.name}: ${done} of ${requests.length} requests completed at ${this.t.toFixed(2)} s`);
     }
     if (over && this.panels.length) byId("verdict").textContent = verdict(this.panels.map((panel) => panel.run));
-    byId("modes-next").hidden = !over;
+    byId("modes-next").hidden = !over || !this.panels.length;
   }
 
   /** One workload on all servers, one after the other: each panel is as far as its server.
@@ -204,8 +221,8 @@ export class Modes {
 }
 
 /** @param {Run} run */
-function measuredWords({ requests }) {
-  if (!requests.length) return "has not run this workload yet";
+function measuredWords({ requests, problem }) {
+  if (!requests.length) return problem || "has not run this workload yet";
   const ended = (/** @type {string[]} */ ...how) => requests.filter((r) => how.includes(r.how ?? "")).length;
   const cut = ended("cancelled"), failed = ended("failed");
   const first = median(requests.flatMap((r) => (r.first === null ? [] : [r.first - r.arrival])));

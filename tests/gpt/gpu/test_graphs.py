@@ -125,7 +125,7 @@ def test_new_kv_memory_is_reserved_when_the_old_one_is_free() -> None:
     model = make()
     assert model.gpu is not None
     model.gpu.record_graphs(2)
-    old = [weakref.ref(model.pool), weakref.ref(model.gpu.graphs)]
+    old: list[weakref.ref[Any]] = [weakref.ref(model.pool), weakref.ref(model.gpu.graphs)]
     gc.disable()
     try:
         model.allocate(1)

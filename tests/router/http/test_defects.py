@@ -87,7 +87,7 @@ def test_defect_01_a_client_that_leaves_ends_the_upstreams_work(
     upstream = farm.new(**({"hold_after": 1} if stream else {"hold": True}))
     router = start(upstream).probed()
     body = json.dumps({"model": "m", "stream": stream}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
         client.sendall(head + body)
         if stream:

@@ -221,7 +221,8 @@ def test_a_client_that_leaves_the_queue_is_never_sent_on(farm: Farm, start: Star
         with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as leaver:
             body = b'{"model": "m"}'
             head = (
-                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                "POST /v1/completions HTTP/1.1\r\nHost: [::]\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
             )
             leaver.sendall(head.encode() + body)
             until(lambda: router.waiting() == 1, "a queued request")
@@ -236,7 +237,7 @@ def test_a_body_with_broken_chunks_is_400_and_the_next_request_is_served(
 ) -> None:
     router, _ = shared
     with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nTransfer-Encoding: chunked\r\n\r\n"
         client.sendall(head + b"zz\r\n{}\r\n")
         assert b" 400 " in client.recv(4096).splitlines()[0]
     assert router.post().ok
@@ -254,7 +255,7 @@ def hasty(farm: Farm) -> Iterator[RouterProcess]:
     [
         b"POST /v1/comple",
         b"",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Length: 100\r\n\r\n{",
     ],
 )
 def test_a_client_that_dawdles_over_headers_or_body_is_dropped(
@@ -275,7 +276,7 @@ def test_a_client_that_stops_reading_loses_its_place(farm: Farm, start: Start) -
     with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = b'{"model": "m", "stream": true}'
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         until(lambda: farm.state(upstream)["seen"], "the request to run")
         until(lambda: farm.state(upstream)["current"] == 0, "the place to be taken back")

@@ -242,7 +242,7 @@ def test_a_client_that_leaves_ends_all_its_choices(server: Server, stream: bool)
     ).encode()
     with socket.create_connection(address, timeout=PATIENCE_S) as client:
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         server.reaches(running=4)

@@ -207,7 +207,7 @@ def send(server: Server, path: str, **parameters: Any) -> socket.socket:
     body = json.dumps({"inputs": "x", "parameters": parameters}).encode()
     client = connected(server)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     client.sendall(head.encode() + body)

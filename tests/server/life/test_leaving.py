@@ -34,7 +34,7 @@ def send(server: Server, num_tokens: int, *, stream: bool) -> socket.socket:
     body = json.dumps({"prompt": "x", "num_tokens": num_tokens, "stream": stream}).encode()
     client = connected(server)
     head = (
-        "POST /inference HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        "POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     client.sendall(head.encode() + body)
@@ -105,7 +105,7 @@ def test_one_that_sends_its_next_request_early_is_not_taken_for_gone(
     one_place: Server, before: dict[str, int]
 ) -> None:
     client = send(one_place, 20, stream=False)
-    client.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+    client.sendall(b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n")
     with client:
         received = b""
         while b'"ready"' not in received:

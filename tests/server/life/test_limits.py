@@ -106,7 +106,7 @@ def test_a_client_that_writes_a_large_body_before_it_reads_is_not_left_hanging(
     with connected(server) as client:
         client.settimeout(20.0)  # of each write
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
             f"Content-Length: {mib << 20}\r\n\r\n"
         )
         try:
@@ -152,7 +152,7 @@ def test_a_client_that_never_stops_sending_is_cut_off(server: Server) -> None:
 
     with connected(server) as client:
         client.sendall(
-            b"POST /inference HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+            b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
             b"Content-Length: 99999999999\r\n\r\n"
         )
         with pytest.raises(ConnectionError):

@@ -37,7 +37,7 @@ def request(path: str, *, padding: int = 0, **fields: object) -> tuple[bytes, by
     """Head and body; `padding`: spaces at its end."""
     body = json.dumps(fields).encode() + b" " * padding
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode(), body
@@ -53,7 +53,7 @@ def all_of(client: socket.socket) -> bytes:
 
 def test_half_a_head_ends_with_its_connection(hasty: Server) -> None:
     with connect(hasty) as client:
-        client.sendall(b"POST /inference HTTP/1.1\r\nHost: te")
+        client.sendall(b"POST /inference HTTP/1.1\r\nHost: [:")
         assert all_of(client) == b""
     assert "Traceback" not in hasty.log
 
@@ -103,7 +103,7 @@ def test_clients_that_stall_at_the_end_delay_no_other_client(hasty: Server) -> N
     with ExitStack() as stack:
         stalled = [stack.enter_context(connect(hasty)) for _ in range(2 * int(PATIENCE_S))]
         for client in stalled:
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: [::]\r\nConnection: close\r\n\r\n")
         for client in stalled:
             assert all_of(client).startswith(b"HTTP/1.1 200 ")
         assert hasty.health() == 200
@@ -172,7 +172,7 @@ def test_more_slow_clients_than_threads_and_connections_delay_no_other_client(
 def upload(server: Server) -> socket.socket:
     """Begins an upload that never ends."""
     client = connect(server)
-    head = b"POST /v1/files HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n"
+    head = b"POST /v1/files HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n"
     client.sendall(
         head % (2 * server.config.max_body_bytes)
         + b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"

@@ -1,0 +1,27 @@
+"""Refuses requests that a web page of others sent: the rules of `browsers.py`, for every path."""
+
+from __future__ import annotations
+
+from flask import Flask, request
+
+from api.http.errors import ApiError
+from browsers import HEADERS, Rules, own_names
+from config import Config
+
+
+def register_rules(app: Flask, config: Config) -> None:
+    rules = Rules(
+        keys=config.keys,
+        names={*own_names(), config.host, *config.allow_hosts},
+        origins=(config.cors_allow_origin or "").split(","),
+        key_option="--api-key",
+        origins_option="--cors-allow-origin",
+    )
+
+    @app.before_request
+    def check() -> None:
+        refused = rules.refusal(
+            request.method, *(request.headers.get(name, "") for name in HEADERS)
+        )
+        if refused is not None:
+            raise ApiError(403, refused, code="forbidden")

@@ -1,0 +1,132 @@
+"""Which requests of web pages are accepted, for server and router.
+
+A page that a browser shows can send requests to servers that only this browser reaches, in two
+ways. It makes its own name resolve to the server's address (DNS rebinding): for the browser the
+server is then the page's own, and only `Host` shows the other name. Or it sends a request to
+another origin that needs no preflight: it cannot read the response, but a change is made. `Origin`
+or `Sec-Fetch-Site`, which no page can set, show where such a request comes from; other clients send
+neither. <https://fetch.spec.whatwg.org/#origin-header>, <https://www.w3.org/TR/fetch-metadata/>
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+
+from options import comma_separated
+
+ANY_ORIGIN = "*"
+HEADERS = ("Host", "Origin", "Sec-Fetch-Site")  # what `Rules.refusal` judges
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+OWN_SITES = frozenset(
+    {"same-origin", "none"}
+)  # none: the user typed the address or chose a bookmark
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_NAME = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE | re.ASCII)
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?")
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """The names of `--allow-hosts`. Raises ValueError."""
+    names = comma_separated(text)
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a host name; allowed: names such as llm.example.com or, with all "
+                "names below it, .example.com; no scheme, no port"
+            )
+    return names
+
+
+@functools.cache
+def own_names() -> frozenset[str]:
+    """The hostname of this machine, short and fully qualified. Asks the resolver."""
+    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
+class Rules:
+    """Without `keys` a request must be sent to a known host; a page of others has no key. A change
+    that a page asks for must come from the server's own pages or from one of `origins`; `*`, every
+    page, counts only with keys."""
+
+    def __init__(
+        self,
+        *,
+        keys: Sequence[str],
+        names: Iterable[str],
+        origins: Iterable[str],
+        key_option: str,
+        origins_option: str,
+    ) -> None:
+        """`names`: hosts beside localhost; one that begins with a dot includes all below it. Empty
+        names and origins are ignored. Messages name the two options."""
+        self._keys = bool(keys)
+        self._names = frozenset(name.lower() for name in names if name) | {"localhost"}
+        self._domains = tuple(name for name in self._names if name.startswith("."))
+        self._origins = frozenset(origins) - {"", *(() if keys else (ANY_ORIGIN,))}
+        self._key_option = key_option
+        self._origins_option = origins_option
+
+    def refusal(self, method: str, host: str, origin: str, site: str) -> str | None:
+        """Why a request with these values of HEADERS is refused; None if it is not. A header that
+        is absent is empty, the values of one that is repeated are joined by commas."""
+        if not self._keys and not self._knows(host):
+            return (
+                f"this server does not know the host {host[:100]!r}; allowed without "
+                f"{self._key_option}: an IP address, localhost, the name of its machine and the "
+                "names of --allow-hosts"
+            )
+        if method not in READS and not self._may_change(host, origin, site):
+            return (
+                f"a web page of {origin[:100] or 'another site'} may change nothing here; allowed: "
+                f"the server's own pages and the origins of {self._origins_option}"
+                + ("" if self._keys else f" (* only with {self._key_option})")
+            )
+        return None
+
+    def _knows(self, host: str) -> bool:
+        """Any client but a browser may leave out its Host. No name of a page is an IP address."""
+        if not host:
+            return True
+        name, _ = _split(host)
+        return _is_address(name) or name in self._names or f".{name}".endswith(self._domains)
+
+    def _may_change(self, host: str, origin: str, site: str) -> bool:
+        if site in OWN_SITES or not (origin or site):
+            return True
+        if origin in self._origins or ANY_ORIGIN in self._origins:
+            return True
+        return not site and _is_same(origin, host)
+
+
+def _split(authority: str) -> tuple[str, int | None]:
+    """Its host, in small letters and without a last dot, and its port; an empty host if it is not
+    valid."""
+    found = _AUTHORITY.fullmatch(authority.lower())
+    if found is None:
+        return "", None
+    return found[1].removesuffix("."), int(found[2]) if found[2] else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        if name.startswith("["):
+            ipaddress.IPv6Address(name[1:-1])
+        else:
+            ipaddress.IPv4Address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Whether a page is of this server. A proxy in front of it may have ended TLS, so a Host
+    without a port has the default port of the page's scheme."""
+    scheme, _, authority = origin.partition("://")
+    default = DEFAULT_PORTS.get(scheme)
+    (name, port), (own_name, own_port) = _split(authority), _split(host)
+    return bool(default and name) and (name, port or default) == (own_name, own_port or default)

@@ -1,0 +1,19 @@
+"""Refuses requests that a web page of others sent: the rules of `browsers.py`, for every path."""
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from browsers import HEADERS, Rules
+from router.rules import errors
+
+
+def guarded_by(rules: Rules) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        values = (",".join(request.headers.getall(name, ())) for name in HEADERS)
+        refused = rules.refusal(request.method, *values)
+        if refused is None:
+            return await handler(request)
+        return errors.response(errors.invalid(refused, 403, "forbidden"), request.path)
+
+    return check
