@@ -86,6 +86,9 @@ class ServeConfig(Options):
     record: str | None = PROCESS.option(None)
     """file to which every iteration is written, with its sequences, as JSON lines; overwritten;
     further shards write beside it (FILE-1); none: no file"""
+    end_with_stdin: bool = PROCESS.option(False)
+    """whether to end when standard input ends: a pipe that all processes which need this one hold
+    open"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """lowest level that is logged"""
 

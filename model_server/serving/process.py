@@ -72,15 +72,15 @@ def fail(reason: str) -> None:
     threading.Timer(LAST_WORDS_S, os._exit, [FAILED]).start()
 
 
-def end_with_parent() -> None:
-    """Ends this process when its parent is gone. The parent holds the other end of standard
-    input."""
+def end_with_parent(within_s: float) -> None:
+    """Ends this process when its parent is gone, or all processes that use it: those that hold the
+    other end of standard input."""
 
     def watch() -> None:
         sys.stdin.buffer.read()
         log.warning("the process that started this one is gone")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(ORPHAN_S)
+        time.sleep(within_s)
         os._exit(FAILED)  # the current iteration may wait for a shard for ever
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

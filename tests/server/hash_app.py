@@ -4,6 +4,7 @@ of `app:create_app()`. The environment variables below control the model."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until
 HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
+NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
 UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
@@ -61,6 +63,19 @@ def load(config: Config) -> LoadedModel:
     return model
 
 
+def refuse_threads(path: str) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if os.path.exists(path):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = refused  # type: ignore[method-assign,assignment]
+
+
 def make_app() -> Flask:
+    if path := os.environ.get(NO_THREADS):
+        refuse_threads(path)
     end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
     return create_app(load=load, tokenizer=byte_tokenizer(end_ids))
