@@ -169,7 +169,7 @@ def create_app(
         retention_s=config.batch_retention_days * DAY_S,
         hurried=lambda: manager.serves_immediate,
     )
-    engine = Engine(config, manager, jobs, tokenizer, load)
+    engine = Engine(config, manager, jobs, tokenizer, load, predictor)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
     app.extensions["door"] = make_door(config, manager, stats)

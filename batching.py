@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import cast
 
 from failures import Failures
-from flight import Flight, Wait
+from flight import Flight, ServedRows, Wait
 from generate.modes import LAYOUTS, LayOut, Mode
 from inference import Inference
 from lifecycle import Lifecycle
@@ -30,6 +30,7 @@ from seams import (
     Advance,
     End,
     Model,
+    Observer,
     OpeningError,
     Outcome,
     Pending,
@@ -48,8 +49,8 @@ class EngineFailedError(Exception):
 class BatchingManager:
     """The queue, and the life of a request in it: submitted, admitted, advanced, ended.
 
-    `enqueue`, `enqueue_stored`, `cancel`, `drain` and `abort` may be called from any thread; all
-    else belongs to the thread that calls `begin` and `finish`.
+    What stands below "from any thread" may be called from any; all else belongs to the thread that
+    calls `begin` and `finish`.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class BatchingManager:
         # by kind: decodes only, or with prefill or a part of one
         self.failed_iterations: Mapping[str, int] = self._failures.iterations
         self._last_end_s = -math.inf
+        self.step_since_s: float | None = None  # when the present step began; None between steps
+        self._observer = policy if isinstance(policy, Observer) else None
 
     def serve(self, model: Model, ledger: Ledger) -> None:
         """Requests are accepted from now on."""
@@ -140,6 +143,16 @@ class BatchingManager:
         free within one iteration."""
         self.queue.leave(inference, end)
 
+    def give_up_overdue(self, now_s: float) -> None:
+        """Answers requests that are past their limit, although the loop may hang."""
+        self._life.give_up_overdue(now_s)
+
+    def give_up(self, verdict: str, now_s: float) -> None:
+        """The loop hangs, so the process must end: answers all clients."""
+        self._failures.verdict = verdict
+        self.queue.drain()
+        self._life.give_up(f"the server has failed: {verdict}", now_s)
+
     def wake(self) -> None:
         """The lost model is back."""
         self.queue.wake()
@@ -167,6 +180,7 @@ class BatchingManager:
                 self.queue.abort(f"the server has failed: {verdict}")
                 self._life.take_in(clock())  # fails waiting requests and new arrivals
                 raise EngineFailedError(verdict)
+            self.step_since_s = None
             if wait is not None:
                 if not self._life.resident and self.queue.is_over():
                     return
@@ -175,7 +189,8 @@ class BatchingManager:
     def step(self, lay_out: LayOut, clock: Callable[[], float]) -> Wait | None:
         """Begins an iteration, and finishes the oldest if no more may be in flight. None: an
         iteration was done, and another may begin at once."""
-        begun = self.begin(clock(), lay_out)
+        self.step_since_s = now_s = clock()
+        begun = self.begin(now_s, lay_out)
         if isinstance(begun, Wait) and not self.flights:
             return begun
         if isinstance(begun, Wait) or len(self.flights) > self.lookahead:
@@ -260,11 +275,11 @@ class BatchingManager:
             inference.computed = start + tokens
             inference.expected += draw
             inference.flights += 1
-        steps = list(lay_out(steps))
         pending: Pending | Exception
-        try:
+        try:  # right after counting: what fails from here on is uncounted with its flight
             if unopened is not None:
                 raise unopened
+            steps = list(lay_out(steps))
             pending = model.start(steps, life.take_released())
         except Exception as error:
             pending = error
@@ -310,6 +325,8 @@ class BatchingManager:
                     memory.share(inference, step.start + step.tokens)
                 if tokens:
                     self._append(inference, tokens, now_s)
+        if self._observer is not None:
+            self._observer.observe(ServedRows(flight, outcome, now_s))
         life.retire(now_s)
         self._failures.succeeded(now_s)
 

@@ -1,4 +1,5 @@
-"""The engine: the thread that loads the model and runs the mode's loop, and how it ends.
+"""The engine: the thread that loads the model and runs the mode's loop, how it ends, and the thread
+that watches it.
 
 Only this thread imports torch, loads the model and runs it, since a second thread that uses torch
 slows decoding by an eighth.
@@ -12,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,8 +21,10 @@ from batching import LOOPS, BatchingManager, EngineFailedError
 from config import Config
 from deferred.jobs import Jobs
 from generate.modes import make_ledger
+from liveness import Limit, Liveness
 from loading import LoadError, load_local_model
 from recording import Recording
+from scheduling.classes.predictor import Predictor
 from seams import Model
 from text import Tokenizer
 
@@ -36,6 +40,7 @@ JOBS_STOP_S = 5.0  # to return the lines of stored jobs; those of a dead process
 RECORD_S = 5.0  # to write the last lines of --record
 COLLECT_AFTER = 10_000  # new objects; Python's default is 700
 ABORT_S = 5.0  # for an iteration whose requests were given up
+LOOK_EVERY_S = 0.5  # whether the loop still advances
 
 
 class LoadedModel(Model, Protocol):
@@ -100,12 +105,15 @@ class Engine:
         jobs: Jobs,
         tokenizer: Tokenizer,
         load: Load,
+        predictor: Predictor,
     ) -> None:
         self.config = config
         self.manager = manager
         self.jobs = jobs
         self.tokenizer = tokenizer
         self.load = load
+        self.predictor = predictor
+        self.limit = Limit()  # of an iteration
         self.model: LoadedModel | None = None
         self.recording: Recording | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -171,6 +179,9 @@ class Engine:
         self.model = model
         if self.config.remote_model is not None:
             cast("RemoteModel", model).on_return = self.manager.wake
+            # a remote model that takes too long is lost first, which costs no response
+            least_s = self.limit.least_s + self.config.model_deadline
+            self.limit = replace(self.limit, least_s=least_s)
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
         device = str(model.info.device)
         self.manager.lookahead = self.config.iterations_ahead(device)
@@ -200,13 +211,26 @@ class Engine:
             log.warning("%s; the model runs on a CPU: %s", ready, model.info.unused_gpu)
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
             LOOPS[self.config.mode](self.manager, time.perf_counter)
         except EngineFailedError as error:
-            log.critical("the server failed and is shutting down: %s", error)
-            self._stop_recording()
-            time.sleep(LAST_WORDS_S)
-            os._exit(FAILED)
+            self._fail(str(error))
         except BaseException:  # better no server than one that does not respond
             log.critical("the engine's loop has ended", exc_info=True)
             os._exit(FAILED)
+
+    def _watch(self) -> None:
+        liveness = Liveness(self.manager, self.predictor.foretell, self.limit)
+        while self._thread.is_alive():
+            now_s = time.perf_counter()
+            if (verdict := liveness.look(now_s)) is not None:
+                self.manager.give_up(verdict, now_s)
+                self._fail(verdict)
+            time.sleep(LOOK_EVERY_S)
+
+    def _fail(self, verdict: str) -> None:
+        log.critical("the server failed and is shutting down: %s", verdict)
+        self._stop_recording()
+        time.sleep(LAST_WORDS_S)
+        os._exit(FAILED)

@@ -3,12 +3,12 @@ nothing can start. No clock and no thread: the driver waits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from inference import Inference
 from records import PlannedWork
-from seams import Outcome, Pending, Step
+from seams import Outcome, Pending, Served, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,18 @@ class Flight:
         for inference, step in zip(self.batch, self.steps, strict=True):
             inference.flights -= 1
             inference.expected -= step.draw
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRows:
+    """The rows for `Observer.observe`, after their requests received their tokens."""
+
+    flight: Flight
+    outcome: Outcome
+    now_s: float
+
+    def __iter__(self) -> Iterator[Served]:
+        rows = zip(self.flight.batch, self.flight.steps, self.outcome.tokens, strict=True)
+        for inference, step, tokens in rows:
+            dropped = inference.last_token_s != self.now_s  # it had ended before
+            yield Served(inference, step.tokens, 0 if dropped else len(tokens))

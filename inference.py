@@ -37,9 +37,9 @@ class DrainingError(RefusedError):
 class Inference:
     """A request in progress, shared by the handler that waits for it and the loop that advances it.
 
-    The loop's thread alone writes. A handler waits on `event`, which is set when the answer is
-    complete, or on `news`, which is set whenever there is more to read, and reads `ids`, `end`,
-    `error` and `record`.
+    The loop's thread alone writes, but see `Lifecycle.give_up`. A handler waits on `event`, which
+    is set when the answer is complete, or on `news`, which is set whenever there is more to read,
+    and reads `ids`, `end`, `error` and `record`.
     """
 
     prompt: InitVar[Sequence[int]]
@@ -77,7 +77,8 @@ class Inference:
     # both if requested: of the generated tokens, and of the prompt from its second token on
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    record: RequestRecord | None = None
+    record: RequestRecord | None = None  # set when the client may be answered
+    recorded: bool = False  # and when statistics include it
     event: threading.Event = field(default_factory=threading.Event)
     news: threading.Event = field(default_factory=threading.Event)
 

@@ -1,14 +1,15 @@
 """How requests become resident and leave, and how they end: done, cancelled, overdue, failed, shut
-down. All of it runs in the loop's thread."""
+down. All of it runs in the loop's thread, except `give_up`, for when that thread hangs."""
 
 from __future__ import annotations
 
 import heapq
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from inference import Inference
+from inference import Cut, Inference
 from memory import Ledger
 from queueing import RequestQueue
 from records import Ended, History, arrived, request_record
@@ -42,6 +43,7 @@ class Lifecycle:
         self._released: list[int] = []  # released sequences not yet reported to the model
         self._lanes: list[int] = []  # a heap of those that were given back
         self._idle_since_s = -math.inf
+        self._answering = threading.Lock()  # held for moments, and not while anything else runs
 
     def present(self) -> list[Inference]:
         return [*self.queue.waiting, *self.resident.values()]
@@ -82,11 +84,13 @@ class Lifecycle:
         for inference in running:
             if self._due_s(inference) <= now_s:
                 inference.end, inference.cut_by = "failed", "timeout"
-                inference.error = (
-                    f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
-                )
+                inference.error = self._too_late
                 self.answer(inference, now_s)
         self.next_due_s = min((self._due_s(i) for i in running if not i.ended), default=math.inf)
+
+    @property
+    def _too_late(self) -> str:
+        return f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
 
     def _due_s(self, inference: Inference) -> float:
         return math.inf if inference.stored else inference.arrival_s + self.request_timeout_s
@@ -171,9 +175,14 @@ class Lifecycle:
     def answer(self, inference: Inference, now_s: float) -> None:
         """Records it first, so that statistics include a request before its client has the
         response."""
-        if inference.record is not None:
+        if inference.recorded:
             return
-        inference.record = request_record(inference, now_s)
+        with self._answering:
+            if inference.record is not None:  # given up
+                inference.end = "failed"
+            assert inference.end is not None
+            inference.record = request_record(inference, inference.end, now_s)
+        inference.recorded = True
         self.ledger.forget(inference)
         self.queue.note_end(now_s)
         self.deferred -= inference.service_class == "deferred"
@@ -181,6 +190,33 @@ class Lifecycle:
         self.history.add(Ended(inference.id, inference.record))
         inference.event.set()
         inference.news.set()
+
+    def give_up_overdue(self, now_s: float) -> None:
+        """Gives up the requests that are past their limit. From any thread."""
+        if self.request_timeout_s < math.inf:
+            overdue = [i for i in self._everyone() if self._due_s(i) <= now_s]
+            self._give_up(overdue, self._too_late, "timeout", now_s)
+
+    def give_up(self, message: str, now_s: float) -> None:
+        """Answers all clients with an error, although the loop may hang. It still owns the
+        requests: if it continues, it ends and records them, as failed whatever they have received.
+        From any thread."""
+        self._give_up(self._everyone(), message, "shutdown", now_s)
+
+    def _everyone(self) -> list[Inference]:
+        return [*self.queue.everyone(), *list(self.resident.values())]
+
+    def _give_up(
+        self, inferences: Iterable[Inference], message: str, cut: Cut, now_s: float
+    ) -> None:
+        for inference in inferences:
+            with self._answering:
+                if inference.record is not None:
+                    continue
+                inference.error, inference.cut_by = message, cut
+                inference.record = request_record(inference, "failed", now_s)
+            inference.event.set()
+            inference.news.set()
 
     def _go_idle(self, now_s: float) -> None:
         busy_since_s = self.queue.busy_since_s

@@ -72,6 +72,10 @@ class RequestQueue:
             return None
         return OverloadedError(self._too_many, self.retry_after_s)
 
+    def everyone(self) -> list[Inference]:
+        with self._changed:
+            return self.waiting + self._arrivals
+
     def open(self, context: int, kv_tokens: int) -> None:
         """There is a model: requests that fit into its context and KV memory are accepted from now
         on."""

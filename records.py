@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from inference import Inference
-from seams import IterationRecord, Memory, Outcome, RequestRecord, ServiceClass
+from seams import End, IterationRecord, Memory, Outcome, RequestRecord, ServiceClass
 
 HISTORY_RECORDS = 2**13  # kept at most,
 HISTORY_ROWS = 2**19  # and fewer if batches are large, so that it takes about 13 MB
@@ -176,11 +176,12 @@ def planned_work(
     attended = context
     if tokens > len(counts):
         attended = sum([n * b + n * (n + 1) // 2 for n, b in zip(counts, before, strict=True)])
+    new = {inference.id for inference in admitted}
     kinds = [
         DECODE
         if n == 1 and b >= i.prompt_tokens
         else PREFILL
-        if i in admitted and b + n == i.known
+        if i.id in new and b + n == i.known
         else CHUNK
         for i, n, b in zip(requests, counts, before, strict=True)
     ]
@@ -245,9 +246,7 @@ def iterated(work: PlannedWork, sums: IterationRecord, preempted: Sequence[int])
     )
 
 
-def request_record(inference: Inference, end_s: float) -> RequestRecord:
-    """The record of a request whose `end` is set."""
-    assert inference.end is not None
+def request_record(inference: Inference, end: End, end_s: float) -> RequestRecord:
     return RequestRecord(
         arrival_s=inference.arrival_s,
         admitted_s=inference.admitted_s,
@@ -259,6 +258,6 @@ def request_record(inference: Inference, end_s: float) -> RequestRecord:
         generated=len(inference.ids) - inference.prompt_tokens,
         preemptions=inference.preemptions,
         service_class=inference.service_class,
-        end=inference.end,
+        end=end,
         cached_tokens=inference.cached_tokens,
     )

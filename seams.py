@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 ServiceClass = Literal["immediate", "deferred"]
 
@@ -263,19 +263,38 @@ class Plan:
     wake_s: float | None = None
 
 
+class Served(NamedTuple):
+    """A row of a successful iteration."""
+
+    request: Request
+    computed: int  # tokens; 0 for a held row
+    generated: int  # tokens that the request received
+
+
 class Policy(Protocol):
-    """Decides iteration by iteration. Deterministic in its views; the same object drives the
-    server, the tests and any simulation, each with its own time."""
+    """Decides iteration by iteration. Deterministic in its views and in what it observed; the same
+    object drives the server, the tests and any simulation, each with its own time."""
 
     @property
     def answers(self) -> Literal["own", "batch"]:
         """When a response leaves: with the request's last token, or when its batch ends."""
 
-    def plan(self, view: View) -> Plan: ...
+    def plan(self, view: View) -> Plan:
+        """A plan may be dropped, so this changes no counter: see `Observer`."""
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         """The residents to remove now; all of them must be done. Called after every iteration, and
         after departures."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A policy that counts what was served has this method, too."""
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        """Called once after every successful iteration, before its requests retire; those that
+        have ended are included. Rows are made when they are read, which may be several times. The
+        counts of a request may include the next iteration, if that is in flight."""
 
 
 # --- Records --------------------------------------------------------------------------------

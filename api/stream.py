@@ -83,7 +83,7 @@ def event_stream(
         told = itertools.chain([COMMENT], told)
     else:
         for inference in inferences:
-            if inference.record is not None and inference.generated == 0:
+            if (record := inference.record) is not None and record.generated == 0:
                 close()
                 service.outcome(inference)
     if client is None:  # the server is not gunicorn

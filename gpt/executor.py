@@ -190,7 +190,7 @@ class Executor(ABC):
         scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
         also = numbers_of(prompts) if prompts else []
         if scored and len(scored) < len(drawing):
-            also.append(np.flatnonzero(np.isin(drawing, scored)))
+            also.append(np.searchsorted(drawing, scored))  # both ascend
         hidden, logits, sent = self._run(flat, kept, np.searchsorted(kept, ends), newest, also)
         found: list[Tensor] = []
         drawn: Tensor | None = None

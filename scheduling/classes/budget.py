@@ -30,14 +30,15 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduling.classes.gap import Gap
 from scheduling.classes.predictor import StepTime
 from scheduling.classes.simple import Wrapper
 from scheduling.classes.step_time import Work
-from seams import Advance, Plan, Policy, Request, View
+from seams import Advance, Plan, Policy, Request, Served, View
 
 DAY_S = 86_400.0  # the deadline of a request without one
 QUIET_S = 30.0  # without immediate requests, after which the next one may wait for `max_step_s`
@@ -48,6 +49,18 @@ CROWD_DECAY = 0.995  # per iteration: slots of immediate requests stay free for 
 NOTHING = Work(deferred=True)  # planning takes time even if no row joins
 SMALLEST = Work(1, 1, 1, 1, 1, deferred=True)  # the work of a decode
 MISSES = 3  # rows that do not fit, after which the iteration counts as full
+
+
+class Seen(NamedTuple):
+    """The newest view, in numbers. `observe` remembers them; a plan reads only its own."""
+
+    now_s: float
+    immediate_s: float  # when an immediate request was last seen
+    crowd: float  # recent maximum of immediate residents,
+    crowd_blocks: float  # and of their KV memory
+    mixed: bool = False  # there are deferred requests
+    factor: float = 1.0  # how much longer the iteration may take
+    longest: int = 1  # tokens, of the longest row that may join
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +91,9 @@ class Budget(Wrapper):
         self.factor = factor
         self.max_step_s = max_step_s
         self.target_s = target_s
-        self._pace_s = 0.0  # duration of the newest iteration, in which a row gets a token
-        self._crowd = self._crowd_blocks = 0.0  # recent maxima of immediate ones
-        self._immediate_s = -math.inf  # when one was last seen
-        self._quiet = True
+        self._seen = Seen(-math.inf, -math.inf, 0.0, 0.0)
+        self._remembered = self._seen  # of the newest iteration that was observed
+        self._pace_s = 0.0  # duration of that iteration, in which a row gets a token
         self._saved_s = 0.0  # unused rest of budgets with immediate requests
         self._newest = -1  # newest waiting request when they were last examined
         self._calm_s = -math.inf  # until this time, at this pace, none of them is short of time
@@ -90,36 +102,59 @@ class Budget(Wrapper):
 
     def plan(self, view: View) -> Plan:
         if not view.deferred:  # the next request may be, and needs this history
-            self._remember(view.now_s, len(view.resident), view.memory.used)
+            now_s = view.now_s
+            self._seen = Seen(now_s, now_s, *self._crowds(len(view.resident), view.memory.used))
         return super().plan(view)
 
-    def _remember(self, immediate_s: float, crowd: int, crowd_blocks: int) -> None:
-        self._immediate_s = immediate_s
-        self._crowd = max(crowd, self._crowd * CROWD_DECAY)
-        self._crowd_blocks = max(crowd_blocks, self._crowd_blocks * CROWD_DECAY)
+    def _crowds(self, crowd: int, crowd_blocks: int) -> tuple[float, float]:
+        """The recent maxima, these numbers included."""
+        before = self._remembered
+        return (
+            max(crowd, before.crowd * CROWD_DECAY),
+            max(crowd_blocks, before.crowd_blocks * CROWD_DECAY),
+        )
 
     def mixed(self, view: View) -> Plan:
         gap = Gap(self.inner, view)
         present = bool(gap.resident or gap.waiting)
-        immediate_s = view.now_s if present else self._immediate_s
-        self._remember(immediate_s, gap.crowd, gap.crowd_blocks)
-        self._quiet = view.now_s - self._immediate_s > QUIET_S
+        self._seen = seen = Seen(
+            view.now_s,
+            view.now_s if present else self._remembered.immediate_s,
+            *self._crowds(gap.crowd, gap.crowd_blocks),
+            mixed=True,
+            factor=self._stretch(gap),
+            longest=max((request.computed + 1 for request in gap.paused), default=1),
+        )
         immediate = Work.of(gap.plan.advance)
-        work = immediate.beside(NOTHING)
-        longest = max((request.computed + 1 for request in gap.paused), default=1)
-        allowance = self.allowance(immediate, self._stretch(gap), longest)
+        allowance = self.allowance(immediate, seen.factor, seen.longest)
         steps = self._joining(gap, immediate, allowance)
-        self._starved = 0 if steps else self._starved + 1
-        if not steps and (self._starved >= FLOOR_ITERATIONS or not gap.plan.advance):
+        starved = self._starved + 1 >= FLOOR_ITERATIONS
+        if not steps and (starved or not gap.plan.advance):
             steps = self._floor(gap)
-        for step in steps:
-            work = work.plus(step)
-        self._pace_s = self.predictor.seconds(work) or 0.0
-        if immediate.tokens:
-            left_s = self._saved_s + allowance.budget_s - self._pace_s
-            self._saved_s = min(max(0.0, left_s), allowance.spare_s)
         advance = [*gap.plan.advance, *steps]
         return Plan(advance, [*gap.plan.preempt, *gap.dropped], wake_s=gap.plan.wake_s)
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        self._remembered = seen = self._seen
+        if not seen.mixed:
+            super().observe(rows)
+            return
+        immediate: list[Served] = []
+        joined: list[Served] = []
+        for row in rows:
+            (joined if row.request.service_class == "deferred" else immediate).append(row)
+        if immediate:  # for these alone the wrapped policy has planned
+            super().observe(immediate)
+        self._starved = 0 if joined else self._starved + 1
+        work = Work.done(immediate)
+        all_work = work.beside(Work.done(joined)).beside(NOTHING)
+        self._pace_s = self.predictor.seconds(all_work) or 0.0
+        if immediate:
+            allowance = self.allowance(work, seen.factor, seen.longest)
+            left_s = self._saved_s + allowance.budget_s - self._pace_s
+            # a debt, as the next iteration may have been planned with the same rest
+            least_s = -allowance.spare_s if joined else min(0.0, self._saved_s)
+            self._saved_s = min(max(least_s, left_s), allowance.spare_s)
 
     def _stretch(self, gap: Gap) -> float:
         """The factor, limited by slots and memory for so many more immediate requests."""
@@ -129,11 +164,12 @@ class Budget(Wrapper):
     def allowance(self, work: Work, factor: float, context: int) -> Allowance:
         """Of an iteration with this immediate work, that may take `factor` times as long.
         `context`: tokens, of the longest row that may join."""
-        predictor, reach = self.predictor, self.predictor.reach_tokens
+        predictor = self.predictor
         blind = work.tokens + (BLIND_TOKENS if work.tokens else BLIND_TOKENS_ALONE)
         alone_s = predictor.seconds(work.scaled(1 / factor))
         if alone_s is None:
             return Allowance(math.inf, 0.0, blind)
+        reach = predictor.reach_tokens  # now that it has learnt
         trusted = 1.0 + predictor.margin  # not of a factor: what slows one side slows the other
         if work.tokens:
             if self.target_s is not None:
@@ -143,7 +179,8 @@ class Budget(Wrapper):
             spare_s = max(factor * (sunk_s - alone_s), with_row_s - sunk_s)
             return Allowance(factor * alone_s, spare_s, max(reach, blind))
         wait_s = self.max_step_s
-        if (ttft_s := predictor.ttft_s) is not None and not self._quiet:
+        quiet = self._seen.now_s - self._seen.immediate_s > QUIET_S
+        if (ttft_s := predictor.ttft_s) is not None and not quiet:
             wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
         single_s = predictor.seconds(SMALLEST) or 0.0
         wait_s = max(wait_s / trusted, factor * single_s)
@@ -186,7 +223,8 @@ class Budget(Wrapper):
 
     def _joining(self, gap: Gap, work: Work, allowance: Allowance) -> list[Advance]:
         seconds, steps = self.predictor.seconds, list[Advance]()
-        most_s = allowance.budget_s + min(self._saved_s, allowance.spare_s)
+        spare_s = allowance.spare_s
+        most_s = allowance.budget_s + min(max(self._saved_s, -spare_s), spare_s)
         if (seconds(work.beside(SMALLEST)) or 0.0) > most_s:
             return []
         misses, closed = 0, False
@@ -231,18 +269,23 @@ class Budget(Wrapper):
             return False
         deferred = len(gap.paused) + gap.admitted
         return not deferred or (
-            self._crowd + deferred + 1 <= gap.view.max_batch_size
-            and self._crowd_blocks + gap.held_beside(request) <= gap.memory.budget
+            self._seen.crowd + deferred + 1 <= gap.view.max_batch_size
+            and self._seen.crowd_blocks + gap.held_beside(request) <= gap.memory.budget
         )
 
     def _floor(self, gap: Gap) -> list[Advance]:
         first = self._first(gap)
-        for request in (*first, *self._newcomers(gap, first)):
-            step = Advance(request, min(request.known - request.computed, FLOOR_TOKENS))
+        steps = [
+            Advance(request, min(request.known - request.computed, FLOOR_TOKENS))
+            for request in (*first, *self._newcomers(gap, first))
+        ]
+        for step in steps:
             if gap.fits(step):
-                self._starved = 0
                 return [step]
-        return []
+        if gap.plan.advance:
+            return []
+        # nothing else frees blocks, so the growth of this one has to preempt others
+        return [step for step in steps if step.request.resident and not step.request.done][:1]
 
 
 def _due_s(request: Request) -> float:

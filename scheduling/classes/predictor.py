@@ -111,6 +111,11 @@ class Predictor:
             self._refit()
         return None if self._curve is None else self._curve.seconds(work)
 
+    def foretell(self, work: Work) -> float | None:
+        """As `seconds`, but changes nothing: from any thread."""
+        curve = self._fitted()
+        return None if curve is None else curve.seconds(work)
+
     def _refit(self) -> None:
         self._unlearnt, self._unlearnt_s = 0, 0.0
         if self._curve is not None:  # its error on unseen iterations
@@ -118,12 +123,14 @@ class Predictor:
             errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
             drift = float(np.median(errors))  # not a stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
+        self._curve = self._fitted()
+        largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
+        self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
+
+    def _fitted(self) -> Curve | None:
         known = self._durations_s > 0
         try:
             curve = fit(self._features[known], self._durations_s[known], MOST_PLANNING_S)
         except (np.linalg.LinAlgError, ValueError):  # these cannot be fitted
-            self._curve = None
-        else:
-            self._curve = curve if curve.r2 >= LEAST_R2 else None
-        largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
-        self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
+            return None
+        return curve if curve.r2 >= LEAST_R2 else None

@@ -5,12 +5,12 @@ policy plans as it does alone."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from scheduling.classes.gap import Gap, by_class
-from seams import Advance, Plan, Policy, Request, View
+from seams import Advance, Observer, Plan, Policy, Request, Served, View
 
 
 class Wrapper(ABC):
@@ -18,6 +18,7 @@ class Wrapper(ABC):
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
+        self._observer = inner if isinstance(inner, Observer) else None
 
     @property
     def answers(self) -> Literal["own", "batch"]:
@@ -29,6 +30,10 @@ class Wrapper(ABC):
     @abstractmethod
     def mixed(self, view: View) -> Plan:
         """The plan when there are deferred requests."""
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        if self._observer is not None:
+            self._observer.observe(rows)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.inner.retire(resident)

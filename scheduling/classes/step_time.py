@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seams import Advance, IterationRecord
+from seams import Advance, IterationRecord, Served
 
 ROUNDS = 3  # of fitting, each without the outliers of the previous one
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
@@ -54,6 +54,15 @@ class Work(NamedTuple):
         for step in steps:
             work = work.plus(step)
         return work
+
+    @classmethod
+    def done(cls, rows: Sequence[Served]) -> Work:
+        """Of rows that were computed."""
+        counts = [row.computed for row in rows]
+        ends = [row.request.computed for row in rows]
+        pairs = [n * (end - n) + n * (n + 1) // 2 for n, end in zip(counts, ends, strict=True)]
+        drawn = sum([row.generated > 0 for row in rows])
+        return cls(sum(counts), len(rows), drawn, sum(pairs), sum(ends))
 
     def scaled(self, by: float) -> Work:
         return Work(

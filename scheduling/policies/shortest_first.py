@@ -13,11 +13,13 @@ every resident, so between two tokens lie at most (batch limit - 1) x context to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from scheduling.fitting import fitting
-from seams import Advance, Plan, Request, View
+from seams import Advance, Plan, Request, Served, View
 
 
 class ShortestFirst:
@@ -27,27 +29,26 @@ class ShortestFirst:
 
     def __init__(self, max_bypass: int = 32) -> None:
         self.max_bypass = max_bypass
-        self._bypassed: dict[int, int] = {}  # waiting request -> later arrivals admitted before it
+        self._admitted: list[int] = []  # the `max_bypass` latest arrivals that ever ran
 
     def plan(self, view: View) -> Plan:
         new: list[Request] = []
         if len(view.resident) < view.max_batch_size:
-            new = list(fitting(view, sorted(view.waiting, key=self._rank)))
-        if new:
-            self._age(view.waiting, {request.id for request in new})
+            # residents too, as they may be in flight
+            admitted = sorted({*self._admitted, *(request.id for request in view.resident)})
+
+            def rank(request: Request) -> tuple[int, int]:
+                overtaken = len(admitted) - bisect_right(admitted, request.id)
+                patience = max(0, self.max_bypass - overtaken)
+                return patience * (request.max_tokens - request.generated), request.id
+
+            new = list(fitting(view, sorted(view.waiting, key=rank)))
         chosen = (*view.resident, *new)
         return Plan([Advance(request, request.known - request.computed) for request in chosen])
 
+    def observe(self, rows: Iterable[Served]) -> None:
+        ran = {*self._admitted, *(row.request.id for row in rows)}
+        self._admitted = heapq.nlargest(self.max_bypass, ran)
+
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return [request for request in resident if request.done]
-
-    def _rank(self, request: Request) -> tuple[int, int]:
-        patience = max(0, self.max_bypass - self._bypassed.get(request.id, 0))
-        return patience * (request.max_tokens - request.generated), request.id
-
-    def _age(self, waiting: Sequence[Request], admitted: set[int]) -> None:
-        self._bypassed = {
-            request.id: self._bypassed.get(request.id, 0)
-            + sum(later > request.id for later in admitted)
-            for request in waiting  # a planned request may still not fit, and continue to wait
-        }

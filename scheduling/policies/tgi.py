@@ -16,11 +16,11 @@ decode of all requests, so between two of a request's tokens lies at most one pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from scheduling.fitting import fitting
-from seams import Advance, Plan, Request, View
+from seams import Advance, Plan, Request, Served, View
 
 
 class TGI:
@@ -41,21 +41,35 @@ class TGI:
         self.waiting_served_ratio = waiting_served_ratio
         self.max_waiting_tokens = max_waiting_tokens
         self._waiting_tokens = 0  # iterations since the last prefill, itself included
+        self._running: set[int] = set()  # those whose prefill has been computed
         self._interrupted = False  # those who run have waited for a prefill and are next
 
     def plan(self, view: View) -> Plan:
         running = view.resident
-        if not (running and self._interrupted):
+        if not (running and (self._interrupted or self._prefilling(running))):
             new = self._next_batch(view)
             if new and len(new) >= self._worth_it(len(running)):
-                self._waiting_tokens, self._interrupted = 1, bool(running)
                 return Plan([Advance(request, request.known) for request in new])
-        self._waiting_tokens += 1
-        self._interrupted = False
         return Plan([Advance(request, request.known - request.computed) for request in running])
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        rows = list(rows)
+        ids = {row.request.id for row in rows}
+        going_on = {row.request.id for row in rows if not row.request.done}
+        if ids.isdisjoint(self._running):
+            self._waiting_tokens, self._interrupted = 1, bool(self._running)
+            self._running |= going_on
+        else:
+            self._waiting_tokens += 1
+            self._interrupted = False
+            self._running = going_on
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return [request for request in resident if request.done]
+
+    def _prefilling(self, running: Sequence[Request]) -> bool:
+        """Whether a prefill that interrupts others is in flight."""
+        return 0 < sum(request.id in self._running for request in running) < len(running)
 
     def _worth_it(self, running: int) -> int:
         """The least number of new requests for which `running` ones are interrupted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
-from seams import Plan, Policy, Request, ServiceClass, View
+from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
 from stats import Recorders
 from tests.batching.test_any_workload import CLIENTS, Client, moments
 from tests.batching.virtual import (
@@ -167,6 +167,10 @@ class Noting:
         self.noted.append((replace(view, waiting=list(view.waiting)), plan))
         return plan
 
+    def observe(self, rows: Iterable[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
+
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)
 
@@ -184,6 +188,10 @@ class Clocked:
         immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
         self.taken.append((lasts_s(Work.of(plan.advance)), Work.of(immediate)))
         return plan
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)
@@ -318,3 +326,31 @@ def test_the_predictor_learns_while_deferred_requests_are_worked_off_beside_imme
     for rows, tokens in ((2, 2), (6, 6), (4, 13)):
         work = Work(tokens, rows, rows, 10 * tokens, 10 * rows)
         assert predictor.seconds(work) == pytest.approx(virtual_duration_s(rows, tokens), rel=0.1)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("requests", [2, 40])
+def test_deferred_requests_that_outgrow_the_memory_together_all_end(
+    requests: int, lookahead: int
+) -> None:
+    """All are paused, and none can grow until another is preempted."""
+    mode = replace(
+        MODES[3],
+        policy=lambda _: Budget(Orca(), Predictor()),
+        ledger=partial(Ledger, growth_tokens=64),
+    )
+    blocks = {2: 12, 40: 128}[requests]
+    world = World(
+        mode,
+        max_batch_size=40,
+        budget=16 * blocks,
+        context=192,
+        block_tokens=16,
+        lookahead=lookahead,
+    )
+    for seed in range(requests):
+        world.submit([seed % 13] * 16, 150, seed, service_class="deferred", stored=True)
+    world.run()
+    check_closed(world)
+    assert {inference.end for inference in world.submitted} == {"length"}
+    assert any(record.preemptions for record in world.books.requests)

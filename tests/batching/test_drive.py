@@ -3,10 +3,12 @@ wakes, and no request waits for ever. Real time, but no test depends on how much
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -16,9 +18,19 @@ from inference import Inference, RefusedError
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import Advance, IterationRecord, Plan, Policy, Request, RequestRecord, Sampling, View
+from seams import (
+    Advance,
+    IterationRecord,
+    Plan,
+    Policy,
+    Request,
+    RequestRecord,
+    Sampling,
+    Step,
+    View,
+)
 from tests.batching.virtual import MODES, Books, Mode, check_ended
-from tests.hash_model import HashModel
+from tests.hash_model import HashModel, reference
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 
@@ -115,6 +127,37 @@ def test_a_policy_that_plans_wrongly_fails_who_is_there_and_the_loop_goes_on(
     assert len(books.requests) == 2
     assert model.breaches == []
     assert manager.memory.used == 0
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_layout_that_raises_fails_its_iteration_and_leaves_no_counter_raised(
+    lookahead: int,
+) -> None:
+    calls = itertools.count()
+
+    def lay_out(steps: Sequence[Step]) -> Sequence[Step]:
+        if next(calls) == 2:
+            raise ZeroDivisionError("a layout of one's own")
+        return steps
+
+    model = HashModel()
+    manager = BatchingManager(
+        Orca(), books := Books(), max_batch_size=8, max_waiting=9, lookahead=lookahead
+    )
+    with driven(manager, model, replace(MODES[3], lay_out=lay_out)):
+        victim = request(max_tokens=9)
+        manager.enqueue(victim)
+        wait(victim.event)
+        later = request()
+        manager.enqueue(later)
+        wait(later.event)
+    assert (victim.end, later.end) == ("failed", "length")
+    assert "a layout of one's own" in (victim.error or "")
+    assert (victim.flights, victim.expected, victim.resident) == (0, 0, False)
+    assert victim.ids == [1, 2, 3, *reference([1, 2, 3], 2, seed=9)]
+    assert manager.memory.used == 0
+    assert len(books.requests) == 2
+    assert model.breaches == []
 
 
 WRONG_RETIRES: dict[str, Callable[[Sequence[Request]], Sequence[Request]]] = {

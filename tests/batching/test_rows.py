@@ -8,7 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from records import Arrived, Ended, History, Iterated, Row
+from inference import Inference
+from memory import Ledger
+from records import Arrived, Ended, History, Iterated, Row, planned_work
+from seams import Sampling
 from stats import Stats
 from tests.batching.test_any_workload import TICK_S, WORKLOADS, Client, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
@@ -179,3 +182,26 @@ def test_a_reader_gets_every_event_once_or_is_told_how_many_it_missed(
         missed += news.missed
         number = news.next
     assert seen + missed == added == number
+
+
+class Compared(Inference):
+    """Counts how often it is compared with another request."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.comparisons += 1
+        return self is other
+
+    __hash__ = Inference.__hash__
+
+
+def test_no_request_is_compared_with_another_when_many_are_admitted_at_once() -> None:
+    new = [Compared([1, 2, 3], 4, Sampling(), 0.0) for _ in range(100)]
+    for id, inference in enumerate(new):
+        inference.id = inference.lane = id
+    rows = [(inference, 3 - id % 2) for id, inference in enumerate(new)]
+    resident = {inference.id: inference for inference in new}
+    work = planned_work(rows, [], resident, new, 0, 0, Ledger(1000))
+    assert [row.kind for row in work.rows] == ["prefill", "chunk"] * 50
+    assert Compared.comparisons == 0

@@ -17,7 +17,7 @@ from memory import Ledger
 from scheduling.contract import PolicyError, check_plan, check_retired
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
-from seams import Advance, Plan, Policy, Request, Sampling, View
+from seams import Advance, Plan, Policy, Request, Sampling, Served, View
 from tests.hash_model import HashModel, reference, virtual_duration_s
 
 
@@ -99,6 +99,7 @@ def test_a_request_that_was_planned_and_found_no_room_keeps_its_age() -> None:
         young = arrived(n, 1)
         plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
         assert [step.request for step in plan.advance] == [young]
+        policy.observe([Served(young, 1, 1)])
     for n in (3, 4):  # it would be its turn, but growth needed the memory
         young = arrived(n, 1)
         plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))

@@ -28,6 +28,7 @@ from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from seams import (
     IterationRecord,
+    Observer,
     Outcome,
     Plan,
     Policy,
@@ -35,6 +36,7 @@ from seams import (
     Request,
     RequestRecord,
     Sampling,
+    Served,
     ServiceClass,
     View,
 )
@@ -113,6 +115,10 @@ class Watched:
         self.worst_stall_tokens = max(self.worst_stall_tokens, *stalls.values(), 0)
         advanced = {step.request.id for step in plan.advance}
         self._stalls = {id: 0 if id in advanced else stall for id, stall in stalls.items()}
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)

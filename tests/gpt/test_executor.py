@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -135,6 +136,27 @@ def test_the_last_block_computes_only_hidden_states_that_are_used(
             best = model.network.head(hidden)[-1].log_softmax(-1).max(-1)
             assert outcome.tokens[row] == [int(best.indices)]
             assert outcome.logprobs[row][0].logprob == pytest.approx(float(best.values), abs=1e-4)
+
+
+def test_no_row_is_searched_for_in_a_list() -> None:
+    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, max_batch_size=8))
+    asked = Sampling(temperature=0, logprobs=1)
+    model.open([Opening(i, [5, 6], 2, asked) for i in range(8)])
+    searches = []
+
+    def note(_: object, event: str, called: object) -> None:
+        if event == "c_call" and called.__name__ == "index" and isinstance(called.__self__, list):  # type: ignore[attr-defined]
+            searches.append(called)
+
+    sys.setprofile(note)
+    try:
+        pending = model.start([Step(i, 0, 2, i % 3 > 0, (i,)) for i in range(8)], ())
+    finally:
+        sys.setprofile(None)
+    assert not searches
+    outcome = pending.result()
+    for row, tokens in enumerate(outcome.tokens):
+        assert [scored.token for scored in outcome.logprobs.get(row, ())] == tokens
 
 
 def one_row(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

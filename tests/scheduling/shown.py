@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
 from generate.rectangle import RectangleLedger
 from memory import Ledger
-from seams import Request, ServiceClass, View
+from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,19 @@ def view(
         memory.open(owners)
     deferred = sum(request.service_class == "deferred" for request in (*waiting, *resident))
     return View(now_s, waiting, resident, limit, memory, deferred)
+
+
+def carried_out(policy: Policy, shown: View) -> Plan:
+    """The plan, whose iteration the policy then observes."""
+    plan = policy.plan(shown)
+    rows: list[Served] = []
+    for step in plan.advance:
+        request: Any = step.request
+        end = request.computed + step.tokens
+        rows.append(Served(replace(request, computed=end), step.tokens, end == request.known))
+    if rows and isinstance(policy, Observer):
+        policy.observe(rows)
+    return plan
 
 
 @st.composite

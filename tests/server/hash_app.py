@@ -15,6 +15,7 @@ from flask import Flask
 from app import create_app
 from config import Config
 from engine import LoadedModel, find_remote_model
+from liveness import Limit
 from loading import LoadError
 from tests.hash_model import VOCAB_SIZE, HashModel
 from text import Tokenizer
@@ -28,6 +29,7 @@ ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
 UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
+LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -78,4 +80,7 @@ def make_app() -> Flask:
     if path := os.environ.get(NO_THREADS):
         refuse_threads(path)
     end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
-    return create_app(load=load, tokenizer=byte_tokenizer(end_ids))
+    app = create_app(load=load, tokenizer=byte_tokenizer(end_ids))
+    if least_s := os.environ.get(LEAST_S):
+        app.extensions["engine"].limit = Limit(least_s=float(least_s))
+    return app

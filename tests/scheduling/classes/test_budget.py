@@ -23,7 +23,7 @@ from scheduling.policies.orca import Orca
 from seams import Advance, Plan, Policy, Request, View
 from tests.batching.virtual import POLICIES
 from tests.hash_model import virtual_duration_s
-from tests.scheduling.shown import Shown, batches, queues, view
+from tests.scheduling.shown import Shown, batches, carried_out, queues, view
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
@@ -203,7 +203,8 @@ def test_a_request_that_is_short_of_time_overtakes_running_ones_that_are_not() -
     begun = deferred(1, deadline_s=900.0)
     policy = Budget(Orca(), Slow(), max_step_s=100.0)
     shown = view(waiting, [begun], used=12)
-    assert [s.request.id for s in policy.plan(shown).advance] == [1, 6, 5]  # no pace is known yet
+    # no pace is known yet
+    assert [s.request.id for s in carried_out(policy, shown).advance] == [1, 6, 5]
     assert [s.request.id for s in policy.plan(shown).advance] == [6, 1, 5]
 
 
@@ -211,16 +212,22 @@ def test_a_newcomer_that_does_not_fit_delays_no_resident() -> None:
     urgent = Shown(5, max_tokens=900, service_class="deferred", deadline_s=1.0)
     shown = view([urgent], [deferred(1), deferred(2)], used=24, budget=100)
     policy = Budget(Orca(), Law())
-    policy.plan(shown)
+    carried_out(policy, shown)
     assert [step.request.id for step in policy.plan(shown).advance] == [1, 2]
 
 
 def test_if_nothing_fits_the_minimum_grants_one_row_occasionally() -> None:
     shown = view([], [decoding(0), deferred(1), deferred(2)], used=36)
     policy = Budget(Orca(), Law(), factor=1.0)
-    rows = [len(policy.plan(shown).advance) for _ in range(3 * FLOOR_ITERATIONS)]
+    rows = [len(carried_out(policy, shown).advance) for _ in range(3 * FLOOR_ITERATIONS)]
     assert set(rows) == {1, 2}
     assert rows.count(2) == 3
+
+
+def test_plans_that_are_dropped_bring_the_minimum_no_nearer() -> None:
+    shown = view([], [decoding(0), deferred(1)], used=24)
+    policy = Budget(Orca(), Law(), factor=1.0)
+    assert {len(policy.plan(shown).advance) for _ in range(2 * FLOOR_ITERATIONS)} == {1}
 
 
 def test_without_predictions_a_few_tokens_join_and_more_without_immediate_requests() -> None:
@@ -239,9 +246,8 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
 
     def taken_s(ttft_s: float | None, max_step_s: float, quiet_s: float = 1.0) -> float:
         policy = Budget(Orca(), Law(ttft_s), factor=1.25, max_step_s=max_step_s)
-        policy.plan(view(waiting, [decoding(90)], now_s=shown.now_s - quiet_s))
-        policy.plan(view(waiting, now_s=shown.now_s - quiet_s))  # what it saved is spent
-        policy._crowd = 0.0
+        carried_out(policy, view(waiting, [decoding(90)], now_s=shown.now_s - quiet_s))
+        policy._remembered = policy._remembered._replace(crowd=0.0)
         work = Work.of(policy.plan(shown).advance)
         return virtual_duration_s(work.rows, work.tokens)
 
@@ -260,7 +266,7 @@ def test_a_row_that_costs_more_than_others_has_its_turn() -> None:
         deadline_s=1.0,
     )  # fmt: skip
     shown = view([], [decoding(90), long, *(deferred(n) for n in range(2, 6))], limit=8, used=180)
-    plans = [policy.plan(shown) for _ in range(FLOOR_ITERATIONS // 2)]
+    plans = [carried_out(policy, shown) for _ in range(FLOOR_ITERATIONS // 2)]
     turns = [sum(step.request.id == n for p in plans for step in p.advance) for n in range(1, 6)]
     assert turns[0] > 0
     assert sum(turns[1:]) == 0  # the earliest deadline takes all that is saved
@@ -271,7 +277,7 @@ def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
     shown = view(waiting, limit=30)
     policy = Budget(Orca(), Law(0.01), factor=1.25, max_step_s=1.0)
     crowd = [decoding(90 + n) for n in range(28)]
-    policy.plan(view([], crowd, limit=30, used=336, now_s=shown.now_s - 1.0))
+    carried_out(policy, view([], crowd, limit=30, used=336, now_s=shown.now_s - 1.0))
     plan = policy.plan(shown)
     assert virtual_duration_s(len(plan.advance), Work.of(plan.advance).tokens) <= 0.01 * 0.25 / 1.25
     assert len(plan.advance) <= 3  # places stay free for their like
@@ -293,12 +299,12 @@ def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> 
     crowd = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
     policy = Budget(Orca(), Law())
-    first = policy.plan(view(queue, crowd, limit=6, used=36))
+    first = carried_out(policy, view(queue, crowd, limit=6, used=36))
     assert len(first.advance) <= 6
     again = policy.plan(view(queue, [], limit=6))
     assert len(again.advance) == 3
     for _ in range(1000):
-        policy.plan(view(queue, [], limit=6))
+        carried_out(policy, view(queue, [], limit=6))
     assert len(policy.plan(view(queue, [], limit=6)).advance) == 5
 
 

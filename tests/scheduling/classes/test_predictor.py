@@ -74,6 +74,15 @@ def test_work_counts_what_an_iteration_computes() -> None:
     assert Work.of([decode, prompt, piece]) == Work(7, 3, 2, 10 + 10 + (4 + 5), 10 + 4 + 5)
 
 
+def test_what_another_thread_is_foretold_is_the_prediction_and_changes_nothing() -> None:
+    work = random_work(random.Random(7))
+    assert Predictor().foretell(work) is None
+    predictor, twin = taught(200), taught(200)
+    foretold_s = predictor.foretell(work)
+    assert predictor.curve is None
+    assert predictor.seconds(work) == twin.seconds(work) == foretold_s
+
+
 def beside(predictor: Predictor, work: Work) -> tuple[float, float]:
     """Seconds without deferred requests, and with."""
     alone_s, beside_s = (predictor.seconds(work._replace(deferred=d)) for d in (False, True))

@@ -19,7 +19,7 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from seams import Advance, Memory, Plan, Policy, Request, Trial
-from tests.scheduling.shown import Shown, batches, queues, view
+from tests.scheduling.shown import Shown, batches, carried_out, queues, view
 
 POLICIES: list[Policy] = [
     NoBatch(),
@@ -185,22 +185,24 @@ def decoding(*ids: int) -> list[Shown]:
 
 def test_tgi_prefills_alone_and_lets_everybody_decode_before_it_interrupts_again() -> None:
     policy = TGI(waiting_served_ratio=0.5)
-    assert advanced(policy.plan(view([Shown(1), Shown(2)]))) == [(1, 4), (2, 4)]
-    assert advanced(policy.plan(view([Shown(3)], decoding(1, 2)))) == [(3, 4)]
-    assert advanced(policy.plan(view([Shown(4)], decoding(1, 2, 3)))) == [(1, 1), (2, 1), (3, 1)]
-    assert advanced(policy.plan(view([Shown(4)], decoding(1, 2, 3)))) == [(4, 4)]
+    both, all_three = decoding(1, 2), decoding(1, 2, 3)
+    assert advanced(carried_out(policy, view([Shown(1), Shown(2)]))) == [(1, 4), (2, 4)]
+    assert advanced(carried_out(policy, view([Shown(3)], both))) == [(3, 4)]
+    decodes = carried_out(policy, view([Shown(4)], all_three))
+    assert advanced(decodes) == [(1, 1), (2, 1), (3, 1)]
+    assert advanced(carried_out(policy, view([Shown(4)], all_three))) == [(4, 4)]
 
 
 def test_tgi_interrupts_for_the_ratio_to_running_requests_or_after_so_many_tokens() -> None:
     policy = TGI(waiting_served_ratio=0.5, max_waiting_tokens=3)
     running, waiting = decoding(1, 2, 3, 4), [Shown(9)]
-    policy.plan(view([Shown(n) for n in (1, 2, 3, 4)]))  # the prefill is the first of three
+    # the prefill is the first of three
+    carried_out(policy, view([Shown(n) for n in (1, 2, 3, 4)]))
     for _ in range(2):
-        assert advanced(policy.plan(view(waiting, running, limit=8))) == [
-            (n, 1) for n in range(1, 5)
-        ]
-    assert advanced(policy.plan(view(waiting, running, limit=8))) == [(9, 4)]
-    policy.plan(view([], running, limit=8))
+        decodes = carried_out(policy, view(waiting, running, limit=8))
+        assert advanced(decodes) == [(n, 1) for n in range(1, 5)]
+    assert advanced(carried_out(policy, view(waiting, running, limit=8))) == [(9, 4)]
+    carried_out(policy, view([], running, limit=8))
     enough = [Shown(9), Shown(10)]
     assert advanced(policy.plan(view(enough, running, limit=8))) == [(9, 4), (10, 4)]
 
@@ -253,7 +255,7 @@ def test_shortest_first_admits_by_tokens_left_and_what_has_waited_long_enough_be
     policy = ShortestFirst(max_bypass=2)
     long = Shown(1, max_tokens=100)
     for n in (2, 3):
-        plan = policy.plan(view([long, Shown(n, max_tokens=n)], limit=1))
+        plan = carried_out(policy, view([long, Shown(n, max_tokens=n)], limit=1))
         assert advanced(plan) == [(n, 4)]
     plan = policy.plan(view([long, Shown(4, max_tokens=1)], limit=1))
     assert advanced(plan) == [(1, 4)]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from config import Config
 from scheduling.registry import make_policy
+from seams import Served
 from tests.scheduling.shown import Shown, view
 
 PAGE = Path(__file__).parents[3] / "docs" / "write-a-policy.md"
@@ -33,9 +37,17 @@ def test_the_policy_has_thirty_lines_at_most_and_is_loaded_by_name(blocks: list[
     assert policy.plan(view([Shown(1)])).advance
 
 
+def test_the_counting_of_the_page_counts(blocks: list[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(blocks[1], names)
+    policy = SimpleNamespace(served=Counter())
+    names["observe"](policy, [Served(Shown(1), 4, 1), Served(Shown(2), 1, 0)])
+    assert policy.served == {"immediate": 6}
+
+
 def test_the_tests_of_the_page_pass(blocks: list[str]) -> None:
     names: dict[str, object] = {}
-    exec(blocks[1], names)
+    exec(blocks[-1], names)
     tests = [test for name, test in names.items() if name.startswith("test_")]
     assert len(tests) == 2
     for test in tests:

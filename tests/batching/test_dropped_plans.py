@@ -1,0 +1,168 @@
+"""Plans may be dropped: what a policy counts, it counts in `observe`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config import Config
+from memory import Ledger
+from scheduling.classes.budget import Budget
+from scheduling.classes.predictor import Predictor
+from scheduling.policies.orca import Orca
+from scheduling.policies.tgi import TGI
+from scheduling.registry import POLICIES, make_policy, with_deferred
+from seams import Observer, Plan, Policy, Request, Served, View
+from stats import Recorders
+from tests.batching.test_any_workload import WORKLOADS, Client
+from tests.batching.test_deferred import Sender, play
+from tests.batching.test_rows import kinds
+from tests.batching.virtual import (
+    MAX_BYPASS,
+    MODES,
+    PREFILL_TOKENS,
+    TOKEN_BUDGET,
+    Mode,
+    World,
+    check_closed,
+)
+from tests.examples import examples
+from tests.scheduling.classes.test_budget import Law
+
+
+class Doubtful:
+    """Any policy; all plans but the last are dropped."""
+
+    def __init__(self, policy: Policy, times: int) -> None:
+        self.policy, self.times = policy, times
+        self.answers = policy.answers
+
+    def plan(self, view: View) -> Plan:
+        plans = [self.policy.plan(view) for _ in range(self.times)]
+        assert all(plan == plans[0] for plan in plans)
+        return plans[-1]
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
+SIZES = {
+    "max_batch_size": 8,
+    "max_batch_prefill_tokens": PREFILL_TOKENS,
+    "waiting_served_ratio": 0.5,
+    "max_waiting_tokens": 4,
+    "token_budget": TOKEN_BUDGET,
+    "max_bypass": MAX_BYPASS,
+    "deferred_max_step_ms": 3.0,
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@examples(12)
+@given(
+    deferred_policy=st.sampled_from(["budget", "fifo", "priority", "exclusive"]),
+    workload=WORKLOADS,
+    deferred=st.frozensets(st.integers(0, 19)),
+    max_batch_size=st.integers(1, 8),
+    budget=st.integers(44, 200),
+    growth_tokens=st.sampled_from([None, 3]),
+    lookahead=st.sampled_from([0, 1]),
+)
+def test_dropped_plans_change_no_later_one(
+    name: str,
+    deferred_policy: str,
+    workload: list[Client],
+    deferred: frozenset[int],
+    max_batch_size: int,
+    budget: int,
+    growth_tokens: int | None,
+    lookahead: int,
+) -> None:
+    config = Config(mode="dynamic", policy=name, deferred_policy=deferred_policy, **SIZES)  # type: ignore[arg-type]
+    senders = [
+        Sender(client, "deferred" if number in deferred else "immediate", 0.05)
+        for number, client in enumerate(workload)
+    ]
+
+    def books(times: int) -> object:
+        predictor = Predictor()
+        policy = with_deferred(make_policy(name, config), config, predictor)
+        ledger = partial(Ledger, growth_tokens=growth_tokens)
+        mode = Mode(name, lambda _: Doubtful(policy, times), MODES[3].lay_out, ledger)
+        world = World(mode, max_batch_size=max_batch_size, budget=budget, lookahead=lookahead)
+        world.manager.recorder = Recorders(world.books, predictor)
+        play(world, senders)
+        check_closed(world)
+        return world.books
+
+    assert books(3) == books(1)
+
+
+def test_observed_are_the_tokens_of_the_records_and_of_failed_iterations_none() -> None:
+    class Counting(Orca):
+        def __init__(self) -> None:
+            self.rows: list[Served] = []
+            self.ended = 0
+
+        def observe(self, rows: Iterable[Served]) -> None:
+            self.rows += rows
+            self.ended += sum(row.request.done for row in rows)
+
+    policy = Counting()
+    world = World(replace(MODES[3], policy=lambda _: policy), max_batch_size=2)
+    world.model.fail_on = {3}
+    first = world.submit([1, 2, 3], 4)
+    world.submit([5, 6], 9, end_ids=range(13))
+    world.submit([4], 9)
+    late = world.submit([7], 6)
+    world.run()
+    check_closed(world)
+    assert sum(row.computed for row in policy.rows) == sum(r.tokens for r in world.books.iterations)
+    for inference in world.submitted:
+        mine = [row.generated for row in policy.rows if row.request is inference]
+        assert sum(mine) == inference.generated
+    assert first.end == "failed"
+    assert late.end == "length"
+    assert policy.ended == 2  # by a stop token, and by its length
+
+
+def test_nobody_waits_for_two_prefills_in_a_row_though_the_first_is_in_flight() -> None:
+    policy = TGI(PREFILL_TOKENS, None, waiting_served_ratio=0.5, max_waiting_tokens=4)
+    world = World(replace(MODES[3], policy=lambda _: policy), lookahead=1)
+    running = [world.submit([n], 60) for n in range(2)]
+    for _ in range(6):
+        world.step()
+    for n in range(6):
+        world.submit([n] * 12, 20)
+    world.run()
+    check_closed(world)
+    for inference in running:
+        course = kinds(world, inference.id)
+        assert "paused" in course
+        assert ("paused", "paused") not in itertools.pairwise(course)
+
+
+def test_what_a_budget_leaves_is_spent_once_though_an_iteration_is_in_flight() -> None:
+    def share(lookahead: int) -> float:
+        """Of deferred tokens."""
+        policy = Budget(Orca(), Law(), 1.02)
+        world = World(replace(MODES[3], policy=lambda _: policy), lookahead=lookahead, context=512)
+        for n in range(2):
+            world.submit([n], 400)
+            world.submit([n], 400, service_class="deferred", stored=True)
+        while len(world.books.iterations) < 300:
+            world.step()
+        done = world.books.iterations
+        return sum(record.deferred_tokens for record in done) / len(done)
+
+    assert 0.05 < share(1) <= share(0) * 1.05
