@@ -126,7 +126,6 @@ def create_app(
         max_waiting=config.max_waiting,
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         request_timeout_s=config.request_timeout,
-        lookahead=config.iterations_ahead,
     )
 
     def describe() -> Description:

@@ -59,9 +59,9 @@ class Config(Options):
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""
-    cuda_graphs: bool = MODEL.option(False)
-    """record decode iterations as CUDA graphs, which saves their launches; off by default,
-    since it has never run on a GPU; no effect on a CPU"""
+    cuda_graphs: bool = MODEL.option(True)
+    """record iterations as CUDA graphs at start, which saves their launches; false: launch each
+    operator; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
@@ -122,9 +122,9 @@ class Config(Options):
     error"""
 
     lookahead: int | None = QUEUE.option(None, least=0, most=1)
-    """iterations that may be in flight while the next one is planned; 1 hides planning and
-    messages behind the model's work, but with a model on this CPU it only delays tokens; without
-    this option: 1 with --remote-model, and 0 otherwise"""
+    """iterations that may be in flight while the next one is planned and started; 1 hides planning,
+    launches and messages behind the model's work, but with a model on this CPU it only delays
+    tokens; without this option: 1 with --remote-model or on a GPU in mode dynamic, 0 otherwise"""
 
     max_wait_ms: float = STATIC.option(50.0, least=0, most=60_000)
     """how long the oldest request waits for others to join its batch"""
@@ -246,9 +246,12 @@ class Config(Options):
         socket's backlog."""
         return self.max_batch_size + self.max_waiting + SPARE_THREADS + self.watch_viewers
 
-    @property
-    def iterations_ahead(self) -> int:
-        return int(self.remote_model is not None) if self.lookahead is None else self.lookahead
+    def iterations_ahead(self, device: str) -> int:
+        """`device`: of the model, if it runs in this process: "cpu", or a GPU's name."""
+        if self.lookahead is not None:
+            return self.lookahead
+        on_gpu = device != "cpu" and self.mode == "dynamic"
+        return int(self.remote_model is not None or on_gpu)
 
     @property
     def grows(self) -> bool:

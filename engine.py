@@ -183,8 +183,10 @@ class Engine:
             least_s = self.limit.least_s + self.config.model_deadline
             self.limit = replace(self.limit, least_s=least_s)
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
-        computes_here = self.config.remote_model is None and str(model.info.device) == "cpu"
-        if self.config.iterations_ahead and computes_here:
+        device = str(model.info.device)
+        self.manager.lookahead = self.config.iterations_ahead(device)
+        computes_here = self.config.remote_model is None and device == "cpu"
+        if self.manager.lookahead and computes_here:
             log.warning(
                 "--lookahead 1 only delays tokens here: a model on a CPU computes an iteration "
                 "when it is started"

@@ -23,10 +23,11 @@ from gpt.attention import RectangleAttention, Span, attention_kernel
 from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
 from gpt.cache import KVShape
 from gpt.checkpoint import read_network
-from gpt.executor import Executor, Flat, KnownSequence, count_parameters
+from gpt.executor import Executor, count_parameters
 from gpt.gpu.choice import resolve_device
 from gpt.gpu.comparison import Heads
 from gpt.gpu.selfcheck import check
+from gpt.iteration import Flat, KnownSequence
 from gpt.linear.quantised import dequantise_linears, is_quantised, quantise_linears
 from gpt.network import Attend
 from gpt.part import WHOLE, Part
@@ -62,7 +63,7 @@ class LoadOptions:
     kv_memory: str = "auto"  # or an amount, as in gpt.budget.asked_blocks
     part: Part = WHOLE
     rendezvous: str = ""  # of the shards, HOST:PORT
-    graphs: bool = False  # decodes as CUDA graphs, on a GPU
+    graphs: bool = True  # iterations as CUDA graphs, on a GPU
     revision: str | None = None  # of a model of the hub; None: its main branch
 
 
@@ -105,11 +106,14 @@ def load_model(options: LoadOptions) -> Executor:
     if options.part != WHOLE:
         model.info = replace(model.info, parameters=whole_parameters(network.config))
     rows = options.max_batch_size
+    has_graphs = graphs and kernel is True and options.part == WHOLE
     if options.kv_memory != "auto":
         blocks = asked_blocks(options.kv_memory, model.shape)
     elif device.type == "cuda":
-        activations = worst_activation_bytes(model, rows)
-        blocks = gpu_blocks(model.shape, rows, model.context, activations)
+        needed_bytes = worst_activation_bytes(model, rows)
+        if has_graphs:
+            needed_bytes += model.graph_bytes(rows)
+        blocks = gpu_blocks(model.shape, rows, model.context, needed_bytes)
     else:
         blocks = cpu_blocks(model.shape, rows, model.context)
     try:
@@ -119,7 +123,7 @@ def load_model(options: LoadOptions) -> Executor:
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error
-    if graphs and model.gpu is not None and options.part == WHOLE:
+    if has_graphs and model.gpu is not None:
         model.gpu.record_graphs(rows)
     log.info("%s", model.describe())
     return model

@@ -3,7 +3,7 @@
 An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
 which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
 computed within `start`; a GPU is given its work there, and its results are read in
-`Started.result`.
+`Started.result` (gpt/iteration.py), while the next iteration may run already.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ import torch
 from torch import Tensor
 
 from gpt.attention import Counts, RaggedAttention, Span
-from gpt.cache import BlockTable, KVPool, KVShape
+from gpt.cache import KVPool, KVShape
 from gpt.errors import with_our_errors
 from gpt.gpu.device import Device
 from gpt.gpu.layers import adapt
+from gpt.iteration import Flat, KnownSequence, Launched, Started
 from gpt.linear.choice import is_batch_invariant, pack_linears
 from gpt.linear.layers import Int8Linear
-from gpt.network import GPT, Attend
+from gpt.network import GPT
 from gpt.sampling import Sampler
-from gpt.scoring import Wanted, in_words, score, score_all
+from gpt.scoring import Wanted, numbers_of, score, score_all
 from gpt.transfer import ReadBack, send
-from seams import RANDOM_PREFIX, Opening, Outcome, Sampling, Step
+from seams import RANDOM_PREFIX, Opening, Sampling, Step
 
 # of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
 # the system maps new memory for each of them
@@ -68,80 +69,6 @@ def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slic
         own.append(span._replace(first=span.first - begin))
         end = span.first + span.length
     yield slice(begin, tokens), own
-
-
-class KnownSequence:
-    """The model's copy of a sequence; a `gpt.sampling.Known`."""
-
-    __slots__ = ("ids", "prompt_tokens", "sampling", "scored", "table")
-
-    def __init__(self, opening: Opening) -> None:
-        self.ids = list(opening.ids)  # extended by drawn tokens
-        self.prompt_tokens = opening.prompt_tokens
-        self.sampling = opening.sampling
-        self.scored = opening.scored
-        self.table = BlockTable()
-
-
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """An iteration of `N` positions on one axis."""
-
-    tokens: Sequence[int]  # [N]
-    positions: Counts  # [N]
-    ends: Sequence[int]  # where each step's tokens end
-    spans: Sequence[Span]
-    attend: Attend | None = None  # None: the default of the device
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The results of an iteration that are read back, and their meaning."""
-
-    rows: Sequence[KnownSequence]
-    positions: int  # computed, padding included
-    drawing: Sequence[int]  # rows for which a token is drawn
-    prompts: Sequence[Wanted]  # prompt tokens that are scored
-    scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
-    numbers: ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, if any
-    start_s: float
-
-    def read(self) -> Outcome:
-        """Waits for it. The drawn tokens are known from then on."""
-        arrays = self.numbers.arrays()
-        tokens: list[list[int]] = [[] for _ in self.rows]
-        if self.drawing:
-            for i, token in zip(self.drawing, arrays.pop(0).tolist(), strict=True):
-                tokens[i] = [token]
-                self.rows[i].ids.append(token)
-        new = [Wanted(i, 0, 0, tokens[i], _alternatives(self.rows[i])) for i in self.scored]
-        of_prompts = zip(self.prompts, in_words(self.prompts, arrays[:3]), strict=True)
-        of_tokens = zip(self.scored, in_words(new, arrays[-3:]), strict=True)
-        return Outcome(
-            tokens,
-            self.positions,
-            time.perf_counter() - self.start_s,
-            dict(of_tokens),
-            {wanted.row: (wanted.first, words) for wanted, words in of_prompts},
-        )
-
-
-class Started:
-    """An iteration that was launched (on a CPU: computed). A `seams.Pending`."""
-
-    def __init__(self, launched: Launched, device: torch.device) -> None:
-        self.device = device
-        self._launched = launched
-        self._outcome: Outcome | None = None
-        if device.type == "cpu":
-            self.result()  # its duration ends here
-
-    @with_our_errors
-    def result(self) -> Outcome:
-        """Raises DeviceLostError."""
-        if self._outcome is None:
-            self._outcome = self._launched.read()
-        return self._outcome
 
 
 class Executor(ABC):
@@ -192,12 +119,26 @@ class Executor(ABC):
     def allocate(self, blocks: int) -> None:
         """Reserves KV memory for all sequences together; earlier memory is freed first. Raises
         DeviceMemoryError."""
-        self.gpu = None
+        if self.gpu is not None:
+            self.gpu.graphs = None  # they and the device refer to each other
+            self.gpu = None
         if hasattr(self, "pool"):
             del self.pool
         self.pool = KVPool(self.shape, blocks)
         if self._kernel is not None:
             self.gpu = Device(self.network, self.pool, kernel=self._kernel)
+
+    def graph_bytes(self, max_rows: int) -> int:
+        """Memory of a CUDA device that recorded iterations of up to `max_rows` rows take, wherever
+        it is allocated: they are recorded over a pool of one block, and dropped. Raises
+        DeviceMemoryError."""
+        self.allocate(1)
+        assert self.gpu is not None
+        before_bytes = _free_bytes(self.device)
+        self.gpu.record_graphs(max_rows)
+        taken_bytes = before_bytes - _free_bytes(self.device)
+        self.gpu.graphs = None
+        return max(0, taken_bytes)
 
     @property
     def blocks(self) -> int:
@@ -241,8 +182,10 @@ class Executor(ABC):
     @with_our_errors
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Started:
         """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
-        if self._started is not None:
-            self._started.result()  # this iteration computes the tokens that it drew
+        before, newest = self._started, None
+        if before is not None:
+            before.settle()  # one iteration may be in flight
+            newest = before.in_flight
         start_s = time.perf_counter()
         for id in released:
             self._sequences.pop(id, None)
@@ -252,29 +195,52 @@ class Executor(ABC):
         prompts = _prompts_to_score(steps, rows, flat.ends)
         ends = np.array([flat.ends[i] - 1 for i in drawing], dtype=np.int64)
         kept = np.unique(np.concatenate([ends, *(wanted.places for wanted in prompts)]))
-        hidden, logits = self._run(flat, kept, np.searchsorted(kept, ends))
         prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
         scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
+        also = numbers_of(prompts) if prompts else []
+        if scored and len(scored) < len(drawing):
+            also.append(np.searchsorted(drawing, scored))  # both ascend
+        hidden, logits, sent = self._run(flat, kept, np.searchsorted(kept, ends), newest, also)
         found: list[Tensor] = []
+        drawn: Tensor | None = None
         if drawing:
-            drawn = self._sampler.draw(logits, [rows[i] for i in drawing])
+            draws = [rows[i] for i in drawing]
+            if before is not None and newest is not None and self._sampler.reads(draws):
+                before.result()  # while the device computes this iteration
+            drawn = self._sampler.draw(logits, draws)
             found.append(drawn)
         if prompts:
-            found += score_all(prompts, hidden, self.network.head, self._send)
+            most = max(wanted.alternatives for wanted in prompts)
+            found += score_all(sent[0], sent[1], most, hidden, self.network.head)
         if scored:
-            (places,) = self._send([np.searchsorted(drawing, scored)])  # both ascend
-            most = max(_alternatives(rows[i]) for i in scored)
-            found += score(logits.index_select(0, places), drawn.index_select(0, places), most)
-        numbers = ReadBack(found, self.device)
-        launched = Launched(rows, len(flat.tokens), drawing, prompts, scored, numbers, start_s)
-        self._started = Started(launched, self.device)
+            assert drawn is not None
+            most = max(rows[i].alternatives for i in scored)
+            of = (logits, drawn)
+            if len(scored) < len(drawing):
+                of = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
+            found += score(*of, most)
+        launched = Launched(
+            rows, steps, len(flat.tokens), drawing, drawn, prompts, scored,
+            ReadBack(found, self.device), start_s,
+        )  # fmt: skip
+        launched.expect()
+        self._started = Started(launched, self.device, before)
+        if self.gpu is None:
+            self._started.result()  # its duration ends here
         return self._started
 
-    def _run(self, flat: Flat, kept: Counts, drawn: Counts) -> tuple[Tensor, Tensor]:
-        """Hidden states `[K, C]` of the places `kept`, in ascending order, and logits `[draws, V]`
-        after those of them at `drawn`."""
+    def _run(
+        self,
+        flat: Flat,
+        kept: Counts,
+        drawn: Counts,
+        newest: Tensor | None,
+        also: Sequence[Counts],
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Hidden states `[K, C]` of the places `kept`, in ascending order, logits `[draws, V]`
+        after those of them at `drawn`, and the numbers `also`, on the device."""
         if self.gpu is not None:
-            return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans)
+            return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans, newest, also)
         if flat.attend is not None:
             parts = [(slice(0, len(flat.tokens)), flat.attend)]
         else:
@@ -287,10 +253,8 @@ class Executor(ABC):
             these = torch.from_numpy(own - part.start) if len(own) < len(of_part) else None
             found.append(self.network(of_part, positions[part], attend, these))
         hidden = torch.cat(found)
-        return hidden, self.network.head(hidden[drawn]) if len(drawn) else hidden[:0]
-
-    def _send(self, arrays: Sequence[Counts]) -> list[Tensor]:
-        return send(arrays, self.device)
+        logits = self.network.head(hidden[drawn]) if len(drawn) else hidden[:0]
+        return hidden, logits, send(also, self.device) if also else []
 
     @staticmethod
     def _take_blocks(steps: Sequence[Step], rows: Sequence[KnownSequence]) -> None:
@@ -308,8 +272,10 @@ class Executor(ABC):
         self._sequences.clear()
 
 
-def _alternatives(row: KnownSequence) -> int:
-    return row.sampling.logprobs or 0
+def _free_bytes(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _prompts_to_score(

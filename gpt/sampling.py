@@ -74,6 +74,13 @@ class Sampler:
         self._known = [count + 1 for count in known]
         return self._batch.draw(logits)
 
+    def reads(self, rows: Sequence[Known]) -> bool:
+        """Whether drawing for these rows needs their newest ids, and not only their number: some
+        have penalties, and the batch has to be staged."""
+        known = [len(row.ids) for row in rows]
+        staged = self._batch is not None and self._batch.left and self._continues(rows, known)
+        return not staged and any(_is_penalised(row.sampling) for row in rows)
+
     def _continues(self, rows: Sequence[Known], known: list[int]) -> bool:
         return known == self._known and all(
             row.ids is ids and row.sampling is sampling

@@ -38,19 +38,25 @@ def score(logits: Tensor, tokens: Tensor, alternatives: int) -> list[Tensor]:
     return [scores.gather(1, tokens[:, None])[:, 0], best.indices, best.values]
 
 
+def numbers_of(wanted: Sequence[Wanted]) -> list[NDArray[np.int64]]:
+    """Places and tokens of all rows, one after the other."""
+    tokens = np.concatenate([w.tokens for w in wanted]).astype(np.int64)
+    return [np.concatenate([w.places for w in wanted]), tokens]
+
+
 def score_all(
-    wanted: Sequence[Wanted],
+    places: Tensor,
+    tokens: Tensor,
+    alternatives: int,
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
-    send: Callable[[Sequence[NDArray[np.int64]]], list[Tensor]],
 ) -> list[Tensor]:
-    """As `score`, for all rows one after the other, in chunks."""
-    at = np.concatenate([w.places for w in wanted])
-    places, tokens = send([at, np.concatenate([w.tokens for w in wanted]).astype(np.int64)])
-    most = max(w.alternatives for w in wanted)
+    """As `score`, for the numbers of all rows, in chunks."""
     chunks = [
-        score(head(hidden.index_select(0, places[i : i + CHUNK])), tokens[i : i + CHUNK], most)
-        for i in range(0, len(at), CHUNK)
+        score(
+            head(hidden.index_select(0, places[i : i + CHUNK])), tokens[i : i + CHUNK], alternatives
+        )
+        for i in range(0, len(places), CHUNK)
     ]
     return [torch.cat(parts) for parts in zip(*chunks, strict=True)]
 

@@ -26,11 +26,11 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
 
 def stage(arrays: Sequence[Array], *, pinned: bool) -> Tensor:
     """All numbers in one array of bytes."""
-    staged = torch.empty(sum(map(_padded_bytes, arrays)), dtype=torch.uint8, pin_memory=pinned)
+    staged = torch.empty(sum(map(padded_bytes, arrays)), dtype=torch.uint8, pin_memory=pinned)
     numbers, at = staged.numpy(), 0
     for array in arrays:
         numbers[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        at += _padded_bytes(array)
+        at += padded_bytes(array)
     return staged
 
 
@@ -40,11 +40,11 @@ def views(staged: Tensor, like: Sequence[Array]) -> list[Tensor]:
     for array in like:
         numbers = staged[at : at + array.nbytes].view(_TORCH[array.dtype])
         found.append(numbers.view(array.shape))
-        at += _padded_bytes(array)
+        at += padded_bytes(array)
     return found
 
 
-def _padded_bytes(array: Array) -> int:
+def padded_bytes(array: Array) -> int:
     return -(-array.nbytes // 16) * 16  # Triton's loads are wider where addresses allow it
 
 

@@ -48,9 +48,9 @@ class ServeConfig(Options):
     max_batch_size: int = MODEL.option(32, least=1, most=4096)
     """most requests in one iteration; the memory is measured for them; the server may have a lower
     limit"""
-    cuda_graphs: bool = MODEL.option(False)
-    """record decode iterations as CUDA graphs, which saves their launches; off by default,
-    since it has never run on a GPU; no effect on a CPU"""
+    cuda_graphs: bool = MODEL.option(True)
+    """record iterations as CUDA graphs at start, which saves their launches; false: launch each
+    operator; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 

@@ -1,9 +1,10 @@
-"""The network on a GPU: one copy sends an iteration's numbers, and decodes may be CUDA graphs."""
+"""The network on a GPU: one copy sends an iteration's numbers, and a CUDA graph may run it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from gpt.attention import Span
 from gpt.cache import BlockTable, KVPool
-from gpt.errors import is_shortage
-from gpt.gpu.graphs import DecodeGraphs
-from gpt.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack, to_device
+from gpt.gpu.buckets import Buckets
+from gpt.gpu.graphs import Graphs, Ran, is_every, sources_of
+from gpt.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack
 from gpt.network import GPT
 from gpt.transfer import Array, send
 
 log = logging.getLogger(__name__)
+
+# share of the largest value: a graph pads, and products of other shapes round differently
+ROUNDING = {torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
 
 
 class Device:
@@ -27,7 +31,7 @@ class Device:
     def __init__(self, network: GPT, pool: KVPool, *, kernel: bool) -> None:
         self._network, self._pool = network, pool
         self._kernel = kernel
-        self._graphs: DecodeGraphs | None = None
+        self.graphs: Graphs | None = None
         self._tile_tokens = 1
         if kernel:
             from kernels.paged_triton import queries_per_tile  # part of torch's CUDA build only
@@ -38,24 +42,51 @@ class Device:
 
     @property
     def has_graphs(self) -> bool:
-        return self._graphs is not None
+        return self.graphs is not None
 
+    @torch.inference_mode()
     def record_graphs(self, max_rows: int) -> None:
-        """Records decodes of up to `max_rows` rows. Without the kernel or the memory for them there
-        are none, and the log says so."""
+        """Records iterations of up to `max_rows` rows, over the first block of the pool. They are
+        not used without the kernel or the memory for them, or if they compute something else than
+        the network itself; the log gives the reason."""
         if not self._kernel:
-            log.warning("no CUDA graphs are recorded: the attention kernel is not used")
+            log.warning("CUDA graphs are not used: the attention kernel is not used")
             return
-        size = self._pool.shape.block_tokens
-        blocks = -(-self._network.config.context // size)
-        device = self._pool.shape.device
+        config, shape = self._network.config, self._pool.shape
+        buckets = Buckets(max_rows, config.context, self._tile_tokens)
         try:
-            with torch.inference_mode():
-                self._graphs = DecodeGraphs(self._run, max_rows, blocks, size, device)
-        except RuntimeError as error:
-            if not is_shortage(error):
-                raise
-            log.warning("no CUDA graphs are recorded, since there is too little memory: %s", error)
+            self.graphs = Graphs(
+                self._forward, buckets, max_rows, config.n_embd, shape.dtype, shape.block_tokens,
+                shape.device,
+            )  # fmt: skip
+            reason = self._difference(self.graphs)
+        except RuntimeError as error:  # also torch's for too little memory
+            reason = str(error).partition("\n")[0]
+        if reason is not None:
+            self.graphs = None
+            log.warning("CUDA graphs are not used, but single launches: %s", reason)
+
+    def _difference(self, graphs: Graphs) -> str | None:
+        """Compares a prompt and a decode, whose token is in flight, with and without a graph."""
+        count = self._pool.shape.block_tokens - 1
+        newest = torch.tensor([1], device=self._pool.shape.device)
+        for start, tokens in ((0, [0] * count), (count, [-1])):
+            new = len(tokens)
+            span = Span(0, new, start, BlockTable([0]))
+            positions, last = np.arange(start, start + new), np.array([new - 1])
+            packed = pack(tokens, positions, last, last * 0, [span], count + 1, self._tile_tokens)
+            ran = graphs(packed, newest, ())
+            if ran is None:
+                return f"none was recorded for {new} tokens"
+            expected = self._eager(packed, newest, ()).hidden.float()
+            error = float((ran.hidden.float() - expected).abs().max())
+            limit = ROUNDING[self._pool.shape.dtype] * max(1.0, float(expected.abs().max()))
+            if not error <= limit:
+                return (
+                    f"{new} new tokens over {start} others differ by {error:.2g} from those "
+                    f"without a graph, allowed: {limit:.2g}"
+                )
+        return None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -82,21 +113,53 @@ class Device:
         kept: Array,
         drawn: Array,
         spans: Sequence[Span],
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states `[K, C]` of the places `kept`, and logits `[draws, V]` after those of them
-        at `drawn`."""
+        newest: Tensor | None = None,
+        also: Sequence[Array] = (),
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Hidden states `[K, C]` of the places `kept`, logits `[draws, V]` after those of them at
+        `drawn`, and the numbers `also`, which are sent in the same copy. `newest` `[draws]`: what
+        the iteration in flight draws; token -1 - j is its token j."""
         size = self._pool.shape.block_tokens
         packed = pack(tokens, positions, kept, drawn, spans, size, self._tile_tokens)
-        if self._graphs is not None and (replayed := self._graphs(packed)) is not None:
-            return replayed
-        sent = to_device(packed, self._pool.shape.device)
-        if self._kernel:
-            return self._run(sent)
-        return self._run(sent, TwoCallAttention(packed, self._pool))
+        ran = None if self.graphs is None else self.graphs(packed, newest, also)
+        if ran is None:
+            ran = self._eager(packed, newest, also)
+        hidden = ran.hidden
+        if not is_every(drawn, len(hidden)):
+            hidden = hidden.index_select(0, ran.drawn)
+        return ran.hidden, self._network.head(hidden) if len(drawn) else hidden[:0], ran.sent
+
+    def _eager(self, packed: Packed[Array], newest: Tensor | None, also: Sequence[Array]) -> Ran:
+        arrays = arrays_of(packed)
+        own = len(arrays)
+        in_flight = bool((packed.tokens < 0).any())
+        more = [sources_of(packed.tokens, len(packed.tokens))] if in_flight else []
+        found = send([*arrays, *more, *also], self._pool.shape.device)
+        sent = Packed(*found[:own], packed.singles, packed.longest)  # type: ignore[call-arg,arg-type]
+        kept = None if is_every(packed.kept, len(packed.tokens)) else sent.kept
+        attend = None if self._kernel else TwoCallAttention(packed, self._pool)
+        if newest is not None and in_flight:
+            hidden = self._forward(sent, kept, found[own], newest, attend)
+        else:
+            hidden = self._run(sent, kept, attend)
+        return Ran(hidden, sent.drawn, found[own + len(more) :])
+
+    def _forward(
+        self,
+        packed: Packed[Tensor],
+        kept: Tensor | None,
+        sources: Tensor,
+        newest: Tensor,
+        attend: TwoCallAttention | None = None,
+    ) -> Tensor:
+        """As `_run`, with the tokens that are on the device only."""
+        tokens = torch.cat([packed.tokens, newest]).index_select(0, sources)
+        return self._run(replace(packed, tokens=tokens), kept, attend)
 
     def _run(
-        self, packed: Packed[Tensor], attend: TwoCallAttention | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, packed: Packed[Tensor], kept: Tensor | None, attend: TwoCallAttention | None
+    ) -> Tensor:
+        """Hidden states of the places `kept`, or of all."""
         by = attend or PagedAttention(packed, self._pool)
-        hidden = self._network(packed.tokens, packed.positions, by, packed.kept)
-        return hidden, self._network.head(hidden.index_select(0, packed.drawn))
+        hidden: Tensor = self._network(packed.tokens, packed.positions, by, kept)
+        return hidden

@@ -33,7 +33,7 @@ class Packed(Generic[Numbers]):
     """An iteration of `N` tokens and `R` rows; tokens of no row are padding. All but the slots are
     int32. `tiles`, `singles` and `longest` are those of `kernels.paged_triton.attend`."""
 
-    tokens: Numbers  # [N]
+    tokens: Numbers  # [N]; -1 - j: token j of those that the iteration in flight draws
     positions: Numbers  # [N]
     kept: Numbers  # [K] places on the flat axis whose hidden states are wanted, ascending
     drawn: Numbers  # [draws] those of `kept` after which a token is drawn
@@ -92,11 +92,6 @@ def _counted(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]
     """For counts 2, 3: 0 0 1 1 1 and 0 1 0 1 2."""
     which = np.arange(len(counts)).repeat(counts)
     return which, np.arange(len(which)) - (counts.cumsum() - counts)[which]
-
-
-def to_device(packed: Packed[Array], device: torch.device) -> Packed[Tensor]:
-    sent = send(arrays_of(packed), device)
-    return Packed(*sent, packed.singles, packed.longest)  # type: ignore[call-arg,arg-type]
 
 
 def arrays_of(packed: Packed[Array]) -> list[Array]:

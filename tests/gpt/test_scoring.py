@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpt.scoring import CHUNK, Wanted, in_words, score_all
+from gpt.scoring import CHUNK, Wanted, in_words, numbers_of, score_all
 from gpt.transfer import send
 
 CPU = torch.device("cpu")
@@ -16,7 +16,8 @@ def test_logprobs_are_those_of_the_plain_softmax_in_any_number_of_chunks() -> No
     long, short = torch.randint(9, (2 * CHUNK,)).tolist(), [4, 0, 3]
     wanted = [Wanted(0, 1, 2, long, 3), Wanted(2, 1, 2 * CHUNK + 10, short, 1)]
     with torch.no_grad():
-        found = score_all(wanted, hidden, head, lambda arrays: send(arrays, CPU))
+        places, scored = send(numbers_of(wanted), CPU)
+        found = score_all(places, scored, 3, hidden, head)
         expected = head(hidden).log_softmax(-1)
     for (_, _, at, tokens, alternatives), words in zip(
         wanted, in_words(wanted, [tensor.numpy() for tensor in found]), strict=True

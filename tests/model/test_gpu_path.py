@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import gpt.sampling
 from benchmarks.bare import Job, run_bare
 from generate.modes import LAYOUTS, Mode
 from gpt.executor import Executor
@@ -41,22 +39,34 @@ def make(mode: Mode, *, kernel: bool | None, graphs: bool = False) -> Executor:
     return model
 
 
-POLICIES: list[tuple[Mode, Callable[[], Policy]]] = [
-    ("dynamic", Orca),
-    ("dynamic", lambda: StallFree(token_budget=16)),
-    ("static", lambda: Static(max_wait_s=0.0)),
-]
+ORCA: tuple[Mode, Callable[[], Policy]] = ("dynamic", Orca)
+CHUNKS: tuple[Mode, Callable[[], Policy]] = ("dynamic", lambda: StallFree(token_budget=16))
+STATIC: tuple[Mode, Callable[[], Policy]] = ("static", lambda: Static(max_wait_s=0.0))
 
 
-@pytest.mark.parametrize(("mode", "policy"), POLICIES)
 @pytest.mark.parametrize(
-    "made", [{"kernel": True}, {"kernel": False}, {"kernel": True, "graphs": True}], ids=str
+    ("of", "made"),
+    [
+        *((of, {"kernel": False}) for of in (ORCA, CHUNKS, STATIC)),
+        (ORCA, {"kernel": True}),
+        *((of, {"kernel": True, "graphs": True}) for of in (CHUNKS, STATIC)),
+    ],
+    ids=["orca", "chunks", "static", "kernel", "graphs, chunks", "graphs, static"],
 )
 def test_the_tokens_are_those_of_the_cpus_path(
-    mode: Mode, policy: Callable[[], Policy], made: dict[str, bool]
+    of: tuple[Mode, Callable[[], Policy]], made: dict[str, bool]
 ) -> None:
+    """With graphs, every iteration is one, whatever it mixes, and one may be in flight."""
+    mode, policy = of
     expected = run_bare(make(mode, kernel=None), policy(), mode, WORK, 3).outputs
-    assert run_bare(make(mode, **made), policy(), mode, WORK, 3).outputs == expected
+    model = make(mode, **made)
+    graphs = None if model.gpu is None else model.gpu.graphs
+    before = 0 if graphs is None else graphs.replayed
+    found = run_bare(model, policy(), mode, WORK, 3, lookahead=int(graphs is not None))
+    assert found.outputs == expected
+    iterations = found.tally.iterations
+    assert any(record.tokens > record.rows for record in iterations)
+    assert graphs is None or graphs.replayed - before == len(iterations)
 
 
 def test_logprobs_are_those_of_the_cpus_path() -> None:
@@ -67,11 +77,11 @@ def test_logprobs_are_those_of_the_cpus_path() -> None:
     ]
     prompts = [list(range(20)), [5, 6], [9]]
     found = []
-    for kernel in (None, True):
-        bare = Bare(make("dynamic", kernel=kernel), LAYOUTS["dynamic"])
+    for kernel, graphs in ((None, False), (True, False), (True, True)):
+        bare = Bare(make("dynamic", kernel=kernel, graphs=graphs), LAYOUTS["dynamic"])
         rows = bare.open(prompts, 4, asked)
         found.append([bare.advance(rows, [12, 2, 1]), bare.advance(rows), bare.advance(rows)])
-    for expected, actual in zip(*found, strict=True):
+    for expected, actual in [*zip(*found[:2], strict=True), *zip(*found[::2], strict=True)]:
         assert actual.tokens == expected.tokens
         assert actual.logprobs.keys() == expected.logprobs.keys()
         assert actual.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
@@ -94,52 +104,3 @@ def test_an_iteration_is_read_when_its_result_is_asked_for_or_the_next_one_start
     rows = bare.open([[1, 2, 3], [4, 5]], 6)
     tokens = [bare.advance(rows).tokens for _ in range(3)]
     assert all(0 <= token < VOCAB for step in tokens for (token,) in step)
-
-
-class Operators(TorchDispatchMode):
-    """Names of the operators that were called, views and allocations left out."""
-
-    FREE = ("empty", "detach", "alias", "_unsafe_view")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = func.overloadpacket.__name__
-        if not func.is_view and not name.startswith(self.FREE):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-TOP_P = Sampling(top_p=0.9)
-PENALTIES = Sampling(repetition_penalty=1.2, presence_penalty=0.5)
-BIAS = Sampling(logit_bias=((3, 1.0),))
-ALL = Sampling(top_p=0.9, repetition_penalty=1.2, presence_penalty=0.5, logit_bias=((3, 1.0),))
-
-
-def decode_operators(rows: int, sampling: Sampling, layers: int = 1) -> list[str]:
-    network = GPT(GPTConfig(VOCAB, 64, layers, 1, 16)).eval().requires_grad_(False)
-    model = DynamicBatchingServerModel(network, torch.float32, "small", kernel=True)
-    model.allocate(rows)
-    bare = Bare(model, LAYOUTS["dynamic"])
-    sequences = bare.open([[1]] * rows, 4, [sampling] * rows)
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(gpt.sampling, "sampling_library", lambda: None)  # a GPU has no such kernel
-        # inference mode hides operators
-        patch.setattr(Executor, "start", Executor.start.__wrapped__)  # type: ignore[attr-defined]
-        bare.advance(sequences)  # stages what the batch asks for
-        with Operators() as called:
-            bare.advance(sequences)
-    return called.names
-
-
-def test_a_decode_takes_as_many_operators_for_32_rows_as_for_4() -> None:
-    """At most 8 a layer, and a fixed number around the layers."""
-    few = decode_operators(4, ALL)
-    assert decode_operators(32, ALL) == few
-    assert len(decode_operators(4, ALL, layers=2)) - len(few) <= 8
-    plain, cut, biased, penalised = (
-        len(decode_operators(4, asked)) for asked in (Sampling(), TOP_P, BIAS, PENALTIES)
-    )
-    assert plain == cut < biased < penalised < len(few)

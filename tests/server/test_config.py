@@ -131,16 +131,23 @@ def test_an_option_without_effect_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("args", "ahead"),
+    ("args", "on_cpu", "on_gpu"),
     [
-        ([], 0),
-        (["--lookahead", "1"], 1),
-        (["--remote-model", "unix:/tmp/model"], 1),
-        (["--remote-model", "unix:/tmp/model", "--lookahead", "0"], 0),
+        (["dynamic"], 0, 1),
+        (["static"], 0, 0),
+        (["nobatch"], 0, 0),
+        (["static", "--lookahead", "1"], 1, 1),
+        (["dynamic", "--lookahead", "0"], 0, 0),
+        (["static", "--remote-model", "unix:/tmp/model"], 1, 1),
+        (["dynamic", "--remote-model", "unix:/tmp/model", "--lookahead", "0"], 0, 0),
     ],
 )
-def test_a_remote_model_works_ahead_unless_told_otherwise(args: list[str], ahead: int) -> None:
-    assert Config.from_args(["dynamic", *args], {}).iterations_ahead == ahead
+def test_a_remote_model_and_a_gpu_in_dynamic_work_ahead_unless_told_otherwise(
+    args: list[str], on_cpu: int, on_gpu: int
+) -> None:
+    config = Config.from_args(args, {})
+    assert config.iterations_ahead("cpu") == on_cpu
+    assert config.iterations_ahead("NVIDIA H100") == on_gpu
 
 
 def test_threads_exceed_what_the_limits_admit() -> None:

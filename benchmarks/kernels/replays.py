@@ -1,0 +1,89 @@
+"""The share of iterations that replay a CUDA graph on a GPU, per mode and batch limit: a count,
+which needs no GPU.
+
+    python -m benchmarks.kernels.replays
+
+The modes run the work of the GPU benchmark, prompts of 4 to 64 tokens and outputs around 100, with
+the layouts of the server and GPT-2's context. The network computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.bare import offline_work, run_bare
+from generate.modes import Mode
+from gpt.attention import Counts
+from gpt.executor import Executor
+from gpt.gpu.buckets import Buckets
+from gpt.gpu.graphs import load_of
+from gpt.gpu.paged import pack
+from gpt.iteration import Flat
+from gpt.network import GPT, GPTConfig
+from model import DynamicBatchingServerModel, ServerModel
+from scheduling.policies.orca import Orca
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
+from seams import Policy
+
+LIMITS = (8, 32, 64, 128, 256)
+TILE_TOKENS = 64  # of a prompt; kernels.paged_triton.queries_per_tile of bfloat16
+CONFIG = GPTConfig(vocab_size=97, context=1024, n_layer=1, n_head=1, n_embd=16)
+MODES: dict[str, tuple[Mode, type[Executor], Callable[[], Policy]]] = {
+    "static": ("static", ServerModel, lambda: Static(max_wait_s=0.0)),
+    "dynamic": ("dynamic", DynamicBatchingServerModel, Orca),
+    "dynamic, stall-free": ("dynamic", DynamicBatchingServerModel, lambda: StallFree(512)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the iterations of a run."""
+
+    iterations: int
+    decodes: float  # have no prompt and no part of one
+    replayed: float
+
+
+def shares(name: str, limit: int, requests: int) -> Shares:
+    """Of one of `MODES`."""
+    mode, kind, policy = MODES[name]
+    model = kind(GPT(CONFIG).eval().requires_grad_(False), torch.float32, "counted")
+    model.allocate(limit * -(-320 // model.block_tokens))
+    buckets = Buckets(limit, CONFIG.context, TILE_TOKENS)
+    decodes = replayed = 0
+
+    def run(
+        flat: Flat, kept: Counts, drawn: Counts, newest: Tensor | None, also: Sequence[Counts]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        nonlocal decodes, replayed
+        of = (flat.tokens, flat.positions, kept, drawn, flat.spans)
+        load = load_of(pack(*of, model.block_tokens, TILE_TOKENS))
+        decodes += not load.pieces
+        replayed += buckets.fitting(load) is not None
+        return torch.zeros(len(kept), 1), torch.zeros(len(drawn), CONFIG.vocab_size), []
+
+    model._run = run  # type: ignore[method-assign]
+    work = offline_work(CONFIG.vocab_size, requests, seed=limit)
+    iterations = len(run_bare(model, policy(), mode, work, limit).tally.iterations)
+    return Shares(iterations, decodes / iterations, replayed / iterations)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| limit | mode | iterations | decodes alone | replayed |\n|---|---|---|---|---|")
+    for limit in LIMITS:
+        for name in MODES:
+            found = shares(name, limit, max(4, 2 * limit))
+            print(
+                f"| {limit} | {name} | {found.iterations} | {found.decodes:.3f} "
+                f"| {found.replayed:.3f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The sizes for which iterations are recorded as CUDA graphs, and the size that an iteration takes.
+
+A graph has fixed shapes, so an iteration runs in the next larger one and the rest is padding. Two
+kinds: decodes alone, in sizes close together, since nearly all iterations are of this kind and
+padding costs; and any mixture of prompts, chunks and decodes, by the number of tokens. Both exist
+for several longest sequences: up to `FIRST_KEYS` no row's keys are split, which saves the merge,
+and tables are as wide as the longest sequence. Pure numbers: no torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MOST_ROWS = 512  # that decode in a graph of decodes alone
+DECODES = (1, 2, 4, 8, *range(16, MOST_ROWS + 1, 16))
+# A larger iteration is long enough to hide its launches.
+MIXED = (
+    *(16, 32, 64, 128, 192, 256, 320, 384, 448, 512),
+    *(640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+)
+FIRST_KEYS, GROWTH = 256, 4  # longest sequence of the first graphs; of the next, times so many
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an iteration consists of."""
+
+    tokens: int  # padding included
+    singles: int  # rows with one new token
+    pieces: int  # tiles of the other rows
+    kept: int  # places whose hidden states are wanted
+    keys: int  # of the longest sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The most that a graph holds."""
+
+    tokens: int
+    rows: int  # one more than may be used: padding refers to the last, which is empty
+    singles: int
+    pieces: int
+    kept: int
+    keys: int
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the hidden states of all tokens are computed to the end."""
+        return not self.pieces
+
+    def holds(self, load: Load) -> bool:
+        return (
+            load.tokens <= self.tokens
+            and load.singles <= self.singles
+            and load.pieces <= self.pieces
+            and load.kept <= self.kept
+            and load.keys <= self.keys
+        )
+
+
+class Buckets:
+    """All sizes for batches of up to `max_rows` and sequences of up to `context` tokens."""
+
+    def __init__(self, max_rows: int, context: int, tile_tokens: int) -> None:
+        """`tile_tokens`: of a prompt, which the kernel computes together."""
+        self._max_rows, self._tile_tokens = max_rows, tile_tokens
+        self._contexts = list(_up_to(context, _powers(context)))
+        self._decodes = list(_up_to(min(max_rows, MOST_ROWS), DECODES))
+        self._mixed = list(_up_to(max_rows * context, MIXED))
+
+    def __iter__(self) -> Iterator[Bucket]:
+        """The largest first: what a later one needs fits into the memory of an earlier one."""
+        for keys in reversed(self._contexts):
+            for tokens in reversed(self._mixed):
+                yield self._mixture(tokens, keys)
+            for tokens in reversed(self._decodes):
+                yield self._of_decodes(tokens, keys)
+
+    def fitting(self, load: Load) -> Bucket | None:
+        """The smallest that holds the load; None if it runs without a graph."""
+        keys = _least(self._contexts, load.keys)
+        if keys is None:
+            return None
+        if not load.pieces:
+            tokens = _least(self._decodes, load.tokens)
+            if tokens is not None and (bucket := self._of_decodes(tokens, keys)).holds(load):
+                return bucket
+        tokens = _least(self._mixed, load.tokens)
+        if tokens is not None and (bucket := self._mixture(tokens, keys)).holds(load):
+            return bucket
+        return None
+
+    def _of_decodes(self, tokens: int, keys: int) -> Bucket:
+        return Bucket(tokens, tokens + 1, tokens, 0, tokens, keys)
+
+    def _mixture(self, tokens: int, keys: int) -> Bucket:
+        rows = min(self._max_rows, tokens)
+        # a prompt's last tile is not full, and the shortest prompt has two tokens
+        pieces = tokens // self._tile_tokens + min(rows, tokens // 2)
+        return Bucket(tokens, rows + 1, rows, pieces, rows, keys)
+
+
+def _powers(context: int) -> Iterator[int]:
+    keys = FIRST_KEYS
+    while keys < context:
+        yield keys
+        keys *= GROWTH
+    yield context
+
+
+def _up_to(most: int, sizes: Sequence[int] | Iterator[int]) -> Iterator[int]:
+    """The ascending sizes up to the first that is `most` or more."""
+    for size in sizes:
+        yield size
+        if size >= most:
+            return
+
+
+def _least(sizes: Sequence[int], count: int) -> int | None:
+    at = bisect_left(sizes, count)
+    return sizes[at] if at < len(sizes) else None
