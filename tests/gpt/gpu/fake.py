@@ -29,6 +29,7 @@ import gpt.gpu.graphs
 import gpt.gpu.paged
 import gpt.sampling
 import gpt.transfer
+import kernels.paged_triton
 from gpt.executor import Executor
 from gpt.gpu.graphs import Graphs
 from gpt.network import GPT, GPTConfig
@@ -207,6 +208,8 @@ def fake_gpu() -> Iterator[Traffic]:
         patch.setattr(gpt.gpu.device.Device, "_difference", lambda *_: None)
         patch.setattr(gpt.errors, "_is_lost", lambda _: False)
         patch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+        # nothing can be timed
+        patch.setattr(gpt.gpu.paged, "decode_launch", lambda *_: kernels.paged_triton.Launch())
         patch.setattr(Executor, "start", Executor.start.__wrapped__)  # type: ignore[attr-defined]
         yield traffic
 
