@@ -6,12 +6,14 @@ worker calls `create_app`. This module does not use torch; the engine's thread d
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from flask import Flask
 
@@ -20,9 +22,11 @@ from api.document.openapi import register_openapi
 from api.http.browsers import register_rules
 from api.http.cors import register_cors
 from api.http.departed import Departures
-from api.http.errors import register_errors
+from api.http.door import Door, places_inside
+from api.http.errors import ApiError, refusal, register_errors
 from api.http.keys import require_keys
 from api.http.logs import register_log
+from api.http.refusals import register_refusals
 from api.http.traces import register_traces
 from api.http.writer import Writer
 from api.jobs import batches, files
@@ -46,7 +50,7 @@ from options import flag
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
-from scheduling.registry import PolicyOptionError, make_policy, with_deferred
+from scheduling.registry import IN_ORDER, PolicyOptionError, make_policy, with_deferred
 from seams import Policy
 from stats import Recorders, Stats, describe_machine
 from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
@@ -76,6 +80,29 @@ def policy_of_mode(config: Config) -> Policy:
             if folder is not None and ":" in config.policy and folder not in sys.path:
                 sys.path.append(folder)  # last, so that other files there shadow no module
             return make_policy(config.policy, config)
+
+
+def make_door(config: Config, manager: BatchingManager, stats: Stats) -> Door[Any]:
+    """Requests wait at the door if their order there is the order in which they would run."""
+    if config.mode == "dynamic" and config.policy not in IN_ORDER:
+        return Door()
+    if config.max_concurrent_requests is not None:  # which refuses at once
+        return Door()
+    queue, inside = manager.queue, places_inside(config.max_batch_size)
+
+    def why_not() -> ApiError | None:
+        if (overload := queue.overload_outside()) is None:
+            return None
+        stats.count_rejected()
+        return refusal(overload)
+
+    door = Door[Any](
+        lambda: inside + queue.deferred if manager.ready else math.inf,
+        why_not,
+        min(config.stream_heartbeat, config.request_timeout),
+    )
+    queue.outside = door.outside
+    return door
 
 
 def create_app(
@@ -129,9 +156,9 @@ def create_app(
         describe,
         Texts() if config.watch_text else None,
     )
-    app.register_blueprint(native.make_blueprint(service))
-    app.register_blueprint(watch.make_blueprint(service))
     generations = Generations(service, template)
+    app.register_blueprint(native.make_blueprint(service, generations.require_served))
+    app.register_blueprint(watch.make_blueprint(service))
     calls = openai.Calls(service, generations)
     app.register_blueprint(tgi.make_blueprint(service, generations, calls))
     jobs = Jobs(
@@ -146,10 +173,12 @@ def create_app(
     engine = Engine(config, manager, jobs, tokenizer, load, predictor)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
+    app.extensions["door"] = make_door(config, manager, stats)
     app.register_blueprint(openai.make_blueprint(service, generations, calls))
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
     register_log(app, time.perf_counter)
+    register_refusals(app)
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     if tracing is not None:
         register_traces(app, tracing, generations.model)

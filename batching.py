@@ -31,6 +31,7 @@ from seams import (
     End,
     Model,
     Observer,
+    OpeningError,
     Outcome,
     Pending,
     Plan,
@@ -111,6 +112,11 @@ class BatchingManager:
     @property
     def counts(self) -> dict[str, int]:
         return {"waiting": self.queue.size, "running": len(self._life.resident)}
+
+    @property
+    def outside(self) -> int:
+        """Waiting requests that are not in the queue yet."""
+        return len(self.queue.outside)
 
     @property
     def serves_immediate(self) -> bool:
@@ -231,11 +237,24 @@ class BatchingManager:
         # without a time to wake at, all requests to advance are done or were preempted
         return Wait(now_s if plan.wake_s is None else min(plan.wake_s, life.next_due_s))
 
-    def _start(self, model: Model, plan: Plan, now_s: float, lay_out: LayOut) -> Flight:
+    def _start(self, model: Model, plan: Plan, now_s: float, lay_out: LayOut) -> Flight | Wait:
         life, memory, advance = self._life, self.memory, plan.advance
         new = [cast(Inference, step.request) for step in advance if not step.request.resident]
+        unopened: Exception | None = None
         if new:
             life.admit(new, now_s)
+            try:
+                model.open([inference.opening() for inference in new])
+            except OpeningError as error:
+                for inference in new:
+                    if (reason := error.reasons.get(inference.id)) is not None:
+                        life.fail([inference], f"the model refuses the request: {reason}", now_s)
+                new = [inference for inference in new if inference.resident]
+                advance = [step for step in advance if step.request.resident]
+                if not advance:
+                    return Wait(now_s)
+            except Exception as error:
+                unopened = error
         if any(inference.computed for inference in new):  # prefix hits leave less to compute
             advance = [Advance(r, min(tokens, r.known - r.computed)) for r, tokens in advance]
         memory.grow(advance)
@@ -259,8 +278,8 @@ class BatchingManager:
         pending: Pending | Exception
         try:  # right after counting: what fails from here on is uncounted with its flight
             steps = list(lay_out(steps))
-            if new:
-                model.open([inference.opening() for inference in new])
+            if unopened is not None:
+                raise unopened
             pending = model.start(steps, life.take_released())
         except Exception as error:
             pending = error

@@ -60,8 +60,8 @@ class Config(Options):
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens"""
     cuda_graphs: bool = MODEL.option(False)
-    """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
-    more GPUs; no effect on a CPU"""
+    """record decode iterations as CUDA graphs, which saves their launches; off by default,
+    since it has never run on a GPU; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
@@ -102,6 +102,8 @@ class Config(Options):
     --api-key every name is"""
     max_body_bytes: int = NETWORK.option(2**20, least=1024, most=2**30)
     """largest request body"""
+    max_held_bytes: int = NETWORK.option(256 * 2**20, least=1024, most=2**40)
+    """most bytes of request bodies held at once; further requests get 503"""
     client_timeout: float = NETWORK.option(60.0, least=0.1, most=86_400)
     """seconds that a client has to send its request (plus one for each 64 KiB), and to read more of
     its response; after that its connection is closed and its request cancelled"""
@@ -226,6 +228,11 @@ class Config(Options):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
+        if self.max_held_bytes < self.max_body_bytes:
+            raise OptionError(
+                f"--max-held-bytes is {self.max_held_bytes}; allowed: at least --max-body-bytes "
+                f"({self.max_body_bytes})"
+            )
         most_input, most_total = self.max_input_tokens, self.max_total_tokens
         if most_input and most_total and most_input >= most_total:
             raise OptionError(

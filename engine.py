@@ -202,7 +202,11 @@ class Engine:
             self.recording = self._record(self.config.record, model)
         collect_less()
         url = self.config.url
-        log.info("ready: %s on %s; see it work on %s/watch", self.config.mode, url, url)
+        ready = f"ready: {self.config.mode} on {url}; see it work on {url}/watch"
+        if model.info.unused_gpu is None:
+            log.info("%s", ready)
+        else:
+            log.warning("%s; the model runs on a CPU: %s", ready, model.info.unused_gpu)
         # not here: it may wait for a database that is being opened
         threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()

@@ -30,6 +30,8 @@ _debug = _config.log_level == "debug"
 class Worker(GatheringWorker):
     client_timeout_s = _config.client_timeout
     most_body_bytes = _config.max_body_bytes
+    most_held_bytes = _config.max_held_bytes
+    keys = _config.keys
 
 
 bind = _config.url.removeprefix("http://")
@@ -43,12 +45,13 @@ if _most_files != resource.RLIM_INFINITY:
     _wanted_files = min(_wanted_files, _most_files)
 if _files != resource.RLIM_INFINITY:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(_files, _wanted_files), _most_files))
-worker_connections = _wanted_files - OTHER_FILES
+worker_connections = max(_wanted_files - OTHER_FILES, _wanted_files // 2)
 backlog = 2048
 keepalive = 75  # longer than clients keep theirs, so that no request meets a closing connection
 timeout = 0  # the main thread only dispatches; killing the worker would not help
 graceful_timeout = math.ceil(_config.drain_timeout) + 15
 control_socket_disable = True
+forwarder_headers = ""  # a request's own SCRIPT_NAME would lead past rules about paths
 loglevel = "debug" if _debug else "warning"
 accesslog = "-" if _debug else None
 
@@ -89,6 +92,7 @@ def when_ready(server: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     engine = worker.wsgi.extensions["engine"]
+    worker.door = worker.wsgi.extensions["door"]
     # A handler may interrupt the main thread while it holds any lock (gunicorn's own handler of
     # SIGINT hangs on one); only SimpleQueue.put is a reentrant way to notify another thread.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -27,7 +27,8 @@ Line = Mapping[str, Any]
 
 
 class Journal:
-    """Overwrites `path`. If the disk fails, only the journal ends, with a warning."""
+    """Overwrites `path` when it starts: start it when its process can work. If the disk fails, only
+    the journal ends, with a warning."""
 
     def __init__(self, path: Path, process: str, facts: Line) -> None:
         self.path = path
@@ -84,8 +85,9 @@ def unix_offset_s() -> float:
 
 
 def check_writable(path: str) -> None:
-    """Raises OSError where nothing can be written there."""
-    open(path, "w").close()
+    """Raises OSError where nothing can be written there. An earlier file stays as it is until the
+    journal starts: the start of its process may fail."""
+    open(path, "a").close()
 
 
 def _write(file: TextIO, lines: Iterable[Line]) -> None:

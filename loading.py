@@ -51,15 +51,12 @@ def load_local_model(
     options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
 ) -> Executor:
     """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
-    import torch
-
     from gpt.budget import KVMemoryError
     from gpt.checkpoint import CheckpointError
+    from gpt.gpu.choice import DeviceError
     from gpt.part import WHOLE
     from model import LoadOptions, UnsupportedDtypeError, load_model
 
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise LoadError(f"--device {options.device}: torch finds no GPU; allowed here: auto, cpu")
     try:
         return load_model(
             LoadOptions(
@@ -76,5 +73,5 @@ def load_local_model(
                 graphs=options.cuda_graphs,
             )
         )
-    except (CheckpointError, KVMemoryError, UnsupportedDtypeError) as error:
+    except (CheckpointError, DeviceError, KVMemoryError, UnsupportedDtypeError) as error:
         raise LoadError(str(error)) from error

@@ -24,7 +24,9 @@ from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, wors
 from gpt.cache import KVShape
 from gpt.checkpoint import read_network
 from gpt.executor import Executor, Flat, KnownSequence, count_parameters
-from gpt.gpu.selfcheck import Heads, why_not
+from gpt.gpu.choice import resolve_device
+from gpt.gpu.comparison import Heads
+from gpt.gpu.selfcheck import check
 from gpt.linear.quantised import dequantise_linears, is_quantised, quantise_linears
 from gpt.network import Attend
 from gpt.part import WHOLE, Part
@@ -65,15 +67,13 @@ class LoadOptions:
 
 
 def load_model(options: LoadOptions) -> Executor:
-    """The model of a mode. Raises gpt.checkpoint.CheckpointError, gpt.budget.KVMemoryError, and
-    UnsupportedDtypeError."""
-    name = options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    """The model of a mode. Raises gpt.checkpoint.CheckpointError, gpt.budget.KVMemoryError,
+    gpt.gpu.choice.DeviceError, and UnsupportedDtypeError."""
+    chosen = resolve_device(options.device, options.part)
+    device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
         raise UnsupportedDtypeError(
-            f"--dtype int8 on --device {name}: its kernels run on a CPU; allowed here: "
+            f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
         )
     network = read_network(options.model, options.seed, options.part, options.revision)
@@ -84,6 +84,13 @@ def load_model(options: LoadOptions) -> Executor:
     else:
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
         dequantise_linears(network)
+    kernel, graphs = None, False
+    if device.type == "cuda":
+        heads = network.config.n_head // options.part.shards
+        found = check(device, Heads.of(heads, KVShape.of(network.config, dtype, device)))
+        kernel, graphs = found.kernel is None, options.graphs and found.graphs is None
+        torch.cuda.set_device(device)  # on which Triton and NCCL launch
+    if not int8:
         network.to(device=device, dtype=dtype)
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
@@ -93,14 +100,8 @@ def load_model(options: LoadOptions) -> Executor:
     if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
-    kernel = None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # on which Triton launches
-        shape = KVShape.of(network.config, dtype, device)
-        kernel = (
-            why_not(device, Heads.of(network.config.n_head // options.part.shards, shape)) is None
-        )
     model = kind(network, dtype, options.model, kernel=kernel)
+    model.info = replace(model.info, unused_gpu=chosen.unused_gpu)
     if options.part != WHOLE:
         model.info = replace(model.info, parameters=whole_parameters(network.config))
     rows = options.max_batch_size
@@ -118,18 +119,18 @@ def load_model(options: LoadOptions) -> Executor:
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error
-    if options.graphs and model.gpu is not None and options.part == WHOLE:
+    if graphs and model.gpu is not None and options.part == WHOLE:
         model.gpu.record_graphs(rows)
     log.info("%s", model.describe())
     return model
 
 
 def best_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which a device is fast: on a CPU float32, which is also the most exact."""
+    """The dtype in which a device is fast: on a CPU float32, which is also the most exact. Does not
+    occupy a GPU."""
     if device.type != "cuda":
         return torch.float32
-    with torch.cuda.device(device):
-        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+    capable = torch.version.hip or torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.bfloat16 if capable else torch.float16
 
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from inference import DrainingError, Inference, OverloadedError, TooLongError
@@ -42,6 +42,7 @@ class RequestQueue:
         self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
         self.busy_since_s: float | None = None  # start of the present stretch with work
         self.draining = False
+        self.outside: Sized = ()  # accepted requests that are not read yet
         self._changed = threading.Condition()
         self._arrivals: list[Inference] = []
         self._departures: list[tuple[Inference, End]] = []
@@ -58,7 +59,18 @@ class RequestQueue:
 
     @property
     def size(self) -> int:
-        return len(self._arrivals) + len(self.waiting)
+        return len(self._arrivals) + len(self.waiting) + len(self.outside)
+
+    @property
+    def deferred(self) -> int:
+        """Waiting requests of that class, without stored ones."""
+        return self._deferred
+
+    def overload_outside(self) -> OverloadedError | None:
+        """Why a further request may not even wait outside; None if it may."""
+        if self._counted + len(self.outside) < self.max_waiting:
+            return None
+        return OverloadedError(self._too_many, self.retry_after_s)
 
     def everyone(self) -> list[Inference]:
         with self._changed:
@@ -129,7 +141,7 @@ class RequestQueue:
     def _overload(self, inference: Inference) -> str | None:
         """Why the request cannot wait here now; None if it can."""
         if self._counted >= self.max_waiting:
-            return f"{self.max_waiting} requests are waiting already (--max-waiting)"
+            return self._too_many
         most_deferred = self.max_waiting_deferred
         if inference.service_class == "deferred" and self._deferred >= most_deferred:
             return f"{most_deferred} deferred requests are waiting already, half of --max-waiting"
@@ -143,6 +155,10 @@ class RequestQueue:
         return None
 
     @property
+    def _too_many(self) -> str:
+        return f"{self.max_waiting} requests are waiting already (--max-waiting)"
+
+    @property
     def retry_after_s(self) -> float:
         """How long the present queue takes at the rate of the newest completions."""
         least_s, most_s = RETRY_AFTER_S
@@ -151,7 +167,8 @@ class RequestQueue:
         if len(ends_s) < 2:
             return least_s
         interval_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        return min(max(self._counted * interval_s, least_s), most_s)
+        waiting = self._counted + len(self.outside)
+        return min(max(waiting * interval_s, least_s), most_s)
 
     def _count(self, inference: Inference, one: int) -> None:
         """`one`: 1 for a request that begins to wait, -1 for one that stops."""

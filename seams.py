@@ -102,6 +102,15 @@ class ModelLostError(Exception):
     one replaces it (see `Model.lost`), in which every sequence is opened again."""
 
 
+class OpeningError(Exception):
+    """Some sequences cannot be opened, through their own fault; the others were."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        """`reasons`: by sequence."""
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = reasons
+
+
 class Pending(Protocol):
     """An iteration that was started."""
 
@@ -129,7 +138,7 @@ class Model(Protocol):
         the model is back by then; the model's creator wakes the engine when it is back."""
 
     def open(self, new: Sequence[Opening]) -> None:
-        """Adds sequences for the next iterations."""
+        """Adds sequences for the next iterations. Raises OpeningError."""
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Pending:
         """Starts an iteration. `released`: sequences that have ended or lost their blocks since

@@ -65,6 +65,9 @@ class Queue(Protocol):
     def counts(self) -> Mapping[str, int]: ...  # waiting, running
 
     @property
+    def outside(self) -> int: ...  # of the waiting ones, those that were not received yet
+
+    @property
     def busy_since_s(self) -> float | None: ...  # start of the present stretch with work
 
 
@@ -181,7 +184,7 @@ class Stats:
                 "total-elapsed-time": busy_s,
                 "since": window.since_unix_s,
                 "counts": {
-                    "received": window.received,
+                    "received": window.received + queue.outside,
                     "completed": completed,
                     "failed": window.ended["failed"],
                     "cancelled": window.ended["cancelled"],

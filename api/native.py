@@ -7,14 +7,26 @@ work in every mode.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from flask import Blueprint, Response, jsonify, request
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from typing_extensions import TypedDict
 
-from api.http.body import COOLEST, FRESH_SEED_BITS, HOTTEST, read_body
+from api.http.body import read_body
+from api.limits import (
+    COUNT,
+    FRESH_SEED_BITS,
+    SEED,
+    SHARE,
+    TEMPERATURE,
+    Count,
+    Seed,
+    Share,
+    Temperature,
+    mass,
+)
 from api.service import READY, Description, Service
 from api.stream import event, event_stream, pieces
 from figures import Figures
@@ -33,19 +45,15 @@ class InferenceRequest(BaseModel):
     prompt: Annotated[
         InstanceOf[str], Field(min_length=1, description="a string of at least one character")
     ]
-    num_tokens: int = Field(
-        ge=1, description="a whole number from 1 to the model's context less the prompt's tokens"
+    num_tokens: Count = Field(
+        description="a whole number from 1 to the model's context less the prompt's tokens"
     )
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        le=HOTTEST,
-        description=f"0 (greedy) or a number from {COOLEST} to {HOTTEST:.0f}",
-    )
-    top_k: int | None = Field(None, ge=1, description="a whole number from 1 up")
-    top_p: float = Field(1.0, gt=0, le=1, description="a number above 0 and up to 1")
-    seed: int | None = Field(None, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1")
+    temperature: Temperature = Field(1.0, description=TEMPERATURE)
+    top_k: Count | None = Field(None, description=COUNT)
+    top_p: Share = Field(1.0, description=SHARE)
+    seed: Seed | None = Field(None, description=SEED)
     stream: bool = Field(False, description="true or false")
+    model: str | None = Field(None, description="a name of the served model")
     service_class: ServiceClass = Field(
         "immediate", alias="class", description="'immediate' or 'deferred'"
     )
@@ -53,12 +61,14 @@ class InferenceRequest(BaseModel):
         None, gt=0, le=MOST_DEADLINE_S, description=f"seconds, above 0 and up to {MOST_DEADLINE_S}"
     )
 
-    @field_validator("temperature")
-    @classmethod
-    def _not_too_cool(cls, value: float) -> float:
-        if 0 < value < COOLEST:
-            raise ValueError("too small")
-        return value
+    def sampling(self) -> Sampling:
+        """With a fresh seed where none is given."""
+        return Sampling(
+            seed=secrets.randbits(FRESH_SEED_BITS) if self.seed is None else self.seed,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=mass(self.top_p),
+        )
 
 
 class Timing(TypedDict):
@@ -94,24 +104,20 @@ class StatsReset(TypedDict):
     reset: Literal[True]
 
 
-def make_blueprint(service: Service) -> Blueprint:
+def make_blueprint(service: Service, require_served: Callable[[str | None], None]) -> Blueprint:
+    """`require_served`: raises ApiError unless this model is served."""
     blueprint = Blueprint("inference", __name__)
 
     @blueprint.post("/inference")
     def inference() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         wanted = read_body(request, InferenceRequest, service.config.max_body_bytes)
+        require_served(wanted.model)
         service.require_ready()
-        sampling = Sampling(
-            seed=secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed,
-            temperature=wanted.temperature,
-            top_k=wanted.top_k,
-            top_p=wanted.top_p,
-        )
         accepted = Inference(
             service.encode("prompt", wanted.prompt),
             wanted.num_tokens,
-            sampling,
+            wanted.sampling(),
             arrival_s,
             service_class=wanted.service_class,
             deadline_s=wanted.deadline_s,

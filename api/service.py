@@ -10,6 +10,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from api.http.departed import Departures
+from api.http.door import ARRIVED_S
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
 from api.http.keys import presented_owner
 from api.http.logs import belongs_to_request
@@ -57,6 +58,11 @@ class Service:
     clock: Callable[[], float]
     describe: Callable[[], Description]
     texts: Texts | None = None  # kept for --watch-text
+
+    def arrived_s(self) -> float:
+        """When the present request arrived."""
+        at_door_s = ARRIVED_S.get()
+        return self.clock() if at_door_s is None else at_door_s
 
     def encode(self, field: str, text: str) -> list[int]:
         """Raises ApiError for a text that cannot be encoded."""

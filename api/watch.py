@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 from api.http.body import read_body
 from api.http.errors import ApiError, show
+from api.limits import Count, at_most
 from api.service import Service
 from inference import Inference
 from seams import Sampling
@@ -39,7 +40,7 @@ class Played(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: str = Field(min_length=1)
-    num_tokens: int = Field(ge=1)
+    num_tokens: Count
     after_s: float = Field(0.0, ge=0, le=MOST_PLAY_S)
 
 
@@ -47,8 +48,9 @@ class PlayRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     requests: Annotated[
-        list[Played],
+        list[Annotated[Played, at_most(len(Played.model_fields))]],
         Field(
+            fail_fast=True,
             min_length=1,
             max_length=MOST_PLAYED,
             description=f"an array of 1 to {MOST_PLAYED} objects with prompt, num_tokens and "

@@ -29,6 +29,7 @@ from client.client_options import check, parser, workload_of
 from client.experiment import adapted
 from client.load import servers
 from client.load.deferred import JobRun, split
+from client.load.dialects import Native
 from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
@@ -177,12 +178,13 @@ def _default_target() -> str:
 
 def _one(target: Target, args: argparse.Namespace) -> int:
     """The original's single request: the completion on the terminal."""
-    if not target.native:
+    if not isinstance(target.dialect, Native):
         raise SpecError("--prompt works with this project's API only")
     tokens = 10 if args.numtokens is None else args.numtokens
     body: dict[str, Any] = {"prompt": args.prompt, "num_tokens": tokens}
     if args.seed is not None:
         body["seed"] = args.seed
+    body |= target.dialect.options
     try:
         answer = requests.post(
             f"{target.url}/inference",

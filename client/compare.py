@@ -208,7 +208,7 @@ def _limits(
     found: dict[str, float] = {}
     seconds = max(asked.args.calibrate_s * 2 / 3, 6 * calibration.longest_s)
     for contestant in asked.contestants:
-        if any(loss.contestant == contestant.name for loss in losses):
+        if contestant.beside or any(loss.contestant == contestant.name for loss in losses):
             continue
         try:
             limit = knee(contestant, fleet, asked.recipe, seconds) / calibration.capacity

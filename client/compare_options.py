@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from client.analysis.metrics import Objectives, parse_objectives
-from client.analysis.results import MODES
+from client.analysis.results import COMPARED, MODES, NO_WAIT
 from client.client_options import MOST_WORKERS
 from client.contestant import Contestant, server_command
 from client.load.machine import ROOT
@@ -35,10 +35,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--model", help="as for server.sh (default embedded)")
     p.add_argument(
-        "--modes", default=",".join(MODES),
+        "--modes",
         help="modes to start, of nobatch, static, dynamic and dynamic:POLICY (dynamic:tgi); ratios "
-        "refer to the first, and loads are multiples of its rate with one request at a time "
-        "(default %(default)s)",
+        "refer to the first, and loads are multiples of its rate with one request at a time. "
+        "static:nowait starts batches at once (--max-wait-ms 0); beside static it runs at one load "
+        f"(default {','.join(COMPARED)}; with --original {','.join(MODES)})",
     )  # fmt: skip
     p.add_argument(
         "--target", action="append", default=[], metavar="NAME=URL",
@@ -244,11 +245,14 @@ def _loads(text: str) -> tuple[float, ...] | None:
 
 
 def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
-    modes = [m for m in args.modes.split(",") if m]
-    unknown = [m for m in modes if m not in MODES and not m.startswith("dynamic:")]
+    asked = args.modes
+    if asked is None:
+        asked = ",".join(MODES if args.original else COMPARED)
+    modes = [m for m in asked.split(",") if m]
+    unknown = [m for m in modes if m not in COMPARED and not m.startswith("dynamic:")]
     if unknown or len(set(modes)) != len(modes):
         raise SpecError(
-            f"--modes {args.modes!r}: expected some of {', '.join(MODES)} and dynamic:POLICY "
+            f"--modes {asked!r}: expected some of {', '.join(COMPARED)} and dynamic:POLICY "
             "(dynamic:tgi), each once"
         )
     made = [
@@ -262,6 +266,7 @@ def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
             ),
             None,
             records=not any(o.startswith("--record") for o in args.server_options),
+            beside="static" if m == NO_WAIT and "static" in modes else None,
         )
         for m in modes
     ]

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.analysis.results import NO_WAIT
 from client.load import servers
 from client.load.target import Target
 
@@ -15,13 +16,15 @@ from client.load.target import Target
 class Contestant:
     """A mode of our server (``command`` starts it) or a server that already runs (``target``).
 
-    ``records``: it writes its iterations to ``rows-NAME-*.jsonl`` among the logs.
+    ``records``: it writes its iterations to ``rows-NAME-*.jsonl`` among the logs. ``beside``: it is
+    shown beside that contestant, at a single load, with which the other keeps up.
     """
 
     name: str
     command: tuple[str, ...] | None
     target: Target | None
     records: bool = False
+    beside: str | None = None
 
     def launch(
         self,
@@ -55,10 +58,13 @@ class Contestant:
 def server_command(
     mode: str, model: str, options: Sequence[str], *, prefix_caching: bool = False
 ) -> tuple[str, ...]:
-    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy.
-    Without prefix caching a comparison is of scheduling alone; the other modes have none."""
-    mode, _, policy = mode.partition(":")
-    chosen: tuple[str, ...] = ("--policy", policy) if policy else ()
-    if mode == "dynamic":
+    """How one of our modes is started; ``dynamic:tgi`` is the dynamic mode under that policy, and
+    ``static:nowait`` starts a batch at once. Without prefix caching a comparison is of scheduling
+    alone; the other modes have none."""
+    name, _, policy = mode.partition(":")
+    chosen: tuple[str, ...] = ()
+    if name == "dynamic":
+        chosen += ("--policy", policy) if policy else ()
         chosen += ("--prefix-caching", str(prefix_caching).lower())
-    return (str(servers.ROOT / "server.sh"), mode, "--model", model, *chosen, *options)
+    chosen += (*options, *(("--max-wait-ms", "0") if mode == NO_WAIT else ()))
+    return (str(servers.ROOT / "server.sh"), name, "--model", model, *chosen)

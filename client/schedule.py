@@ -50,14 +50,16 @@ class Experiment:
         """Whether it certainly cannot keep up there."""
         return load >= BEYOND * self.limits.get(contestant, math.inf)
 
-    def informative(self, contestant: str, load: float) -> bool:
+    def informative(self, contestant: Contestant, load: float) -> bool:
         """Whether a run is worth its time."""
-        lost = [x for x in self.loads if self.beyond(contestant, x)]
+        lost = [x for x in self.loads if self.beyond(contestant.beside or contestant.name, x)]
+        if contestant.beside is not None:
+            return load == max((x for x in self.loads if x not in lost), default=min(self.loads))
         return load in (*lost[:1], max(self.loads)) or load not in lost
 
     def beyond_all(self, load: float) -> bool:
         """Whether no contestant can keep up there: where their limits are compared."""
-        return all(self.beyond(c.name, load) for c in self.contestants)
+        return all(self.beyond(c.beside or c.name, load) for c in self.contestants)
 
     def window_of(self, load: float) -> float:
         """Longer where limits are compared: a static batch lasts as long as a short run, whose
@@ -79,7 +81,7 @@ def schedule(plan: Experiment) -> list[Job]:
     jobs: list[Job] = []
     for number, seed in enumerate(plan.seeds):
         loads = rng.sample(plan.loads, len(plan.loads))
-        blocks = [_block(plan, names, load, seed) for load in loads]
+        blocks = [_block(plan, load, seed) for load in loads]
         if number % 2:
             blocks = [block[::-1] for block in blocks]
         if plan.together:
@@ -90,9 +92,10 @@ def schedule(plan: Experiment) -> list[Job]:
     return jobs
 
 
-def _block(plan: Experiment, names: Sequence[str], load: float, seed: int) -> list[Job]:
+def _block(plan: Experiment, load: float, seed: int) -> list[Job]:
     """The control first, so that it is as far from its original as any two contestants are."""
-    jobs = [Job(name, load, seed, repeat=False) for name in names if plan.informative(name, load)]
+    there = [c for c in plan.contestants if plan.informative(c, load)]
+    jobs = [Job(c.name, load, seed, repeat=False) for c in there]
     if plan.control is not None and load == max(plan.loads):
         jobs.insert(0, Job(plan.control, load, seed, repeat=True))
     return jobs

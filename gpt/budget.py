@@ -138,7 +138,8 @@ def _in_words(blocks: int, shape: KVShape) -> str:
 def worst_activation_bytes(model: Executor, rows: int) -> int:
     """The memory of an iteration on a CUDA device beside weights, keys and values, measured with
     `rows` prompts of the model's context, the most that a batch can hold. If these do not fit, the
-    batch is halved, as the loop does. Raises KVMemoryError."""
+    batch is halved, as the loop does. The model has no KV memory afterwards. Raises
+    KVMemoryError."""
     while True:
         try:
             return _activation_bytes(model, rows)
@@ -148,6 +149,7 @@ def worst_activation_bytes(model: Executor, rows: int) -> int:
             rows //= 2
         finally:
             model.forget()
+            model.allocate(0)
 
 
 def _activation_bytes(model: Executor, rows: int) -> int:

@@ -10,8 +10,15 @@ import torch
 
 from seams import DeviceLostError, DeviceMemoryError
 
-# how torch's allocator for CPUs words it, on Linux and elsewhere: it has no error type of its own
-CPU_SHORTAGES = ("can't allocate memory", "not enough memory")
+# how those word it that have no error type of their own, in lower case
+SHORTAGES = (
+    "can't allocate memory",  # torch's allocator for CPUs, on Linux
+    "not enough memory",  # and elsewhere
+    "out of memory",  # CUDA, Triton's launcher, NCCL
+    "_status_alloc_failed",  # cuBLAS, cuDNN, cuSPARSE
+    "allocation_failed",  # cuDNN 9
+    "failed to cuda calloc",  # NCCL
+)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -29,7 +36,7 @@ def with_our_errors(method: Method) -> Method:
         except RuntimeError as error:
             if self.device.type == "cuda" and _is_lost(self.device):
                 raise DeviceLostError(str(error).partition("\n")[0]) from error
-            if not any(words in str(error) for words in CPU_SHORTAGES):
+            if not is_shortage(error):
                 raise
             shortage = str(error)
         # not from the error: its traceback would keep the tensors of the failed iteration, while a
@@ -37,6 +44,12 @@ def with_our_errors(method: Method) -> Method:
         raise DeviceMemoryError(shortage)
 
     return cast(Method, translated)
+
+
+def is_shortage(error: RuntimeError) -> bool:
+    """Whether memory was missing, on a CPU or a GPU, so that less work may succeed."""
+    words = str(error).lower()
+    return any(each in words for each in SHORTAGES)
 
 
 def _is_lost(device: torch.device) -> bool:

@@ -45,6 +45,7 @@ class ModelInfo:
     note: str | None
     kernels: dict[str, str]  # what computes the linear layers, by inputs x outputs; none on a GPU
     batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
+    unused_gpu: str | None = None  # why the machine's GPU is not used, and the remedy
 
 
 def count_parameters(network: GPT) -> int:
@@ -218,6 +219,8 @@ class Executor(ABC):
         self.start([Step(0, 0, prompt, True, (0,))], ()).result()
         self.start([Step(0, prompt, 1, True, ())], ()).result()
         self.forget()
+        if self.gpu is not None:
+            self.gpu.warm_up()
 
     # --- seams.Model ------------------------------------------------------------------------
 

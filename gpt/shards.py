@@ -23,7 +23,8 @@ TIMEOUT_S = 600.0  # of a collective, the first one included; heartbeats detect 
 
 
 def join(rendezvous: str, part: Part, device: torch.device) -> None:
-    """Waits for the other ranks at `rendezvous`, HOST:PORT, where rank 0 listens."""
+    """Waits for the other ranks at `rendezvous`, HOST:PORT, where rank 0 listens. A GPU must be the
+    current device."""
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=f"tcp://{rendezvous}",

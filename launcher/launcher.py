@@ -2,6 +2,9 @@
 
 The model server supervises its own shards (`model_server/group.py`): if one dies or hangs, all are
 restarted, while the HTTP server keeps its requests.
+
+If the launcher is killed, the HTTP server drains, and the model server works until it has. Its
+standard input is a pipe that the other two hold open, so it notices the end of both.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 
 from config import Config
 from launcher.config import LauncherConfig
-from launcher.processes import Child, json_line, plain_line
+from launcher.processes import Child, json_line, plain_line, tied
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER, MODEL_SERVER = "server", "model-server"
@@ -44,6 +47,7 @@ class Launcher:
         self._children: dict[str, Child] = {}
         self._ready_once = False
         self._failures = 0
+        self._used_by, self._use = os.pipe()  # of the model server
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -101,7 +105,9 @@ class Launcher:
         return [
             *("-P", "-m", "model_server", "serve", "--listen", address),
             *("--shards", str(config.shards)),
+            *("--end-with-stdin", "true"),
             *(("--rendezvous", met) if config.master_port else ()),
+            *(("--record", model_record(record)) if (record := self.server_config.record) else ()),
         ]
 
     def _server(self, address: str) -> list[str]:
@@ -112,7 +118,11 @@ class Launcher:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         if self.config.hub_cache is not None:
             env["HF_HUB_CACHE"] = self.config.hub_cache
-        child = await Child.start(name, [sys.executable, *args], env, self._say)
+        command = [sys.executable, *args]
+        if name == MODEL_SERVER:
+            child = await Child.start(name, command, env, self._say, stdin=self._used_by)
+        else:
+            child = await Child.start(name, tied(command), env, self._say, holding=[self._use])
         self._children[name] = child
         self._note(f"{name} started, pid {child.pid}")
 
@@ -141,6 +151,12 @@ class Launcher:
 
     def _note(self, text: str) -> None:
         self._say("launcher", text)
+
+
+def model_record(path: str) -> str:
+    """The model server's file beside the server's: each process writes a file of its own."""
+    server = Path(path)
+    return str(server.with_stem(f"{server.stem}-model"))
 
 
 async def is_ready(host: str, port: int) -> bool:

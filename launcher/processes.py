@@ -1,4 +1,4 @@
-"""A child process of the launcher: its log and its end. It never outlives the launcher."""
+"""A child process of the launcher: its log and its end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 MOST_LINE_BYTES = 2**20
-# On Linux a child receives SIGTERM when the launcher dies for any reason, so that servers drain and
-# no process is left. 1 is PR_SET_PDEATHSIG (linux/prctl.h). If the launcher died before that call,
-# it is no longer the parent, and the child ends. This is a separate program, since nothing may run
-# between fork and exec in a process with threads.
+# 1 is PR_SET_PDEATHSIG (linux/prctl.h). If the launcher died before that call, it is no longer the
+# parent, and the child ends. This is a separate program, since nothing may run between fork and
+# exec in a process with threads.
 _TIED = (
     "import ctypes, os, signal, sys;"
     "ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
@@ -24,7 +23,8 @@ _TIED = (
 )
 
 
-def _tied(command: Sequence[str]) -> list[str]:
+def tied(command: Sequence[str]) -> list[str]:
+    """A command whose process receives SIGTERM, on Linux, when the launcher dies for any reason."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
@@ -43,12 +43,21 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, command: Sequence[str], env: Mapping[str, str], log: LogLine
+        cls,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: LogLine,
+        *,
+        stdin: int = asyncio.subprocess.DEVNULL,
+        holding: Sequence[int] = (),
     ) -> Child:
+        """`holding`: file descriptors that the child keeps open."""
         process = await asyncio.create_subprocess_exec(
-            *_tied(command),
+            *command,
             env=env,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=stdin,
+            pass_fds=holding,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,

@@ -5,6 +5,7 @@ and another program must supervise it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -18,8 +19,8 @@ from typing import NoReturn
 from journal import Journal, check_writable
 from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
-from model_server.group import Group, Shard, address_of, cores_each
-from model_server.serving.process import end_with_parent, fail, serve
+from model_server.group import GRACE_S, Group, Shard, address_of, cores_each
+from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
 from model_server.serving.recorded import RecordedModel
 from model_server.serving.service import ModelService, ServedModel
 from model_server.serving.traced import TracedModel
@@ -30,7 +31,6 @@ from tracing import start_tracing
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD_S = 2.0  # to write the last lines of --record
-IN_GROUP = "EB_MODEL_SERVER_IN_GROUP"  # set if standard input comes from the group's process
 
 
 def main(args: Sequence[str]) -> None:
@@ -77,6 +77,8 @@ def watch(config: ServeConfig) -> int:
     group = Group(lambda kv_tokens: shards_of(config, kv_tokens), access, config.model_patience)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: group.stop())
+    if config.end_with_stdin:
+        end_with_parent(GRACE_S + ORPHAN_S)
     return group.run()
 
 
@@ -91,12 +93,13 @@ def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
             config,
             rank=rank,
             listen=listen,
+            end_with_stdin=True,
             addresses=config.addresses or tuple(addresses),
             rendezvous=rendezvous,
             record=None if config.record is None else record_of(config.record, rank),
             kv_memory=config.kv_memory if kv_tokens is None else f"{kv_tokens}tokens",
         )
-        environment = {**os.environ, **own.as_environment(), IN_GROUP: "1"}
+        environment = {**os.environ, **own.as_environment()}
         environment["PYTHONPATH"] = str(ROOT)
         if config.shards > 1:
             environment.setdefault("OMP_NUM_THREADS", cores_each(config.shards))
@@ -121,29 +124,30 @@ def run(config: ServeConfig, rank: int) -> int:
         rank,
         fail,
     )
-    if IN_GROUP in os.environ:
-        end_with_parent()
+    if config.end_with_stdin:
+        end_with_parent(ORPHAN_S)
     name = f"{config.otlp_service_name}.model-server"
     tracing = start_tracing(config.otlp_endpoint, name)
     journal = None
     if config.record is not None:
         facts = {"model": config.model, "mode": config.mode, "rank": rank}
         journal = Journal(Path(config.record), "model server", facts)
-        journal.start()
 
-    def loaded() -> ServedModel:
-        model = load(config, rank)
+    with contextlib.ExitStack() as ending:
+
+        def loaded() -> ServedModel:
+            model = load(config, rank)
+            if tracing is not None:
+                model = TracedModel(model, tracing, rank)
+            if journal is None:
+                return model
+            journal.start()
+            ending.callback(journal.stop, RECORD_S)
+            return RecordedModel(model, journal)
+
         if tracing is not None:
-            model = TracedModel(model, tracing, rank)
-        return model if journal is None else RecordedModel(model, journal)
-
-    try:
+            ending.callback(tracing.close)
         return serve(service, loaded, config.listen, access)
-    finally:
-        if tracing is not None:
-            tracing.close()
-        if journal is not None:
-            journal.stop(RECORD_S)
 
 
 def load(config: ServeConfig, rank: int) -> ServedModel:

@@ -36,7 +36,8 @@ class ServeConfig(Options):
     mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
     """mode of the server that uses the model; determines the layout of its memory"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
-    """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:1 ...; with --shards each rank uses the GPU
+    with its number"""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
     others, on a CPU float32, or int8 if the checkpoint is int8; int8: weights of linear layers in 8
@@ -48,8 +49,8 @@ class ServeConfig(Options):
     """most requests in one iteration; the memory is measured for them; the server may have a lower
     limit"""
     cuda_graphs: bool = MODEL.option(False)
-    """record decode iterations as CUDA graphs, which saves their launches; off until it has run on
-    more GPUs; no effect on a CPU"""
+    """record decode iterations as CUDA graphs, which saves their launches; off by default,
+    since it has never run on a GPU; no effect on a CPU"""
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
 
@@ -85,11 +86,20 @@ class ServeConfig(Options):
     record: str | None = PROCESS.option(None)
     """file to which every iteration is written, with its sequences, as JSON lines; overwritten;
     further shards write beside it (FILE-1); none: no file"""
+    end_with_stdin: bool = PROCESS.option(False)
+    """whether to end when standard input ends: a pipe that all processes which need this one hold
+    open"""
     log_level: Literal["debug", "info", "warning", "error"] = PROCESS.option("info")
     """lowest level that is logged"""
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
+        if self.rank is None and self.shards > 1 and self.device.startswith("cuda:"):
+            raise OptionError(
+                f"--device is {self.device}, and each of --shards ({self.shards}) needs its own "
+                "GPU; allowed: auto, cpu, cuda, which gives each rank the GPU with its number "
+                "(CUDA_VISIBLE_DEVICES chooses and orders the GPUs)"
+            )
         if self.rank is not None:
             if self.rank >= self.shards:
                 raise OptionError(

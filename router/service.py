@@ -70,7 +70,6 @@ async def serve(config: Config) -> None:
         journal = None
         if config.record:
             journal = Journal(Path(config.record), "router", {})
-            journal.start()
         proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics, tracing, journal)
         prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
@@ -93,6 +92,8 @@ async def serve(config: Config) -> None:
         await runner.setup()
         site = web.TCPSite(runner, config.host, config.port, backlog=4096)
         await site.start()
+        if journal is not None:
+            journal.start()
         probing = asyncio.create_task(prober.run())
         probing.add_done_callback(lambda _: stop.set())  # a router that no longer probes is broken
         address = runner.addresses[0]

@@ -92,6 +92,8 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "shortest-first": lambda options: ShortestFirst(options.max_bypass),
 }
 
+IN_ORDER = frozenset({"orca", "tgi", "stall-free"})  # those that admit in order of arrival
+
 
 def make_policy(name: str, options: PolicyOptions) -> Policy:
     """Raises PolicyOptionError."""

@@ -106,6 +106,7 @@ class Info:
     note: str
     kernels: dict[str, str]
     batch_invariant: bool
+    unused_gpu: str | None = None
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ MAY_IMPORT["app"] = set(MAY_IMPORT) - {"client", "router", "launcher", "gunicorn
 # What is not named stands on top, beside the commands.
 FLOORS: dict[str, list[set[str]]] = {
     "api": [
-        {"http", "metrics", "texts"},
+        {"http", "limits", "metrics", "texts"},
         {"service"},
         {"stream"},
         {"openai"},  # its chat templates serve TGI's chat route, too

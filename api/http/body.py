@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from flask import Request
@@ -11,8 +12,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.http.errors import ApiError, explain, show
 
-COOLEST, HOTTEST = 1e-6, 1e6  # temperatures; logits divided by less would overflow
-FRESH_SEED_BITS = 32  # of a drawn seed, which any client's JSON represents exactly
+MOST_UNKNOWN = 8  # unknown fields that an error names
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -24,11 +24,21 @@ def read_body(request: Request, schema: type[Schema], most_bytes: int) -> Schema
 
 def of_schema(data: dict[str, Any], schema: type[Schema]) -> Schema:
     """Raises ApiError."""
+    forbids = schema.model_config.get("extra") == "forbid"  # each unknown field is an error
+    if forbids and len(data) > len(schema.model_fields) + MOST_UNKNOWN:
+        data = _with_few_unknown(data, schema)
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        (name, *_) = error.errors(include_url=False)[0]["loc"]
-        raise ApiError(400, explain(error, schema), param=str(name)) from None
+        found = error.errors(include_url=False, include_context=False)
+        raise ApiError(400, explain(found, schema), param=str(found[0]["loc"][0])) from None
+
+
+def _with_few_unknown(data: dict[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
+    known = {field.alias or name for name, field in schema.model_fields.items()}
+    unknown = [name for name in data if name not in known]
+    left_out = set(islice(unknown, MOST_UNKNOWN, None))
+    return {name: value for name, value in data.items() if name not in left_out}
 
 
 def read_object(request: Request, most_bytes: int) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flask import Flask, Response, jsonify, request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 from werkzeug.exceptions import (
     ClientDisconnected,
@@ -74,11 +75,11 @@ def refusal(error: RefusedError) -> ApiError:
             raise error
 
 
-def explain(error: ValidationError, schema: type[BaseModel]) -> str:
+def explain(errors: Sequence[ErrorDetails], schema: type[BaseModel]) -> str:
     """Says which fields are wrong and what is allowed, from the schema's descriptions."""
     fields = {spec.alias or name: spec for name, spec in schema.model_fields.items()}
     sentences: dict[str, str] = {}  # by field: a union reports each of its members
-    for found in error.errors(include_url=False):
+    for found in errors:
         name = str(found["loc"][0])
         if name in sentences:
             continue

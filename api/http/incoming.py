@@ -11,8 +11,11 @@ import re
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-untyped]
+
+from api.http.errors import ApiError
 
 MOST_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
@@ -24,19 +27,31 @@ _EXPECTS = re.compile(rb"\r\nexpect[ \t]*:[ \t]*100-continue", re.IGNORECASE)
 
 
 class Incoming:
-    """One request after the other. Times are `time.monotonic()`'s; a body of more than
-    `most_body_bytes` is not gathered."""
+    """One request after the other. Times are `time.monotonic()`'s. A body of more than
+    `most_body_bytes` is not gathered, nor that of a request whose head is not admitted."""
 
-    def __init__(self, client: socket.socket, most_body_bytes: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        most_body_bytes: int,
+        deadline_s: float,
+        admits: Callable[[bytes], bool] = lambda head: True,
+    ) -> None:
         self.deadline_s = deadline_s  # of the data that is awaited
         self._client = client
         self._most_body_bytes = most_body_bytes
+        self._admits = admits
         self._received = bytearray()
         self._ended = False  # the client will send no more
         self._forget()
 
     def _forget(self) -> None:
-        self.path = b""  # known with the head
+        self.path = b""  # known with the head, as are the next two
+        self.admitted = True
+        self.gathers_body = False
+        self.held_bytes = 0  # of its body
+        self.missing_bytes = 0  # of a body that is gathered, as far as its length is known
+        self.refusal: ApiError | None = None
         self.whole = False  # head and body are complete
         self.expects = False  # the client waits for "100 Continue" before it sends the body
         self._searched = 0  # bytes in which no head ends
@@ -51,6 +66,14 @@ class Incoming:
     @property
     def has_head(self) -> bool:
         return self._body_at is not None
+
+    def refuse(self, refusal: ApiError) -> None:
+        """The request ends with this error; its body is dropped."""
+        self.refusal = refusal
+        self.whole = False
+        self.held_bytes = 0
+        if self._body_at is not None:
+            del self._received[self._body_at :]
 
     def next(self, read_ahead: bytes) -> None:
         """For the next request on the connection, of which the parser may have read a part."""
@@ -71,17 +94,22 @@ class Incoming:
         assert self._body_at is not None
         here = len(self._received) - self._body_at
         if self._length is None:
+            self.held_bytes = here
             self.whole = self._has_last_chunk()
             too_large = here > self._most_body_bytes
         else:
+            self.held_bytes = min(here, self._length)
             self.whole = here >= self._length
             too_large = self._length > self._most_body_bytes
-        return self.whole or too_large or self._ended
+        gathers = self.admitted and not too_large
+        self.gathers_body = gathers and self._length != 0
+        self.missing_bytes = max(0, (self._length or 0) - here) if gathers else 0
+        return self.whole or not gathers or self._ended
 
     def recv(self, size: int) -> bytes:
         """Like a socket's: first the gathered data, then what arrives until the deadline. Raises
         TimeoutError, and gunicorn's error for a head that is too long."""
-        if not self._received and not self._ended:
+        if not self._received and not self._ended and self.refusal is None:
             return self._wait(size)
         data = bytes(self._received[:size])
         del self._received[:size]
@@ -115,6 +143,7 @@ class Incoming:
             length = _LENGTH.search(self._received, 0, body_at)
             self._length = int(length[1]) if length else 0
         self.expects = _EXPECTS.search(self._received, 0, body_at) is not None
+        self.admitted = self._admits(bytes(self._received[:body_at]))
         return True
 
     def _has_last_chunk(self) -> bool:

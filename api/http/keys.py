@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 
 from flask import Flask, g, request
@@ -13,6 +14,8 @@ from api.http.errors import ApiError
 
 OPEN_PATHS = ("/health", "/watch")
 OPEN_FOLDER = "/watch/page/"
+
+_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer +([^\r\n]*)", re.IGNORECASE)
 
 
 def is_open(path: str) -> bool:
@@ -32,21 +35,30 @@ def presented_owner() -> str:
     return hashlib.sha256(key.encode()).hexdigest() if key else ""
 
 
+def presents_key(head: bytes, keys: Sequence[str]) -> bool:
+    """Whether a request's head has a key, so that its body is gathered; `require_keys` decides."""
+    given = _BEARER.search(head)
+    return given is not None and _is_key(given[1].strip(), keys)
+
+
+def _is_key(given: bytes, keys: Sequence[str]) -> bool:
+    # every key is compared, in constant time, so that the time reveals nothing about them
+    known = [hmac.compare_digest(given, key.encode()) for key in keys]
+    return any(known)
+
+
 def require_keys(app: Flask, keys: Sequence[str]) -> None:
     """Without keys every request is allowed, and so are a browser's preflight requests (OPTIONS),
     which carry none."""
     if not keys:
         return
-    allowed = [key.encode() for key in keys]
 
     @app.before_request
     def check() -> None:
         if is_open(request.path) or request.method == "OPTIONS":
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # every key is compared, in constant time, so that the time reveals nothing about them
-        known = [hmac.compare_digest(given.strip().encode(), key) for key in allowed]
-        if scheme.lower() != "bearer" or not any(known):
+        if scheme.lower() != "bearer" or not _is_key(given.strip().encode(), keys):
             raise ApiError(
                 401,
                 "this server requires a key: Authorization: Bearer KEY, one of --api-key",

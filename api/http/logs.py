@@ -16,6 +16,7 @@ from typing import Any
 
 from flask import Flask, Response, g, has_request_context, request
 
+from api.http.door import ARRIVED_S
 from api.http.errors import show
 from inference import Inference
 from stats import queue_s, ttft_s
@@ -63,7 +64,8 @@ def register_log(app: Flask, clock: Callable[[], float]) -> None:
     def begin() -> None:
         given = request.headers.get(HEADER, "")
         g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
-        g.arrival_s = clock()
+        at_door_s = ARRIVED_S.get()
+        g.arrival_s = clock() if at_door_s is None else at_door_s
 
     @app.after_request
     def finish(response: Response) -> Response:

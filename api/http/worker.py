@@ -3,7 +3,10 @@ runs.
 
 The poller waits for clients: for a request, for the rest of it, and after a response for the
 client's end. So a slow client costs memory and a file but no thread, until its time is over. If
-connections run out, the one that waits longest is closed."""
+connections run out, the one that waits longest is closed; if the bodies of all requests need too
+much memory, or the system refuses a thread, a request gets 503. A probe has threads of its own,
+which do not even wait for a client to read. Requests beyond those that could run soon wait at the
+door (`door.py`)."""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,12 +26,18 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     ThreadWorker,
 )
 
+from api.http.door import ARRIVED_S, GENERATION_PATHS, Door
+from api.http.errors import ApiError
 from api.http.incoming import PIECE_BYTES, Incoming
+from api.http.keys import presents_key
+from api.http.outgoing import Outgoing
+from api.http.refusals import RefusedBody, no_thread, too_much_held
+from api.http.threads import Threads
 
 log = logging.getLogger(__name__)
 
-KEPT_PATHS = frozenset({b"/health", b"/metrics"})
-KEPT_THREADS = 4  # reserved for these
+KEPT_PATHS = (b"/health", b"/metrics")
+KEPT_THREADS = 2  # reserved for each of these, and started at once
 # what a client still sends is read for this long; otherwise it may miss the response
 LINGER_S = 1.0
 SCAN_S = 0.25  # between two searches for passed deadlines
@@ -41,6 +49,10 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     client_timeout_s: float
     most_body_bytes: int
+    most_held_bytes: int  # of all requests, until they are answered
+    keys: Sequence[str]
+    tpool: Threads
+    door: Door[TConn]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -48,10 +60,18 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._waiting: dict[TConn, Callable[[TConn, socket.socket], None]] = {}
         self._scanned_s = 0.0
         self._waste = bytearray(PIECE_BYTES)
+        self._held_bytes = 0
+        self.max_keepalived = self.worker_connections  # of gunicorn's own list, which stays empty
+        self.door = Door()
 
-    def get_thread_pool(self) -> ThreadPoolExecutor:
-        self._kept = ThreadPoolExecutor(KEPT_THREADS)
-        return ThreadPoolExecutor(self.cfg.threads)
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        """gunicorn expects more connections than threads; here, threads may be spare."""
+
+    def get_thread_pool(self) -> Threads:
+        self._kept = {path: Threads(KEPT_THREADS, started=KEPT_THREADS) for path in KEPT_PATHS}
+        self._refusing = Threads(1, started=1)
+        return Threads(self.cfg.threads)
 
     def accept(self, listener: Any) -> None:
         try:
@@ -65,29 +85,81 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: TConn) -> None:
         """A new connection."""
         deadline_s = time.monotonic() + self.client_timeout_s
-        conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s)
+        conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s, self._admits)
+        conn.outgoing = None
+        conn.held_bytes = 0
+        conn.inside = False  # past the door
+        conn.arrived_s = None  # at the door, if it waited there
         conn.parser = get_parser(self.cfg, conn.incoming, conn.client)
         conn.data_ready = True  # once a thread gets it
         self._wait(conn, self._read)
 
+    def _admits(self, head: bytes) -> bool:
+        return not self.keys or presents_key(head, self.keys)
+
+    def _serve(self, conn: TConn) -> None:
+        """In a thread of its own."""
+        stays = False
+        try:
+            stays = bool(self.handle(conn))
+        finally:
+            self.method_queue.defer(self._finish, conn, stays)
+
+    def handle(self, conn: TConn) -> object:
+        incoming = conn.incoming
+        if incoming.refusal is None and incoming.path not in self._kept:
+            return super().handle(conn)
+        client = conn.sock
+        conn.sock = conn.outgoing = Outgoing(client)
+        try:
+            return super().handle(conn)
+        finally:
+            conn.sock = client
+
     def handle_request(self, request: Any, conn: TConn) -> object:
-        if conn.incoming.whole:
-            request._expected_100_continue = False  # it was sent
-        else:  # the beginning of the next request is unknown
+        incoming = conn.incoming
+        if incoming.whole or not incoming.admitted or incoming.refusal is not None:
+            request._expected_100_continue = False  # it was sent, or the body is not wanted
+        if not incoming.whole:  # the beginning of the next request is unknown
             request.force_close()
+        if incoming.refusal is not None:
+            request.body = RefusedBody(incoming.refusal)
+        ARRIVED_S.set(conn.arrived_s)
         return super().handle_request(request, conn)
 
     def _keepalive_after(self, conn: TConn, keepalive: object) -> bool:
         """Drops the part of a complete body that the application did not read."""
         return bool(keepalive and conn.parser.finish_body())
 
-    def finish_request(self, conn: TConn, handled: Future[object]) -> None:
+    def _finish(self, conn: TConn, stays: bool) -> None:
+        self.door.inside -= conn.inside
+        conn.inside, conn.arrived_s = False, None
+        self._open()
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
-            self.nr_conns -= 1
+            self._forget(conn)
+        elif conn.outgoing is None or conn.outgoing.whole:
+            self._settle(conn, stays)
+        else:
+            conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
+            self._wait(conn, partial(self._write, stays), selectors.EVENT_WRITE)
+
+    def _write(self, stays: bool, conn: TConn, _client: socket.socket) -> None:
+        try:
+            conn.outgoing.flush()
+        except OSError:  # the client is gone
+            self._drop(conn)
             return
+        if conn.outgoing.whole:
+            self._wake(conn)
+            self._settle(conn, stays)
+
+    def _settle(self, conn: TConn, stays: bool) -> None:
+        """The response was sent: the connection waits for the next request, or ends."""
+        conn.outgoing = None
         now_s = time.monotonic()
-        if not handled.cancelled() and handled.exception() is None and handled.result():
+        if stays:
             conn.incoming.next(conn.parser.unreader.take_buffered())
+            self._count(conn)
             idle_s = self.cfg.keepalive if self.alive else STOP_KEEPALIVE_LINGER
             conn.incoming.deadline_s = now_s + (
                 self.client_timeout_s if conn.incoming.begun else idle_s
@@ -102,10 +174,15 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             except OSError:  # it is gone
                 self._drop(conn)
 
-    def _wait(self, conn: TConn, readable: Callable[[TConn, socket.socket], None]) -> None:
+    def _wait(
+        self,
+        conn: TConn,
+        ready: Callable[[TConn, socket.socket], None],
+        events: int = selectors.EVENT_READ,
+    ) -> None:
         conn.sock.setblocking(False)
-        self._waiting[conn] = readable
-        self.poller.register(conn.sock, selectors.EVENT_READ, partial(readable, conn))
+        self._waiting[conn] = ready
+        self.poller.register(conn.sock, events, partial(ready, conn))
 
     def _read(self, conn: TConn, client: socket.socket) -> None:
         try:
@@ -123,24 +200,83 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._go_on(conn)
 
     def _go_on(self, conn: TConn) -> None:
-        """Gives a thread to a request that is ready."""
+        """Gives a thread to a request that is ready, or will not be."""
         incoming = conn.incoming
         if not incoming.begun:
             return
-        if incoming.is_ready():
-            self._hand_over(conn)
+        ready = incoming.is_ready()
+        self._count(conn)
+        held_bytes = self._held_bytes + incoming.missing_bytes
+        if incoming.gathers_body and held_bytes > self.most_held_bytes:
+            self._refuse(conn, too_much_held())
+            ready = True
+        if ready:
+            self._let_in(conn)
         elif incoming.expects:
             incoming.expects = False
             with contextlib.suppress(OSError):  # the client continues without it after a while
                 conn.sock.send(CONTINUE)
 
-    def _hand_over(self, conn: TConn) -> None:
+    def _let_in(self, conn: TConn) -> None:
+        incoming = conn.incoming
+        waits = incoming.whole and incoming.admitted and incoming.refusal is None
+        if waits and incoming.path in GENERATION_PATHS:
+            if self.door.must_wait():
+                if (refusal := self.door.why_not()) is None:
+                    self._wake(conn)
+                    self.door.wait(conn)
+                    self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._stir, conn))
+                    return
+                self._refuse(conn, refusal)
+            else:
+                self.door.enter()
+                conn.inside = True
         self._wake(conn)
-        threads = self._kept if conn.incoming.path in KEPT_PATHS else self.tpool
-        handled = threads.submit(self.handle, conn)
-        handled.add_done_callback(
-            lambda done: self.method_queue.defer(self.finish_request, conn, done)
-        )
+        self._hand_over(conn)
+
+    def _stir(self, conn: TConn, client: socket.socket) -> None:
+        """A client at the door leaves, or sends its next request early."""
+        if conn not in self.door.outside:  # it entered by an event that was handled just before
+            return
+        self.poller.unregister(client)
+        try:
+            gone = not client.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            gone = False
+        except OSError:
+            gone = True
+        if gone:
+            self.door.leave(conn)
+            self._forget(conn)
+            conn.close()
+
+    def _open(self) -> None:
+        while (one := self.door.next()) is not None:
+            conn, arrived_s = one
+            conn.inside, conn.arrived_s = True, arrived_s
+            with contextlib.suppress(KeyError):  # it sent more
+                self.poller.unregister(conn.sock)
+            self._hand_over(conn)
+
+    def _hand_over(self, conn: TConn) -> None:
+        if conn.incoming.refusal is None:
+            threads = self._kept.get(conn.incoming.path, self.tpool)
+            try:
+                threads.submit(partial(self._serve, conn))
+                return
+            except RuntimeError as error:
+                log.warning("a request is refused: %s", error)
+                self._refuse(conn, no_thread())
+        self._refusing.submit(partial(self._serve, conn))
+
+    def _refuse(self, conn: TConn, refusal: ApiError) -> None:
+        conn.incoming.refuse(refusal)
+        self._count(conn)
+
+    def _count(self, conn: TConn) -> None:
+        """A body is counted until its request is answered."""
+        self._held_bytes += conn.incoming.held_bytes - conn.held_bytes
+        conn.held_bytes = conn.incoming.held_bytes
 
     def _discard(self, conn: TConn, client: socket.socket) -> None:
         """A client that writes its whole request before it reads sees the response only if its data
@@ -160,15 +296,20 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
 
     def _drop(self, conn: TConn) -> None:
         self._wake(conn)
-        self.nr_conns -= 1
+        self._forget(conn)
         conn.close()
+
+    def _forget(self, conn: TConn) -> None:
+        self.nr_conns -= 1
+        self._held_bytes -= conn.held_bytes
 
     def _drop_oldest(self) -> None:
         if self._waiting:
             self._drop(next(iter(self._waiting)))
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if self._waiting else timeout)
+        waiting = self._waiting or self.door.outside
+        super().wait_for_and_dispatch_events(min(timeout, SCAN_S) if waiting else timeout)
 
     def murder_pending(self) -> None:
         """gunicorn's loop calls it after all events: ends connections that have waited too long."""
@@ -176,10 +317,12 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         if now_s < self._scanned_s + SCAN_S:
             return
         self._scanned_s = now_s
-        for conn, readable in list(self._waiting.items()):
+        self._open()
+        for conn, ready in list(self._waiting.items()):
             if conn.incoming.deadline_s > now_s:
                 continue
-            if readable == self._read and conn.incoming.has_head:
+            if ready == self._read and conn.incoming.has_head:
+                self._wake(conn)
                 self._hand_over(conn)  # its handler reports that the body did not arrive in time
             else:
                 self._drop(conn)

@@ -23,6 +23,7 @@ from api.jobs.store import (
     register_store_errors,
     whole,
 )
+from api.limits import at_most
 from api.service import Service
 from deferred.jobs import Jobs
 from deferred.lines import ENDPOINTS
@@ -58,6 +59,7 @@ class BatchRequest(BaseModel):
                 Annotated[str, Field(max_length=MOST_VALUE)],
             ],
             Field(max_length=MOST_PAIRS),
+            at_most(MOST_PAIRS),
         ]
         | None
     ) = Field(
@@ -65,7 +67,9 @@ class BatchRequest(BaseModel):
         description=f"an object of up to {MOST_PAIRS} strings of up to {MOST_VALUE} characters, "
         f"with keys of up to {MOST_KEY}",
     )
-    output_expires_after: ExpiresAfter | None = Field(None, description=EXPIRY)
+    output_expires_after: Annotated[ExpiresAfter, at_most(MOST_PAIRS)] | None = Field(
+        None, description=EXPIRY
+    )
 
     @field_validator("completion_window")
     @classmethod

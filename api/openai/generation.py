@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 
-from api.http.body import FRESH_SEED_BITS
 from api.http.errors import ApiError, show
+from api.limits import FRESH_SEED_BITS
 from api.openai.answers import Answer, ChatForm, CompletionForm, Form, usage
 from api.openai.chat import ChatTemplate, ConversationError
 from api.openai.choices import Choice, Segment, segments

@@ -95,12 +95,12 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
 
     @blueprint.post("/completions")
     def completions() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         return calls.completion(read_object(request, most_bytes), arrival_s)
 
     @blueprint.post("/chat/completions")
     def chat() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         return calls.chat(read_object(request, most_bytes), arrival_s)
 
     return blueprint

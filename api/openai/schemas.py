@@ -10,23 +10,44 @@ import hashlib
 from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
-from api.http.body import COOLEST
+from api.limits import (
+    COUNT,
+    MOST,
+    MOST_BIAS,
+    PENALTY,
+    RATE,
+    SEED,
+    SHARE,
+    TEMPERATURE,
+    TOP_LOGPROBS,
+    Bias,
+    Count,
+    CountOrZero,
+    Penalty,
+    Rate,
+    Seed,
+    Share,
+    Temperature,
+    TopLogprobs,
+    at_most,
+    mass,
+)
 from seams import Sampling, ServiceClass
 
 MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4
 MOST_STOP_TOKENS = 256
-MOST_TOP_LOGPROBS = 20
 MOST_BIASES = 1024
+MOST_PROMPTS = 16_384  # --max-waiting allows no more
+MOST_MESSAGES = 4096  # the parts of their contents included
 DEFAULT_COMPLETION_TOKENS = 16
-SMALLEST_TOP_P = 1e-9  # OpenAI allows 0: the best token alone
 
 # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
 Text = InstanceOf[str]
 Filled = Annotated[Text, Field(min_length=1)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+TokenIds = Annotated[list[CountOrZero], Field(min_length=1, fail_fast=True)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -54,38 +75,33 @@ class GenerationRequest(BaseModel):
     n: int | None = Field(
         None, ge=1, le=MOST_CHOICES, description=f"a whole number from 1 to {MOST_CHOICES}"
     )
-    stop: Filled | Annotated[list[Filled], Field(max_length=MOST_STOPS)] | None = Field(
-        None, description=f"a string, or an array of up to {MOST_STOPS} strings; none of them empty"
+    stop: Filled | Annotated[list[Filled], Field(max_length=MOST_STOPS, fail_fast=True)] | None = (
+        Field(
+            None,
+            description=f"a string, or an array of up to {MOST_STOPS} strings; none of them empty",
+        )
     )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description=f"0 (greedy) or a number from {COOLEST} to 2"
+    temperature: Temperature | None = Field(None, description=TEMPERATURE)
+    top_p: Share | None = Field(None, description=SHARE)
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = Field(
+        None, description=f"{COUNT}; 0 or -1: no limit"
     )
-    top_p: float | None = Field(None, ge=0, le=1, description="a number from 0 to 1")
-    top_k: int | None = Field(
-        None, ge=-1, description="a whole number from 1 up; 0 or -1: no limit"
-    )
-    min_p: float | None = Field(None, ge=0, le=1, description="a number from 0 to 1")
-    seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="a whole number from -2**63 to 2**63 - 1"
-    )
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=10, description="a number above 0 and up to 10"
-    )
+    min_p: Share | None = Field(None, description=SHARE)
+    seed: Seed | None = Field(None, description=SEED)
+    presence_penalty: Penalty | None = Field(None, description=PENALTY)
+    frequency_penalty: Penalty | None = Field(None, description=PENALTY)
+    repetition_penalty: Rate | None = Field(None, description=RATE)
     logit_bias: (
         Annotated[
-            dict[
-                Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
-                Annotated[float, Field(ge=-100, le=100)],
-            ],
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias],
             Field(max_length=MOST_BIASES),
+            at_most(MOST_BIASES),
         ]
         | None
     ) = Field(
         None,
-        description=f"an object of up to {MOST_BIASES} token ids, each with a number from -100 "
-        "to 100",
+        description=f"an object of up to {MOST_BIASES} token ids, each with a number from "
+        f"-{MOST_BIAS:.0f} to {MOST_BIAS:.0f}",
     )
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(
@@ -96,11 +112,11 @@ class GenerationRequest(BaseModel):
     )
     ignore_eos: bool | None = Field(None, description="true or false")
     stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_STOP_TOKENS)] | None
+        Annotated[list[CountOrZero], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] | None
     ) = Field(None, description=f"an array of up to {MOST_STOP_TOKENS} token ids")
 
-    min_tokens: int | None = Field(
-        None, ge=0, description="a whole number from 0 to the tokens that may be generated"
+    min_tokens: CountOrZero | None = Field(
+        None, description="a whole number from 0 to the tokens that may be generated"
     )
 
     # vLLM's, which would change the answer
@@ -109,13 +125,6 @@ class GenerationRequest(BaseModel):
     guided_choice: None = _left_out()
     guided_grammar: None = _left_out()
     structured_outputs: None = _left_out()
-
-    @field_validator("temperature")
-    @classmethod
-    def _not_too_cool(cls, value: float | None) -> float | None:
-        if value is not None and 0 < value < COOLEST:
-            raise ValueError("too small")
-        return value
 
     @property
     def choices(self) -> int:
@@ -143,7 +152,7 @@ class GenerationRequest(BaseModel):
             seed=seed,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k if self.top_k and self.top_k > 0 else None,
-            top_p=1.0 if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
+            top_p=1.0 if self.top_p is None else mass(self.top_p),
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,
@@ -161,24 +170,19 @@ class GenerationRequest(BaseModel):
 class CompletionRequest(GenerationRequest):
     prompt: (
         Filled
-        | Annotated[list[Filled], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Filled], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     ) = Field(
         description="a string, an array of strings, of token ids, or of arrays of token ids; "
-        "none of them empty"
+        f"none of them empty, and at most {MOST_PROMPTS} strings or arrays"
     )
-    max_tokens: int | None = Field(None, ge=0, description="a whole number from 0 up")
-    best_of: int | None = Field(
-        None, ge=1, description="left out or the same as 'n': more are not supported"
+    max_tokens: CountOrZero | None = Field(None, description=f"a whole number from 0 to {MOST}")
+    best_of: Count | None = Field(
+        None, description="left out or the same as 'n': more are not supported"
     )
     echo: bool | None = Field(None, description="true or false")
-    logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MOST_TOP_LOGPROBS,
-        description=f"a whole number from 0 to {MOST_TOP_LOGPROBS}",
-    )
+    logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
     suffix: Literal[""] | None = _left_out()
 
     @property
@@ -201,7 +205,7 @@ class TextPart(BaseModel):
 
 class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
     name: Text | None = None
     tool_calls: Nothing | None = None
     function_call: None = None
@@ -219,25 +223,36 @@ class Message(BaseModel):
         return {"role": role, "content": self.text, **named}
 
 
+def _few_messages(value: Any) -> Any:
+    """Counts before anything is checked: 1 MiB of short parts would hold the interpreter's lock for
+    a third of a second."""
+    messages = value if isinstance(value, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if len(messages) + parts > MOST_MESSAGES:
+        raise ValueError("too many messages")
+    return value
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, fail_fast=True), BeforeValidator(_few_messages)
+]
+MESSAGES = f"an array of 1 to {MOST_MESSAGES} messages, the parts of their contents included"
+
+
 class ChatRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] = Field(
-        description="an array of at least one message: role ('system', 'developer', 'user' or "
-        "'assistant') and content (a string or an array of parts of type 'text'); tools are not "
-        "supported"
+    messages: Messages = Field(
+        description=f"{MESSAGES}: role ('system', 'developer', 'user' or 'assistant') and content "
+        "(a string or an array of parts of type 'text'); tools are not supported"
     )
-    max_tokens: int | None = Field(None, ge=1, description="a whole number from 1 up")
-    max_completion_tokens: int | None = Field(None, ge=1, description="a whole number from 1 up")
+    max_tokens: Count | None = Field(None, description=COUNT)
+    max_completion_tokens: Count | None = Field(None, description=COUNT)
     logprobs: bool | None = Field(None, description="true or false")
-    top_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MOST_TOP_LOGPROBS,
-        description=f"a whole number from 0 to {MOST_TOP_LOGPROBS}",
-    )
+    top_logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
     response_format: TextFormat | None = Field(
         None, description="left out or {'type': 'text'}: no other format is supported"
     )
-    modalities: list[Literal["text"]] | None = Field(
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = Field(
         None, description="left out or ['text']: no other is supported"
     )
     tools: Nothing | None = _left_out()

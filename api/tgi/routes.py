@@ -59,25 +59,25 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
 
     @blueprint.post("/generate")
     def generate() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
         return whole([wanted.inputs], wanted.asked, arrival_s, as_list=False)
 
     @blueprint.post("/generate_stream")
     def generate_stream() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         wanted = parse(read_object(request, config.max_body_bytes), GenerateRequest)
         return streamed(wanted.inputs, wanted.asked, arrival_s)
 
     @blueprint.post("/")
     def compat() -> Response:
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         return compatible(read_object(request, config.max_body_bytes), arrival_s)
 
     @blueprint.post("/invocations")
     def invocations() -> Response:
         """SageMaker's only path: the fields decide which request it is."""
-        arrival_s = service.clock()
+        arrival_s = service.arrived_s()
         data = read_object(request, config.max_body_bytes)
         if "inputs" in data:
             return compatible(data, arrival_s)

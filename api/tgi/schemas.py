@@ -7,6 +7,7 @@ Names, defaults and messages follow text-generation-inference's router (`router/
 from __future__ import annotations
 
 import functools
+import heapq
 import logging
 import secrets
 from collections.abc import Sequence
@@ -14,8 +15,20 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
-from api.http.body import COOLEST, FRESH_SEED_BITS, HOTTEST
 from api.http.errors import ApiError, show
+from api.limits import (
+    COOLEST,
+    FRESH_SEED_BITS,
+    HOTTEST,
+    LEAST_RATE,
+    MOST,
+    MOST_PENALTY,
+    MOST_RATE,
+    SEED,
+    CountOrZero,
+    Seed,
+    mass,
+)
 from config import Config
 from seams import Sampling
 
@@ -23,12 +36,13 @@ log = logging.getLogger(__name__)
 
 NOT_OFFERED = ("watermark", "grammar", "adapter_id")
 UNKNOWN_TOLD = 256  # names of unknown fields that are logged, each once
+MOST_UNKNOWN = 8  # of them that a request may have logged
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
 Text = InstanceOf[str]
-Size = Annotated[int, Field(ge=0, lt=2**64)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
 
 
 class Parameters(BaseModel):
@@ -36,7 +50,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-    best_of: Size | None = Field(None, description="a whole number from 1 up")
+    best_of: CountOrZero | None = Field(None, description="a whole number from 1 up")
     temperature: float | None = Field(None, description="a number above 0")
     repetition_penalty: float | None = Field(None, description="a number above 0")
     frequency_penalty: float | None = Field(None, description="a number from -2 to 2")
@@ -46,12 +60,12 @@ class Parameters(BaseModel):
     do_sample: bool | None = Field(None, description="true or false")
     max_new_tokens: int | None = Field(None, description="a whole number from 1 up")
     return_full_text: bool | None = Field(None, description="true or false")
-    stop: list[Text] | None = Field(None, description="an array of strings")
+    stop: Texts | None = Field(None, description="an array of strings")
     truncate: int | None = Field(None, description="a whole number from 1 up")
     details: bool | None = Field(None, description="true or false")
     decoder_input_details: bool | None = Field(None, description="true or false")
-    seed: Size | None = Field(None, description="a whole number from 0 to 2**64 - 1")
-    top_n_tokens: Size | None = Field(None, description="a whole number from 0 up")
+    seed: Seed | None = Field(None, description=SEED)
+    top_n_tokens: CountOrZero | None = Field(None, description="a whole number from 0 up")
     watermark: Any = Field(None, description="not supported")
     grammar: Any = Field(None, description="not supported")
     adapter_id: Any = Field(None, description="not supported")
@@ -81,7 +95,7 @@ class GenerateRequest(_Request):
 class CompatRequest(_Request):
     """`POST /`: also several texts, and the choice of a stream."""
 
-    inputs: Text | list[Text] = Field(description="a string or an array of strings")
+    inputs: Text | Texts = Field(description="a string or an array of strings")
     stream: bool | None = Field(None, description="true or false")
 
 
@@ -98,7 +112,7 @@ def parse(data: dict[str, Any], schema: type[Schema]) -> Schema:
     unknown = (data.keys() - schema.model_fields.keys()) | (
         inner.keys() - Parameters.model_fields.keys() if isinstance(inner, dict) else set()
     )
-    for name in sorted(unknown)[:8]:
+    for name in heapq.nsmallest(MOST_UNKNOWN, unknown):
         _tell_unknown(name[:60])
     try:
         return schema.model_validate(data)
@@ -113,7 +127,7 @@ def _tell_unknown(name: str) -> None:
 
 def _explain(error: ValidationError, schema: type[BaseModel]) -> Sequence[str]:
     sentences = {}
-    for found in error.errors(include_url=False):
+    for found in error.errors(include_url=False, include_context=False):
         path = [str(part) for part in found["loc"]]
         inner = path[0] == "parameters" and len(path) > 1
         name = path[1] if inner else path[0]
@@ -164,15 +178,18 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
 
 
 def _check_numbers(asked: Parameters) -> None:
-    for name in ("temperature", "repetition_penalty"):
+    for name, least, most in (
+        ("temperature", COOLEST, HOTTEST),
+        ("repetition_penalty", LEAST_RATE, MOST_RATE),
+    ):
         value = getattr(asked, name)
         if value is not None and value <= 0:
             raise InvalidError(f"`{name}` must be strictly positive")
-        if value is not None and not COOLEST <= value <= HOTTEST:
-            raise InvalidError(f"`{name}` must be >= {COOLEST} and <= {HOTTEST:.0f}")
+        if value is not None and not least <= value <= most:
+            raise InvalidError(f"`{name}` must be >= {least} and <= {most:.0f}")
     penalty = asked.frequency_penalty
-    if penalty is not None and not -2 <= penalty <= 2:
-        raise InvalidError("`frequency_penalty` must be >= -2.0 and <= 2.0")
+    if penalty is not None and not -MOST_PENALTY <= penalty <= MOST_PENALTY:
+        raise InvalidError(f"`frequency_penalty` must be >= -{MOST_PENALTY} and <= {MOST_PENALTY}")
     for name in ("top_p", "typical_p"):
         value = getattr(asked, name)
         if value is not None and not 0 < value < 1:
@@ -181,6 +198,8 @@ def _check_numbers(asked: Parameters) -> None:
         value = getattr(asked, name)
         if value is not None and value <= 0:
             raise InvalidError(f"`{name}` must be strictly positive")
+        if value is not None and value > MOST:
+            raise InvalidError(f"`{name}` must be <= {MOST}. Given: {_number(value)}")
 
 
 def _number(value: int) -> str:
@@ -218,8 +237,8 @@ def sampling_of(asked: Parameters, logprobs: int | None) -> Sampling:
         seed=secrets.randbits(FRESH_SEED_BITS) if asked.seed is None else asked.seed,
         temperature=temperature if drawn else 0.0,
         top_k=asked.top_k,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        typical_p=1.0 if asked.typical_p is None else asked.typical_p,
+        top_p=1.0 if asked.top_p is None else mass(asked.top_p),
+        typical_p=1.0 if asked.typical_p is None else mass(asked.typical_p),
         repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         frequency_penalty=asked.frequency_penalty or 0.0,
         logprobs=logprobs,

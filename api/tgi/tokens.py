@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
+from api.limits import CountOrZero
 from api.openai.generation import Generations
 from api.openai.routes import with_openai_errors
-from api.openai.schemas import ChatRequest, Message, Text
+from api.openai.schemas import MESSAGES, ChatRequest, Messages, Text
 from api.service import Service
 from api.tgi.schemas import GenerateRequest, parse
 from text import Detokenizer, Tokenizer
@@ -49,7 +50,7 @@ class TokenizeText(_TokenizeRequest):
 
 
 class TokenizeChat(_TokenizeRequest):
-    messages: list[Message] = Field(min_length=1, description="an array of at least one message")
+    messages: Messages = Field(description=MESSAGES)
     add_generation_prompt: bool | None = Field(None, description="true or false")
     continue_final_message: Literal[False] | None = Field(
         None, description="left out: it is not supported"
@@ -67,9 +68,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: Text | None = Field(None, description="a string, see /v1/models")
-    tokens: list[Annotated[int, Field(ge=0)]] = Field(
-        fail_fast=True, description="an array of token ids"
-    )
+    tokens: list[CountOrZero] = Field(fail_fast=True, description="an array of token ids")
 
 
 class Prompt(TypedDict):

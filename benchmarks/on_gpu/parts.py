@@ -23,7 +23,9 @@ from benchmarks.on_gpu.points import (
 from benchmarks.on_gpu.timing import launches_of, synchronisations_of, timed
 from benchmarks.on_gpu.work import FEWEST_REQUESTS, POLICIES, Asked, Decoding, Models
 from generate.modes import Mode
-from gpt.gpu.selfcheck import Heads, why_not
+from gpt.gpu import selfcheck
+from gpt.gpu.choice import resolve_device
+from gpt.gpu.comparison import Heads
 from seams import Opening, Sampling, Step
 
 Tell = Callable[[Point], None]
@@ -45,11 +47,9 @@ OWN_HEADS = "attention, the model's own shape"
 
 
 def find_device(name: str) -> torch.device:
-    """With an index, on which Triton launches from then on."""
-    device = torch.device(name)
+    """With an index, on which Triton launches from then on. Raises gpt.gpu.choice.DeviceError."""
+    device = resolve_device(name).device
     if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     return device
 
@@ -86,10 +86,12 @@ def check(asked: Asked, tell: Tell) -> None:
     heads = Models(asked).heads
     for one in [heads] if asked.tiny else [heads, *SELF_CHECKED]:
         start_s = time.monotonic()
-        found = why_not(asked.device, one) or "agrees"
+        found = selfcheck.check(asked.device, one)
         shape = f"{one.heads}:{one.kv_heads} heads of {one.head_dim}, {one.dtype}"
         name = OWN_HEADS if one is heads else f"attention, {shape}"
-        tell(Check(name, found, time.monotonic() - start_s))
+        tell(Check(name, found.kernel or "agrees", time.monotonic() - start_s))
+        if asked.on_gpu and found.kernel is None:
+            tell(Check(f"{name}, replayed as a graph", found.graphs or "agrees", 0.0))
 
 
 def bandwidth(asked: Asked, tell: Tell) -> None:

@@ -13,8 +13,8 @@ from generate.modes import Mode
 from gpt.cache import KVPool, KVShape
 from gpt.checkpoint import SHAPES, random_network
 from gpt.executor import Executor
+from gpt.gpu.comparison import Heads
 from gpt.gpu.device import Device
-from gpt.gpu.selfcheck import Heads
 from gpt.network import GPT, GPTConfig, init_weights
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
 from scheduling.policies.nobatch import NoBatch

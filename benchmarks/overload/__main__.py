@@ -5,7 +5,7 @@
 Each mode's server is measured alone. Its limit comes from a closed loop of 64 users, as in
 `./compare.sh`. Then runs at multiples of that limit alternate; the last load is the highest one of
 a comparison, so for nobatch it is 13 to 16 times the limit. Ratios are relative to the first load:
-geometric means over the rounds, which go on until the 95 % interval is within 3 %.
+geometric means over the rounds, of which there are more until the 95 % interval is within 3 %.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ and a remedy, and the others stand. Pure functions."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from client.analysis.backlog import UNDONE, Backlog, backlog, keeping_up
 from client.analysis.metrics import Measured
-from client.analysis.statistics import PERCENTILES, percentile
+from client.analysis.statistics import PERCENTILES, Floats, percentile, ranked
 from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
@@ -74,7 +74,7 @@ def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Ver
     keeping = keeping_up([found])
     gates = [
         _answered(run, measured),
-        lag_gate([measured]),
+        lag_gate([measured], ranked),
         _little(run),
         _tokens(run, server_tokens),
         _lengths(run),
@@ -105,11 +105,14 @@ def _answered(run: Run, m: Measured) -> Gate:
     return Gate("answers", found, INVALID_CLIENT if lost else VALID)
 
 
-def lag_gate(runs: Sequence[Measured]) -> Gate:
+def lag_gate(
+    runs: Sequence[Measured], shown: Callable[[Floats, float], float | None] = percentile
+) -> Gate:
     """The figures that the client's own lateness invalidates, in one run or all runs of a load.
 
     A percentile of less than five times the same percentile of the lag; goodput that differs when
-    counted from the send; throughput if the load was not the intended one.
+    counted from the send; throughput if the load was not the intended one. ``shown`` gives a
+    percentile, None where it is not shown.
     """
     lag = np.concatenate([m.lag for m in runs])
     if not lag.size:
@@ -121,7 +124,7 @@ def lag_gate(runs: Sequence[Measured]) -> Gate:
     for name, share in (("ttft", 1.0), ("e2e", 1.0), ("itl", 1.0), ("tpot", 1 / max(tokens, 1))):
         values = np.concatenate([m.latencies[name] for m in runs])
         for p in PERCENTILES:
-            value = percentile(values, p)
+            value = shown(values, p)
             if value is not None and value < LAGS * late[p] * share:
                 voids.append(_late(f"{name}_p{p}", f"{late[p] * 1e3:.3g} ms late at p{p}"))
     shares = [(m.attained, m.attained_sent) for m in runs]

@@ -1,26 +1,40 @@
-"""What a comparison states first: capacity, throughput at saturation, latency where both keep up.
+"""What a comparison states first: throughput at the limit, latency where both keep up, capacity.
 
 Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
-reflect the length of the run. So each figure is compared where it has a meaning. Pure.
+reflect the length of the run. So each figure is compared where it has a meaning. An overloaded
+server may deliver less than it can, so each contestant's throughput counts at the load where it
+delivers most. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+
+import numpy as np
 
 from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Objectives
-from client.analysis.results import AtSaturation, Bracket, Headline, Pair, Result
-from client.analysis.statistics import Interval
-from client.analysis.summary import Point, by_seed, final, paired, verdict_of, whole
+from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
+from client.analysis.statistics import Interval, best_ratio
+from client.analysis.summary import (
+    Point,
+    by_seed,
+    figures,
+    final,
+    names_of,
+    paired,
+    verdict_of,
+    whole,
+)
 
 
 def headline(
     results: Sequence[Result], points: Sequence[Point], objectives: Objectives, share: float
 ) -> Headline:
     """``points`` in the order of the table: each contestant is compared with those before it."""
-    names = list(dict.fromkeys(p.contestant for p in points))
+    names = names_of(points)
     loads = sorted({p.load for p in points})
     table = {(p.contestant, p.load): p for p in points}
     every = whole(results)
@@ -29,7 +43,7 @@ def headline(
         for load in loads
         for over, of in combinations(names, 2)
         if (mine := table.get((of, load))) and (base := table.get((over, load)))
-        if mine.verdict == base.verdict
+        if mine.verdict == base.verdict == VALID
     ]
     again = [r for r in every if r.repeat]
     controls = [
@@ -38,18 +52,69 @@ def headline(
         if (second := by_seed(again, point.contestant, point.load))
         if verdict_of([r for runs in second.values() for r in runs])[0] == point.verdict
     ]
+    tried = {name: _tried(name, points, every) for name in names}
+    limits = [
+        limit
+        for name in names
+        if (name, loads[-1]) in table  # one that ran at a single load has no choice
+        if (limit := _limit(name, points, tried[name], every))
+    ]
+    ratios = [
+        LimitRatio(of.contestant, over.contestant, ratio)
+        for over, of in combinations(limits, 2)
+        if (ratio := _limit_ratio(tried[of.contestant], tried[over.contestant]))
+    ]
     return Headline(
         objectives,
         share,
         tuple(_bracket(name, points, share) for name in names),
-        tuple(
-            AtSaturation(p.contestant, p.load, p.throughput)
-            for name in names
-            if (p := _last_saturated(name, points)) is not None
-        ),
+        tuple(limits),
+        tuple(ratios),
         tuple(p for p in pairs if _says_something(p)),
         tuple(p for p in controls if _says_something(p)),
     )
+
+
+Tried = Mapping[float, Mapping[int, float]]  # tokens a second by load and seed
+
+
+def _tried(name: str, points: Sequence[Point], every: Sequence[Result]) -> Tried:
+    """A contestant's throughput at the loads where it can be used."""
+    loads = [
+        p.load for p in points if p.contestant == name and p.usable and p.void("throughput") is None
+    ]
+    found = {x: figures(by_seed(every, name, x), "throughput") for x in loads}
+    return {x: of for x, of in found.items() if of and min(of.values()) > 0}
+
+
+def _limit(
+    name: str, points: Sequence[Point], tried: Tried, every: Sequence[Result]
+) -> Limit | None:
+    """Where it delivered most, by the geometric mean over the seeds; None if it kept up there and
+    at all higher loads, so that it might deliver more."""
+    if not tried:
+        return None
+    best = max(tried, key=lambda x: float(np.mean(np.log(list(tried[x].values())))))
+    mine = {p.load: p for p in points if p.contestant == name}
+    if not any(p.verdict == SATURATED for x, p in mine.items() if x >= best):
+        return None
+    runs = [r for r in every if (r.contestant, r.load) == (name, best) if r.seed in tried[best]]
+    return Limit(
+        name,
+        best,
+        mine[best].throughput,
+        round(sum(r.measured.achieved * r.measured.window_s for r in runs)),
+        math.fsum(r.measured.window_s for r in runs),
+    )
+
+
+def _limit_ratio(mine: Tried, base: Tried) -> Interval | None:
+    """Over the seeds that all loads of both have."""
+    seeds = sorted(set.intersection(*(set(of) for side in (mine, base) for of in side.values())))
+    ours, theirs = (
+        np.array([[of[seed] for seed in seeds] for of in side.values()]) for side in (mine, base)
+    )
+    return best_ratio(ours, theirs)
 
 
 def _pair(
@@ -62,9 +127,9 @@ def _pair(
         void = of.void(figure) or over.void(figure)
         return None if void or of.verdict != word else paired(mine, base, name)
 
-    at_limit = ratio("throughput", "throughput", SATURATED)
+    throughput = ratio("throughput", "throughput", SATURATED)
     ttft, tpot, e2e = (ratio(name, f"{name}_p50", VALID) for name in ("ttft", "tpot", "e2e"))
-    return Pair(of.contestant, over.contestant, of.load, at_limit, ttft, tpot, e2e)
+    return Pair(of.contestant, over.contestant, of.load, throughput, ttft, tpot, e2e)
 
 
 def _says_something(pair: Pair) -> bool:
@@ -81,8 +146,3 @@ def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
             return Bracket(name, passed, p.load)
         passed = p.load
     return Bracket(name, passed, None)
-
-
-def _last_saturated(name: str, points: Sequence[Point]) -> Point | None:
-    mine = [p for p in points if p.contestant == name and p.verdict == SATURATED]
-    return max(mine, key=lambda p: p.load, default=None)

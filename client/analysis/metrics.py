@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from client.analysis.statistics import PERCENTILES, mser5, percentile
+from client.analysis.statistics import (
+    PERCENTILES,
+    Interval,
+    mser5,
+    percentile,
+    percentile_interval,
+)
 from client.load.records import Outcome, Run
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload
@@ -101,6 +107,11 @@ class Measured:
         """p50 p90 p95 p99; None where n is too small."""
         return {f"p{p}": percentile(self.latencies[name], p) for p in PERCENTILES}
 
+    def intervals(self, name: str) -> dict[str, Interval]:
+        """The same with their intervals, however small n is; empty for no values."""
+        found = {f"p{p}": percentile_interval(self.latencies[name], p) for p in PERCENTILES}
+        return {p: interval for p, interval in found.items() if interval is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
@@ -111,6 +122,7 @@ class WarmUp:
 
 
 FRONT = 0.25  # of the sends of a comparison's runs
+_FEW = 100  # requests: below, MSER-5 takes a pause between two of them for the end of a warm-up
 
 
 def shared_warm_up(workload: Workload) -> WarmUp:
@@ -124,9 +136,15 @@ def shared_warm_up(workload: Workload) -> WarmUp:
 
 
 def warm_up(run: Run) -> WarmUp:
-    """The cut of a single run: MSER-5 on the requests in flight, for steady loads only."""
+    """The cut of a single run, for steady loads only: MSER-5 on the requests in flight.
+
+    With few requests it ends with the first completion, after a quarter of the sends at most.
+    """
     if not run.workload.steady or run.workload.users is not None:
         return WarmUp(0.0, settled=True)
+    if len(run.workload.requests) < _FEW:
+        first_s = min((o.end_s for o in run.outcomes if o.end_s is not None), default=0.0)
+        return WarmUp(min(first_s, FRONT * run.workload.duration_s), settled=True)
     samples = [(t, n) for t, n in run.in_flight if t <= run.window_end_s]
     cut, settled = mser5(np.array([n for _, n in samples], dtype=np.float64))
     return WarmUp(samples[cut][0] if cut < len(samples) and cut else 0.0, settled)

@@ -13,6 +13,8 @@ from client.analysis.statistics import Interval
 from client.load.records import Run
 
 MODES = ("nobatch", "static", "dynamic")
+NO_WAIT = "static:nowait"  # static batching with --max-wait-ms 0
+COMPARED = ("nobatch", "static", NO_WAIT, "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,9 @@ class Loss:
 class Pair:
     """One contestant over another at one load, paired over seeds; medians for latencies.
 
-    ``throughput`` only where both are saturated: below, it is the ratio of the offered loads.
-    Latencies only where both keep up: beyond, they reflect the length of the run. A control has the
-    same contestant on both sides.
+    Latencies only where both keep up: beyond, they reflect the length of the run. ``throughput``
+    only of a control, which has the same contestant on both sides, where it is saturated: between
+    contestants it is `LimitRatio` that compares it.
     """
 
     of: str
@@ -119,6 +121,15 @@ class Pair:
     ttft: Interval | None
     tpot: Interval | None
     e2e: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRatio:
+    """The limit of one contestant over that of another."""
+
+    of: str
+    over: str
+    throughput: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +146,33 @@ class Bracket:
 
 
 @dataclass(frozen=True, slots=True)
-class AtSaturation:
-    """A contestant's limit: output tokens a second at the highest load that saturated it."""
+class Limit:
+    """A contestant's limit: output tokens a second at the load where it delivered most.
+
+    ``requests`` ended there, in runs that were measured for ``seconds`` altogether, a control's
+    included, as in the ratios.
+    """
 
     contestant: str
     load: float
     throughput: Interval
+    requests: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What a comparison found: capacity, throughput at saturation, latency where both keep up.
+    """What a comparison found: capacity, throughput at the limit, latency where both keep up.
 
-    ``share`` of the requests must meet ``objectives``. ``controls`` compare a contestant with
-    itself: how far the machine alone moves each figure.
+    ``share`` of the requests must meet ``objectives``. ``limits`` are of contestants that some load
+    saturated, ``limit_ratios`` of every two of them. ``controls`` compare a contestant with itself:
+    how far the machine alone moves each figure.
     """
 
     objectives: Objectives
     share: float
     capacities: tuple[Bracket, ...]
-    saturation: tuple[AtSaturation, ...]
+    limits: tuple[Limit, ...]
+    limit_ratios: tuple[LimitRatio, ...]
     pairs: tuple[Pair, ...]
     controls: tuple[Pair, ...]

@@ -29,7 +29,12 @@ def least_n(percentile: float) -> int:
 
 def percentile(values: Floats, p: float) -> float | None:
     """The percentile (nearest rank, so that +inf stays where it is), None where n is too small."""
-    if values.size < least_n(p):
+    return None if values.size < least_n(p) else ranked(values, p)
+
+
+def ranked(values: Floats, p: float) -> float | None:
+    """The same however few values there are, None for none: to be shown with its interval."""
+    if not values.size:
         return None
     rank = max(math.ceil(values.size * p / 100), 1)
     return float(np.partition(values, rank - 1)[rank - 1])
@@ -47,19 +52,22 @@ class Interval:
 def percentile_interval(values: Floats, p: float) -> Interval | None:
     """Order-statistic interval (David and Nagaraja, Order Statistics, 7.1), for independent values.
 
-    Requests of one run are not independent, so this is a lower bound on the real uncertainty.
+    None for no values; a bound is None where n is too small for one. Requests of one run are not
+    independent, so this is a lower bound on the real uncertainty.
     """
-    value = percentile(values, p)
+    value = ranked(values, p)
     if value is None:
         return None
     n, q = values.size, p / 100
-    spread = NormalDist().inv_cdf(0.975) * math.sqrt(n * q * (1 - q))
-    low, high = math.floor(n * q - spread), math.ceil(n * q + spread) + 1
+    k = np.arange(1, n + 1)
+    steps = np.cumsum(np.log((n - k + 1) / k * q / (1 - q)))
+    at_most = np.cumsum(np.exp(n * math.log1p(-q) + np.concatenate([[0.0], steps])))  # binomial
+    low, high = np.searchsorted(at_most, 0.025, "right"), np.searchsorted(at_most, 0.975)
     ordered = np.sort(values)
     return Interval(
         value,
-        float(ordered[low - 1]) if low >= 1 else None,
-        float(ordered[high - 1]) if high <= n else None,
+        float(ordered[low - 1]) if low else None,
+        float(ordered[high]) if high < n else None,
     )
 
 
@@ -116,6 +124,33 @@ def paired_ratio(
         None if logs.low is None else math.exp(logs.low),
         None if logs.high is None else math.exp(logs.high),
     )
+
+
+def best_ratio(a: Floats, b: Floats) -> Interval | None:
+    """The best row of ``a`` over the best row of ``b``: rows are loads, columns the same seeds.
+
+    Rows are compared by their geometric means. The interval is Student's, with the standard error
+    of a bootstrap over seeds that chooses both rows again in every sample (Efron and Tibshirani, An
+    Introduction to the Bootstrap, 6), times sqrt(n / (n - 1)), since resampled values spread less.
+    So with one row on each side it is that of `paired_ratio`. None as there.
+    """
+    n = a.shape[1]
+    if not n or not all(np.isfinite(rows).all() and (rows > 0).all() for rows in (a, b)):
+        return None
+    a, b = np.log(a), np.log(b)
+    value = float(a.mean(axis=1).max() - b.mean(axis=1).max())
+    if n == 1:
+        return Interval(math.exp(value), None, None)
+    shares = _resampled(n)
+    again = (a @ shares).max(axis=0) - (b @ shares).max(axis=0)
+    half = student_t(n - 1) * float(again.std()) * math.sqrt(n / (n - 1))
+    return Interval(math.exp(value), math.exp(value - half), math.exp(value + half))
+
+
+@lru_cache
+def _resampled(n: int) -> Floats:
+    """The shares of n values in 10,000 samples of them, drawn with replacement: (n, samples)."""
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=10_000).T / n
 
 
 @lru_cache

@@ -29,7 +29,7 @@ from client.analysis.gates import (
     void_of,
 )
 from client.analysis.metrics import Floats, Objectives, measure, shared_warm_up
-from client.analysis.results import MODES, Calibration, Played, Result
+from client.analysis.results import COMPARED, Calibration, Played, Result
 from client.analysis.statistics import (
     Interval,
     expected_max,
@@ -58,7 +58,6 @@ class Point:
     reasons: tuple[str, ...]
     voids: tuple[Void, ...]
     throughput: Interval
-    throughput_ratio: Interval | None
     e2e_ratio: Interval | None
     ttft_ratio: Interval | None
     tpot_ratio: Interval | None
@@ -106,9 +105,7 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     """The table by load; in it the baseline first, then our modes, then the others."""
     kept, all_runs = final(results), whole(results)
-    order = list(dict.fromkeys(r.contestant for r in kept))
-    ranked = list(dict.fromkeys((calibration.baseline, *MODES, *order)))
-    order.sort(key=ranked.index)  # runs came in random order
+    order = _in_order([r.contestant for r in kept], calibration.baseline)
     loads = sorted({r.load for r in kept})
     made = []
     for load in loads:
@@ -119,6 +116,18 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
                 mine_by_seed = by_seed(all_runs, name, load)
                 made.append(_point(name, load, mine, mine_by_seed, base, calibration))
     return made
+
+
+def names_of(points: Sequence[Point]) -> list[str]:
+    """All contestants in the order of the table, wherever each has a point."""
+    names = [p.contestant for p in points]
+    return _in_order(names, names[0]) if names else []
+
+
+def _in_order(names: Sequence[str], baseline: str) -> list[str]:
+    """Each once; runs came in random order."""
+    ranked = list(dict.fromkeys((baseline, *COMPARED, *names)))
+    return sorted(set(names), key=ranked.index)
 
 
 def final(results: Sequence[Result]) -> list[Result]:
@@ -141,31 +150,26 @@ class Prediction:
     load: float
 
 
-def length_variance_gain(results: Sequence[Result], static: str, dynamic: str) -> Prediction | None:
-    """E[max of B]/E[out] at the batch size that static really had, at the highest load.
+def length_variance_gain(
+    results: Sequence[Result], static: str, load: float, measured: Interval | None
+) -> Prediction | None:
+    """E[max of B]/E[out] at the batch size that static really had at that load; ``measured`` is
+    the ratio of the limits.
 
     A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
     are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
     """
-    kept = final(results)
-    loads = [r.load for r in kept if r.contestant == static]
-    if not loads:
+    mine = [r for r in final(results) if r.contestant == static and r.load == load]
+    kept = [r for r in mine if _sound(r)] or mine
+    sizes = [size for r in kept if (size := _batch_mean(r)) is not None]
+    if not sizes or len(sizes) < len(kept):
         return None
-    load = max(loads)
-    mine, other = (by_seed(whole(results), name, load) for name in (static, dynamic))
-    both = sorted(mine.keys() & other.keys())
-    sound = [s for s in both if all(map(_sound, (*mine[s], *other[s])))]
-    seeds = sound or both
-    sizes = [_batch_mean(r) for s in seeds for r in mine[s]]
-    if not seeds or any(size is None for size in sizes):
-        return None
-    batch = float(np.mean([size for size in sizes if size is not None]))
+    batch = float(np.mean(sizes))
     lengths = np.array(
-        [r.output_tokens for s in seeds for r in mine[s][0].run.workload.requests],
+        [request.output_tokens for r in kept for request in r.run.workload.requests],
         dtype=np.float64,
     )
-    ratio = paired(other, mine, "throughput")
-    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), ratio, load)
+    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)
 
 
 def by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
@@ -218,8 +222,8 @@ def _point(
         verdict_of([r for runs in base.values() for r in runs])[0] if base and not own else None
     )
 
-    def ratio(of: str, word: str) -> Interval | None:
-        return paired(mine, base, of) if verdict == against == word else None
+    def ratio(of: str) -> Interval | None:
+        return paired(mine, base, of) if verdict == against == VALID else None
 
     return Point(
         contestant=name,
@@ -230,10 +234,9 @@ def _point(
         reasons=reasons,
         voids=lag_gate([r.measured for r in runs]).voids,
         throughput=rate_interval([r.measured.throughput for r in runs]),
-        throughput_ratio=ratio("throughput", SATURATED),
-        e2e_ratio=ratio("e2e", VALID),
-        ttft_ratio=ratio("ttft", VALID),
-        tpot_ratio=ratio("tpot", VALID),
+        e2e_ratio=ratio("e2e"),
+        ttft_ratio=ratio("ttft"),
+        tpot_ratio=ratio("tpot"),
         latencies=pooled,
         latency_n={key: values.size for key, values in pooled.items()},
         ok=sum(r.measured.ok for r in runs),
@@ -263,17 +266,25 @@ def attained(runs: Sequence[Result]) -> float | None:
 def paired(
     mine: dict[int, list[Result]], base: dict[int, list[Result]], of: str
 ) -> Interval | None:
-    """The ratio of a figure over the seeds in which both sides are valid.
+    """The ratio of a figure over the seeds in which both sides are valid."""
+    ours, theirs = figures(mine, of), figures(base, of)
+    seeds = sorted(ours.keys() & theirs.keys())
+    return paired_ratio(
+        [ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=of != "throughput"
+    )
+
+
+def figures(runs: dict[int, list[Result]], of: str) -> dict[int, float]:
+    """A figure of each seed in which all runs are valid.
 
     A contestant that ran twice in a block, before and after the others, counts with the geometric
     mean of both: a machine that grows slower within the block slows both sides alike.
     """
-    seeds = [s for s in sorted(mine) if s in base and all(map(_sound, (*mine[s], *base[s])))]
-    ours, theirs = (
-        [math.prod(_figure(r, of) for r in side[s]) ** (1 / len(side[s])) for s in seeds]
-        for side in (mine, base)
-    )
-    return paired_ratio(ours, theirs, skewed=of != "throughput")
+    return {
+        seed: math.prod(_figure(r, of) for r in mine) ** (1 / len(mine))
+        for seed, mine in runs.items()
+        if all(map(_sound, mine))
+    }
 
 
 def _sound(result: Result) -> bool:
@@ -310,7 +321,6 @@ def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
     }
     for name, interval in (
         ("throughput_tokens_per_s", point.throughput),
-        ("throughput_ratio", point.throughput_ratio),
         ("ttft_median_ratio", point.ttft_ratio),
         ("tpot_median_ratio", point.tpot_ratio),
         ("e2e_median_ratio", point.e2e_ratio),

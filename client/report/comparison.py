@@ -63,10 +63,20 @@ def judged(
         at = points(results, calibration)
         if objectives is not None:
             found = headline(results, at, objectives, manifest["share"])
-    predicted = length_variance_gain(results, "static", "dynamic")
+    predicted = None if found is None else _predicted(results, found)
     return Comparison(
         tuple(results), tuple(at), tuple(losses), calibration, found, predicted, manifest, rows
     )
+
+
+def _predicted(results: Sequence[Result], found: Headline) -> Prediction | None:
+    """Of the limits of dynamic and static; None where static has none."""
+    static = next((x for x in found.limits if x.contestant == "static"), None)
+    ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
+    if static is None:
+        return None
+    measured = ratios.get(("dynamic", "static"))
+    return length_variance_gain(results, "static", static.load, measured)
 
 
 def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:

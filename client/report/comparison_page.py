@@ -14,7 +14,7 @@ from typing import Any
 from client.analysis.gates import FAILED, INVALID_CLIENT
 from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
-from client.analysis.summary import Prediction, final
+from client.analysis.summary import Prediction, final, names_of
 from client.load.servers import described
 from client.report import pictures
 from client.report.chart import Chart
@@ -27,6 +27,7 @@ from client.report.tables import (
     comparison_table,
     control_text,
     fairness_table,
+    limit_table,
     pair_table,
     ratio_text,
     short_table,
@@ -48,7 +49,7 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
     write_page(
         path,
         f"Batching compared: {manifest['model']}",
-        Lead(_sentences(c), _server_table(c), _by_tokens(c), _configuration(manifest)),
+        Lead(_sentences(c), _server_table(c), _by_tokens(c), [*_late(c), _configuration(manifest)]),
         [*(loss.headline for loss in c.losses), *manifest["warnings"], *_doubtful(c)],
         [
             *([Section("Servers that failed", folds=[Fold(x.headline, x.reason) for x in c.losses])]
@@ -66,7 +67,17 @@ def write_comparison_page(path: Path, c: Comparison) -> None:
 def _sentences(c: Comparison) -> list[str]:
     if not c.points:
         return ["No runs could be compared."]
-    return [] if c.found is None else sentences(c.found, c.points)
+    return [] if c.found is None else sentences(c.found, c.points, _waits_s(c.manifest["servers"]))
+
+
+def _waits_s(servers: dict[str, Any]) -> dict[str, float]:
+    """How long the batches of static contestants wait for others to join."""
+    waits_ms = {
+        name: told.get("options", {}).get("max_wait_ms")
+        for name, told in servers.items()
+        if told.get("mode") == "static"
+    }
+    return {name: ms / 1e3 for name, ms in waits_ms.items() if ms}
 
 
 def _controls(c: Comparison) -> list[str]:
@@ -80,7 +91,7 @@ def _server_table(c: Comparison) -> Table | None:
     runs = [r for r in final(c.results) if r.load == load and r.server]
     columns = [
         (name, [r.server for r in runs if r.contestant == name and r.server])
-        for name in pictures.names_of(c.points)
+        for name in names_of(c.points)
     ]
     return server_table(
         [(name, stats) for name, stats in columns if stats], f"/stats at load {load:g}"
@@ -120,11 +131,13 @@ def _loads(c: Comparison) -> list[Section]:
             selector=_over_loads(c, lambda load: gantt(at, results, load, c.rows)),
         ),
     ]  # fmt: skip
+    if c.found is not None and (limits := limit_table(c.found)).rows:
+        line = "Each contestant at the load where it delivered most; ratios with 95 % intervals, "
+        line += "whose bootstrap over seeds chooses these loads again."
+        made.append(Section("Limits", [line, *_predicted(c.predicted)], limits, folded=True))
     if c.found is not None and (pairs := pair_table(c.found)).rows:
-        line = "Paired over seeds, 95 % intervals. Throughput is compared at the limit of both, "
-        line += "latency where both keep up; below 1 is faster."
-        lines = [line, *_predicted(c.predicted)]
-        made.append(Section("Ratios", lines, pairs, folded=True))
+        line = "Medians where both keep up, paired over seeds, 95 % intervals; below 1 is faster."
+        made.append(Section("Ratios of latencies", [line], pairs, folded=True))
     if (fair := fairness_table(at)).rows:
         line = "Mean slowdown (E2E / E2E alone) by output length; fair is the same for all."
         made.append(Section("Fairness by size", [line], fair, folded=True))
@@ -142,17 +155,21 @@ def _voids(c: Comparison) -> list[tuple[Any, Any]]:
 
 
 def _doubtful(c: Comparison) -> list[str]:
-    told = [
+    return [
         f"{p.contestant} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
         for p in c.points
         if p.verdict in (INVALID_CLIENT, FAILED)
     ]
-    if voids := _voids(c):
-        told.append(
-            f"{len(voids)} figures are void, since the client was late: they are listed below and "
-            f"marked {VOID} in tables. Remedy: {voids[0][1].advice}."
-        )
-    return told
+
+
+def _late(c: Comparison) -> list[str]:
+    """A note, not a warning: no ratio uses a void figure."""
+    if not (voids := _voids(c)):
+        return []
+    return [
+        f"{len(voids)} figures are void, since the client was late: they are listed below and "
+        f"marked {VOID} in tables. Remedy: {voids[0][1].advice}."
+    ]
 
 
 def _capacity_line(c: Calibration) -> str:
@@ -183,9 +200,10 @@ _READING = (
     "token - first token)/(tokens - 1). E2E: to the end of the response. Failed requests are "
     "excluded; requests that were cut before their end count as infinitely late.",
     "SATURATED: the server could not keep up. Latencies reflect the length of the run; throughput "
-    "is the limit.",
-    "Percentiles are of all seeds together and printed only if there are enough values. Ratios are "
-    "paired: the same workload file on both sides, mean log-ratio over seeds, Student-t interval.",
+    "is what it delivers under this load.",
+    "Percentiles are of all seeds together and printed only if there are enough values. Ratios of "
+    "latencies are paired: the same workload file on both sides, mean log-ratio over seeds, "
+    "Student-t interval. Throughput is compared at the limits, each at the load where it was most.",
     "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets; 1 if a server slows "
     "all sizes equally. good: the share of the requests that met the objectives.",
     "Loads are open loop: a slow server receives no fewer requests. Compared runs are back to "

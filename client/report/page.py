@@ -69,12 +69,12 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The first screen: the result in words, a table, a picture, how it was measured."""
+    """The first screen: the result in words, a table, a picture, notes on how it was measured."""
 
     sentences: Sequence[str]
     table: Table | None
     pictures: Selector | None
-    configuration: str
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

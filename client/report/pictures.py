@@ -14,7 +14,7 @@ from client.analysis.gates import SATURATED, VALID
 from client.analysis.metrics import Floats
 from client.analysis.results import Result
 from client.analysis.statistics import least_n
-from client.analysis.summary import Point, final
+from client.analysis.summary import Point, final, names_of
 from client.load.records import Outcome
 from client.report.chart import Axis, Band, Chart, Line, Mark, Shape
 from client.report.page import seconds
@@ -29,10 +29,6 @@ def colour(name: str, names: Sequence[str]) -> str:
     """A contestant's colour, the same in every picture."""
     others = [n for n in names if n not in _KNOWN]
     return _KNOWN.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]
-
-
-def names_of(points: Sequence[Point]) -> list[str]:
-    return list(dict.fromkeys(p.contestant for p in points))
 
 
 def telling_load(points: Sequence[Point]) -> float:

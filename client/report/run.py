@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from client.report.chart import Axis, Bar, Chart, Line, Mark, Shape
 from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
 from client.report.pictures import latency_by_tokens
 from client.report.server import server_table
-from client.report.tables import VOID
+from client.report.tables import VOID, bounded
 from client.report.words import number, objectives_text, rate
 from client.workloads.workload_file import read_workload, write_workload
 
@@ -29,6 +30,7 @@ _NAMES = {
     "e2e_sent": "E2E from the send", "queue": "queue, reported by the server",
     "deferred_e2e": "E2E of deferred",
 }  # fmt: skip
+_PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with their intervals
 _FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 
 
@@ -55,7 +57,8 @@ class OneRun:
 def run_text(one: OneRun) -> str:
     """The summary on the terminal: about fifteen lines, the verdict at the end."""
     stats, verdict = one.server, one.verdict
-    lines = [_latency_table(one, ("ttft", "tpot", "itl", "e2e", "deferred_e2e")).as_text(), ""]
+    names = ("ttft", "tpot", "itl", "e2e", "deferred_e2e")
+    lines = [_latency_table(one, names, _PRINTED).as_text(), ""]
     lines += _lines(one)
     own = _server_line(stats)
     lines += [own] if own else []
@@ -99,7 +102,9 @@ def run_figures(one: OneRun) -> dict[str, Any]:
         "void": [void.figure for void in verdict.voids],
         "latency_s": {
             name: {
-                **{k: _finite(v) for k, v in m.percentiles(name).items()},
+                **{k: _finite(v.value) for k, v in m.intervals(name).items()},
+                **{f"{k}_low": _finite(v.low) for k, v in m.intervals(name).items()},
+                **{f"{k}_high": _finite(v.high) for k, v in m.intervals(name).items()},
                 "n": m.latencies[name].size,
             }
             for name in _told(one, LATENCIES)
@@ -171,9 +176,11 @@ def write_run_page(path: Path, one: OneRun) -> None:
             _sentences(one),
             table if table.rows else _latency_table(one, LATENCIES),
             Selector("", [("", [by_size])]),
-            f"server: {described(stats) or 'unknown, since no /stats were read'}; "
-            f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
-            f"arrivals {run.workload.generator.get('arrivals')}",
+            [
+                f"server: {described(stats) or 'unknown, since no /stats were read'}; "
+                f"{_sharing(one)}workload {run.workload.sha256[:12]}, "
+                f"arrivals {run.workload.generator.get('arrivals')}"
+            ],
         ),
         [text for text in (note_of(stats), one.verdict.reason) if text],
         [
@@ -203,7 +210,7 @@ def _sentences(one: OneRun) -> list[str]:
     judged = (
         "The run passed every gate: its figures are valid"
         if verdict.word == VALID
-        else f"The run is {verdict.word}, for the reason above"
+        else f"The run is {verdict.word}, for the reason below"
     )
     judged += f", except those marked {VOID}." if verdict.voids else "."
     if one.objectives is not None and m.attained is not None:
@@ -223,24 +230,18 @@ def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name != left_out]
 
 
-def _latency_table(one: OneRun, names: tuple[str, ...]) -> Table:
-    """Figures that the client's lateness invalidated are marked."""
-    m = one.measured
-    rows = [
-        Row(
-            (
-                _NAMES[name],
-                *(
-                    seconds(m.percentiles(name)[f"p{p}"]) + _mark(one, f"{name}_p{p}")
-                    for p in PERCENTILES
-                ),
-                str(m.latencies[name].size),
-            )
-        )
-        for name in _told(one, names)
-        if m.latencies[name].size
-    ]
-    return Table(("from the intended time", *(f"p{p}" for p in PERCENTILES), "n"), rows)
+def _latency_table(
+    one: OneRun, names: tuple[str, ...], percentiles: Sequence[int] = PERCENTILES
+) -> Table:
+    """Figures with their intervals; those that the client's lateness invalidated are marked."""
+    ranks = [f"p{p}" for p in percentiles]
+    rows = []
+    for name in _told(one, names):
+        if n := one.measured.latencies[name].size:
+            found = one.measured.intervals(name)
+            cells = [bounded(found[p]) + _mark(one, f"{name}_{p}") for p in ranks]
+            rows.append(Row((_NAMES[name], *cells, str(n))))
+    return Table(("from the intended time", *ranks, "n"), rows)
 
 
 def _mark(one: OneRun, figure: str) -> str:
@@ -256,6 +257,11 @@ def _lines(one: OneRun) -> list[str]:
         f"offered {m.offered:.3g} requests/s, achieved {m.achieved:.3g}; throughput "
         f"{m.throughput:.1f}{_mark(one, 'throughput')} output tokens/s in the window",
     ]
+    if any(m.latencies[name].size for name in ("ttft", "e2e")):
+        lines.append(
+            "[ ]: 95 % intervals, as if requests were independent; ∞ where n is too small for a "
+            "bound"
+        )
     if run.workload.users is not None:
         lines.append(f"closed loop of {run.workload.users} users: no intended times")
     if not run.streamed:

@@ -5,6 +5,7 @@ Turns what analysis found into cells; computes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from client.analysis.gates import FAILED
@@ -13,6 +14,7 @@ from client.analysis.statistics import Interval
 from client.analysis.summary import Point
 from client.report.page import Row, Table, seconds
 from client.report.pictures import tail_of
+from client.report.words import number
 
 VOID = "*"  # marks a void figure
 
@@ -80,17 +82,35 @@ def _text(p: Point, figure: str) -> str:
     return seconds(p.latency(name, float(rank))) if p.latency_n[name] else "-"
 
 
+def limit_table(found: Headline) -> Table:
+    """Each contestant where it delivered most: the figures, what they rest on, and its ratios to
+    those before it."""
+    over = [x.contestant for x in found.limits[:-1]]
+    ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
+    rows = [
+        Row(
+            (
+                x.contestant, f"{x.load:g}", f"{x.throughput.value:,.0f}", f"{x.requests:,}",
+                f"{x.seconds:.0f} s", *(ratio_text(ratios.get((x.contestant, o))) for o in over),
+            )
+        )
+        for x in found.limits
+    ]  # fmt: skip
+    head = ("at its limit", "load", "tok/s", "requests ended", "in", *(f"/ {o}" for o in over))
+    return Table(head, rows)
+
+
 def pair_table(found: Headline) -> Table:
-    """Every two contestants whose ratio has a meaning, and each control against itself."""
+    """Every two contestants that both keep up, and each control against itself."""
     rows = []
     before: float | None = None
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
              *((p, f"control: {p.of} / itself") for p in found.controls)]  # fmt: skip
     for p, name in sorted(pairs, key=lambda pair: pair[0].load):
-        ratios = (p.throughput, p.ttft, p.tpot, p.e2e)
+        ratios = (p.ttft, p.tpot, p.e2e, p.throughput)
         rows.append(Row((f"{p.load:g}", name, *map(ratio_text, ratios)), first=p.load != before))
         before = p.load
-    head = ("load", "ratio", "tok/s at the limit", "TTFT p50", "TPOT p50", "E2E p50")
+    head = ("load", "ratio", "TTFT p50", "TPOT p50", "E2E p50", "tok/s of a saturated control")
     return Table(head, rows, left=2)
 
 
@@ -123,3 +143,14 @@ def ratio_text(interval: Interval | None) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.value:.2f} (one seed)"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def bounded(found: Interval) -> str:
+    """A latency and its interval, in one unit; where n is too small for a bound it is 0 or ∞."""
+    text = seconds(found.value)
+    if not math.isfinite(found.value):
+        return text
+    scale = 1e3 if text.endswith("ms") else 1.0
+    low = 0.0 if found.low is None else found.low
+    high = "∞" if found.high is None or math.isinf(found.high) else number(scale * found.high)
+    return f"{text} [{number(scale * low)}, {high}]"

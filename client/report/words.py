@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from client.analysis.gates import VALID
 from client.analysis.metrics import Objectives
-from client.analysis.results import Bracket, Headline, Pair
+from client.analysis.results import NO_WAIT, Bracket, Headline
 from client.analysis.statistics import Interval
-from client.analysis.summary import Point
+from client.analysis.summary import Point, names_of
 from client.report.page import seconds
 
 _SPOKEN = {
     "nobatch": "one request at a time",
     "static": "static batching",
+    NO_WAIT: "static batching without the wait",
     "dynamic": "dynamic batching",
 }
 
@@ -21,9 +23,9 @@ _SPOKEN = {
 def spoken(name: str) -> str:
     """A contestant in words."""
     mode, _, policy = name.partition(":")
-    return f"{_SPOKEN[mode]} under {policy}" if policy and mode in _SPOKEN else _SPOKEN.get(
-        name, name
-    )  # fmt: skip
+    if name in _SPOKEN or mode not in _SPOKEN:
+        return _SPOKEN.get(name, name)
+    return f"{_SPOKEN[mode]} under {policy}"
 
 
 def number(value: float) -> str:
@@ -31,35 +33,41 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def sentences(found: Headline, points: Sequence[Point]) -> list[str]:
+def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, float]) -> list[str]:
     """Throughput at the limit, latency where both keep up, capacity: of dynamic against the
-    reference, or of the last contestant if dynamic is the reference."""
-    names = list(dict.fromkeys(p.contestant for p in points))
+    reference, or of the last contestant if dynamic is the reference. ``waits_s``: how long a static
+    contestant's batch waits for others to join."""
+    names = names_of(points)
     hero = "dynamic" if "dynamic" in names[1:] else names[-1]
     return [
         _limit(found, hero, names),
-        _latency(found, hero, names, points),
-        _capacity(found, hero, names),
+        _latency(found, hero, names, points, waits_s),
+        _capacity(found, hero, names, waits_s),
     ]
 
 
 def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
-    limits = {a.contestant: a for a in found.saturation}
-    pairs = {p.over: p for p in found.pairs if p.of == hero and p.throughput is not None}
-    told = [_times(pairs[name]) for name in names if name in pairs]
-    if hero in limits and told:
-        mine = limits[hero]
+    limits = {x.contestant: x for x in found.limits}
+    if hero not in limits:
         return (
-            f"At its limit, {spoken(hero)} delivered {number(mine.throughput.value)} output tokens "
-            f"a second, {' and '.join(told)}."
+            f"No load brought {spoken(hero)} to its limit, so its throughput there is unknown; "
+            "use higher --loads."
         )
-    if hero in limits:
-        limit = number(limits[hero].throughput.value)
-        return f"At its limit, {spoken(hero)} delivered {limit} output tokens a second."
-    return (
-        f"No load brought {spoken(hero)} to its limit, so its throughput there is unknown; "
-        "use higher --loads."
+    mine = limits[hero]
+    told = (
+        f"At its limit (load {mine.load:g}), {spoken(hero)} delivered "
+        f"{number(mine.throughput.value)} output tokens a second"
     )
+    ratios = {r.over: r.throughput for r in found.limit_ratios if r.of == hero}
+    others = [
+        f"{ratios[name].value:.2g} times{_within(ratios[name])} those of {spoken(name)} "
+        f"(load {limits[name].load:g})"
+        for name in names
+        if name in ratios
+    ]
+    if not others:
+        return f"{told}."
+    return f"{told}, {' and '.join(others)}. Each counts at the load where it delivered most."
 
 
 def rate(requests_per_s: float) -> str:
@@ -67,39 +75,48 @@ def rate(requests_per_s: float) -> str:
     return f"{value} request{'' if value == '1' else 's'} a second"
 
 
-def _times(pair: Pair) -> str:
-    ratio = pair.throughput
-    assert ratio is not None  # the caller passes only such pairs
-    return f"{ratio.value:.2g} times{_within(ratio)} those of {spoken(pair.over)}"
-
-
-def _latency(found: Headline, hero: str, names: Sequence[str], points: Sequence[Point]) -> str:
+def _latency(
+    found: Headline,
+    hero: str,
+    names: Sequence[str],
+    points: Sequence[Point],
+    waits_s: Mapping[str, float],
+) -> str:
     """At the highest load with which it and another contestant keep up."""
     pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
     if not pairs:
         return _alone(hero, points)
     pair = max(pairs, key=lambda p: (p.load, -names.index(p.over)))
-    mine, theirs = (
-        next((q for q in points if (q.contestant, q.load) == (name, pair.load)), None)
-        for name in (hero, pair.over)
-    )
+    here = {q.contestant: q for q in points if q.load == pair.load}
+    mine, theirs = here[hero], here[pair.over]
     ratio = pair.ttft
-    assert mine is not None
-    assert theirs is not None
-    assert ratio is not None  # they make the pair
-    told = f"{ratio.value:.2g} times{_within(ratio)} the wait"
+    assert ratio is not None  # as chosen above
+    told = f"{ratio.value:.2g} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
         told += " (one seed, so no interval)"
     else:
         told += ", paired over seeds"
         if ratio.low <= 1 <= ratio.high:
             told += ", so no difference is certain"
-    return (
+    text = (
         f"At {rate(mine.offered)} (load {pair.load:g}), at which both keep up, half "
-        f"of the requests got their first token within {seconds(mine.latency('ttft', 50))} with "
-        f"{spoken(hero)} and within {seconds(theirs.latency('ttft', 50))} with "
-        f"{spoken(pair.over)}: {told}."
+        f"of the requests got their first token within {_median(mine)} with "
+        f"{spoken(hero)} and within {_median(theirs)} with {spoken(pair.over)}: {told}."
     )
+    if wait_s := waits_s.get(pair.over):
+        text += (
+            f" The time of {spoken(pair.over)} contains a wait of up to {seconds(wait_s)} for "
+            "others to join the batch (--max-wait-ms)"
+        )
+        without = here.get(NO_WAIT)
+        if without is not None and without.verdict == VALID:
+            text += f"; without this wait it was {_median(without)}"
+        text += "."
+    return text
+
+
+def _median(p: Point) -> str:
+    return f"{seconds(p.latency('ttft', 50))} ({p.latency_n['ttft']} requests)"
 
 
 def _alone(hero: str, points: Sequence[Point]) -> str:
@@ -115,13 +132,22 @@ def _alone(hero: str, points: Sequence[Point]) -> str:
     )
 
 
-def _capacity(found: Headline, hero: str, names: Sequence[str]) -> str:
+def _capacity(
+    found: Headline, hero: str, names: Sequence[str], waits_s: Mapping[str, float]
+) -> str:
     brackets = {b.contestant: b for b in found.capacities}
     told = [
         _bracket(brackets[n]) for n in (hero, *(x for x in names if x != hero)) if n in brackets
     ]
     goal = f"{objectives_text(found.objectives)} for {found.share:.0%} of the requests"
-    return f"With {goal}, {'; '.join(told)}."
+    text = f"With {goal}, {'; '.join(told)}."
+    late = [n for n, wait_s in waits_s.items() if wait_s >= (found.objectives.ttft_s or math.inf)]
+    if late:
+        text += (
+            f" A request that opens a batch with {' and '.join(map(spoken, late))} cannot meet "
+            f"this TTFT, since it waits {seconds(waits_s[late[0]])} unless the batch fills up."
+        )
+    return text
 
 
 def _bracket(b: Bracket) -> str:
@@ -130,7 +156,11 @@ def _bracket(b: Bracket) -> str:
         if b.failed is None:
             return f"the capacity of {who} is unknown"
         return f"{who} did not sustain even load {b.failed:g}"
-    end = ", the highest" if b.failed is None else f" but not {b.failed:g}"
+    end = (
+        ", the highest that it ran"
+        if b.failed is None
+        else f" but not {b.failed:g}, the next one tried"
+    )
     return f"{who} sustained load {b.passed:g}{end}"
 
 
@@ -144,4 +174,5 @@ def objectives_text(objectives: Objectives) -> str:
 def _within(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return ""
-    return f" [{interval.low:.2g}, {interval.high:.2g}]"
+    low, high = (f"{x:.2g}" if x < 99.5 else number(x) for x in (interval.low, interval.high))
+    return f" [{low}, {high}]"

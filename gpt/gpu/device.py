@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpt.attention import Span
-from gpt.cache import KVPool
+from gpt.cache import BlockTable, KVPool
+from gpt.errors import is_shortage
 from gpt.gpu.graphs import DecodeGraphs
-from gpt.gpu.paged import Packed, PagedAttention, TwoCallAttention, pack, to_device
+from gpt.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack, to_device
 from gpt.network import GPT
-from gpt.transfer import Array
+from gpt.transfer import Array, send
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +52,28 @@ class Device:
         try:
             with torch.inference_mode():
                 self._graphs = DecodeGraphs(self._run, max_rows, blocks, size, device)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
             log.warning("no CUDA graphs are recorded, since there is too little memory: %s", error)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Attention of a decode that is laid out like one over the longest context: it launches
+        what no short one does, so that no request waits for Triton. Overwrites the pool's first
+        slot."""
+        if not self._kernel:
+            return
+        place, shape = np.zeros(1, dtype=np.int64), self._pool.shape
+        span = Span(0, 1, 0, BlockTable([0]))
+        packed = pack([0], place, place, place, [span], shape.block_tokens, self._tile_tokens)
+        sent = send(arrays_of(packed), shape.device)
+        of = Packed(*sent, packed.singles, self._network.config.context)  # type: ignore[call-arg,arg-type]
+        heads = self._network.config.n_head // self._network.config.shards
+        size = (1, heads + 2 * shape.kv_heads, shape.head_dim)
+        fused = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        q, k, v = fused.split_with_sizes([heads, shape.kv_heads, shape.kv_heads], dim=1)
+        PagedAttention(of, self._pool)(0, q, k, v)
 
     def __call__(
         self,

@@ -1,8 +1,10 @@
-"""Compares the Triton kernel with plain torch on this machine's GPU.
+"""Decides whether this GPU uses the Triton kernels, by a comparison with plain torch.
 
-The kernel has run on few GPUs, so the first start on each runs the comparison, and the result is
-kept until something changes on which it depends. The comparison runs in a separate process
-(`python -m gpt.gpu.selfcheck`), since after an invalid read the device is unusable in its process.
+The kernels have run on few GPUs, so the first start on each runs the comparison
+(`gpt/gpu/comparison.py`). A result of the arithmetic is kept until something changes on which it
+depends. Anything else, such as too little memory or a missing compiler, may pass, so the next start
+compares again. The comparison runs in a process of its own (`python -m gpt.gpu.selfcheck`): after
+an invalid read the device is unusable in the process that made it.
 """
 
 from __future__ import annotations
@@ -15,72 +17,85 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from gpt.cache import KVShape
+from gpt.gpu.choice import DeviceError, resolve_device
+from gpt.gpu.comparison import Heads, differs, record_graph, replay_differs
 from kernels import cache_folder
-from kernels.paged import attend_rectangle
 
 log = logging.getLogger(__name__)
 
-COMPARE_S = 10.0  # after which no further case is begun
 HANGS_S = 60.0
-# relative to the largest value, or to 1: rounding of weights and of results
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 FOLDER = Path(__file__).resolve().parents[2]
-
-# q, keys, values, rows, tables, tiles, singles, longest -> out; kernels.paged_triton.attend
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+SOURCES = ("kernels/paged_triton.py", "gpt/gpu/comparison.py")  # on which a result depends
+TENSOR_CORES = (8, 0)  # compute capability from which Triton uses them for 16-bit numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """The shape for which the kernel is compiled."""
+class Verdict:
+    """What was found; None: agrees. Without the kernel there are no graphs."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_tokens: int
-    dtype: str
-
-    @classmethod
-    def of(cls, heads: int, shape: KVShape) -> Heads:
-        dtype = str(shape.dtype).removeprefix("torch.")
-        return cls(heads, shape.kv_heads, shape.head_dim, shape.block_tokens, dtype)
+    kernel: str | None = None  # why the kernel is not used
+    graphs: str | None = None  # why CUDA graphs are not used
+    lasting: bool = True  # the next start would find the same
 
 
-def why_not(device: torch.device, heads: Heads) -> str | None:
-    """Why the kernel cannot be used on a device; None if it can."""
-    identity = _identity(device, heads)
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+def check(device: torch.device, heads: Heads) -> Verdict:
+    """`device`: with an index if it is a GPU. Call it before this process occupies the GPU, which
+    may allow a single process, or be short of memory."""
+    if device.type == "cuda":
+        reason = unfit(torch.cuda.get_device_capability(device), heads)
+        if reason is not None:
+            return _told(Verdict(reason, reason), "")
+    kept = _kept_at(identity := _identity(device, heads))
+    try:
+        found = Verdict(**json.loads(kept.read_text())["found"])
+    except (OSError, ValueError, KeyError, TypeError):
+        log.warning("comparing the attention kernel with plain torch on %s", device)
+        found = _compared_apart(device, heads)
+        if not found.lasting:
+            return _told(found, "; the next start compares again")
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps({"of": identity, "found": asdict(found)}) + "\n")
+        except OSError as error:
+            log.warning("the result of the comparison cannot be kept: %s", error)
+    return _told(found, f" (kept in {kept})")
+
+
+def unfit(capability: tuple[int, int], heads: Heads) -> str | None:
+    """Why a GPU of this compute capability is too slow for the kernel; None: it is not."""
+    if capability >= TENSOR_CORES or heads.dtype == "float32":
+        return None
+    return (
+        f"below compute capability {TENSOR_CORES[0]}.{TENSOR_CORES[1]} it computes {heads.dtype} "
+        f"without tensor cores, and this GPU has {capability[0]}.{capability[1]}"
+    )
+
+
+def _told(found: Verdict, where: str) -> Verdict:
+    if found.kernel is not None:
+        log.warning(
+            "the attention kernel is not used, but torch's slower operators, without CUDA graphs: "
+            "%s%s",
+            found.kernel,
+            where,
+        )
+    elif found.graphs is not None:
+        log.warning("CUDA graphs are not used: %s%s", found.graphs, where)
+    return found
+
+
+def _kept_at(identity: list[str]) -> Path:
     try:
         folder = cache_folder()
     except RuntimeError:  # the user has no home
         folder = Path(tempfile.gettempdir())
-    kept = folder / f"paged-{digest}.json"
-    try:
-        found: str | None = json.loads(kept.read_text())["reason"]
-    except (OSError, ValueError, KeyError):
-        log.warning("comparing the attention kernel with plain torch on %s (once)", device)
-        found = _compared_apart(device, heads)
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps({"of": identity, "reason": found}) + "\n")
-        except OSError as error:
-            log.warning("the result of the comparison cannot be kept: %s", error)
-    if found is not None:
-        log.warning(
-            "the attention kernel is not used, but torch's slower operators: %s (kept in %s)",
-            found,
-            kept,
-        )
-    return found
+    return folder / f"paged-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.json"
 
 
 def _identity(device: torch.device, heads: Heads) -> list[str]:
@@ -93,13 +108,13 @@ def _identity(device: torch.device, heads: Heads) -> list[str]:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         triton = "none"
-    source = (FOLDER / "kernels" / "paged_triton.py").read_text()
     interpreted = os.environ.get("TRITON_INTERPRET", "")
     versions = [torch.__version__, str(torch.version.cuda), triton, interpreted]
-    return [name, *versions, repr(heads), hashlib.sha256(source.encode()).hexdigest()]
+    sources = [hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() for name in SOURCES]
+    return [name, *versions, repr(heads), *sources]
 
 
-def _compared_apart(device: torch.device, heads: Heads) -> str | None:
+def _compared_apart(device: torch.device, heads: Heads) -> Verdict:
     command = [sys.executable, "-m", "gpt.gpu.selfcheck", str(device)]
     command += [str(heads.heads), str(heads.kv_heads), str(heads.head_dim)]
     command += [str(heads.block_tokens), heads.dtype]
@@ -108,82 +123,48 @@ def _compared_apart(device: torch.device, heads: Heads) -> str | None:
             command, cwd=FOLDER, capture_output=True, text=True, timeout=HANGS_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"the comparison did not end within {HANGS_S:.0f} s"
+        return _failed(f"the comparison did not end within {HANGS_S:.0f} s")
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return last[0]
-    reason: str | None = json.loads(done.stdout.splitlines()[-1])
-    return reason
+        return _failed((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
+    return Verdict(**json.loads(done.stdout.splitlines()[-1]))
 
 
-# rows of each case: tokens before, new tokens
-CASES = (
-    [(0, 1), (15, 1), (16, 1), (99, 1), (40, 1)],
-    [(0, 5), (99, 1), (63, 1), (20, 37), (0, 1), (0, 70)],
-    [(1000, 1), (255, 1), (256, 1), (700, 33)],
-    [(300, 200)],
-)
+def _failed(reason: str) -> Verdict:
+    return Verdict(reason, reason, lasting=False)
 
 
-def differs(attend: Attend, tile: int, heads: Heads, device: torch.device) -> str | None:
-    """Describes where `attend` differs from plain torch in float64. `tile`: the kernel's queries
-    per tile."""
-    deadline_s = time.monotonic() + COMPARE_S
+def compare(device: torch.device, heads: Heads) -> Verdict:
+    """Compares in this process."""
+    from gpt.gpu.paged import PagedAttention
+    from kernels.paged_triton import queries_per_tile  # part of torch's CUDA build only
+
     dtype: torch.dtype = getattr(torch, heads.dtype)
-    for number, rows in enumerate(CASES):
-        torch.manual_seed(number)
-        size = heads.block_tokens
-        blocks = max(-(-sum(row) // size) for row in rows)
-        pool = (len(rows) * blocks, size, heads.kv_heads, heads.head_dim)
-        keys, values = torch.randn(2, *pool).to(device, dtype)
-        tables = torch.randperm(pool[0]).int().view(len(rows), blocks)
-        q = torch.randn(sum(count for _, count in rows), heads.heads, heads.head_dim)
-        q = q.to(device, dtype)
-        of_row, first = [], 0
-        for start, count in rows:
-            of_row.append((first, count, start + count))
-            first += count
-        piece = tile // (heads.heads // heads.kv_heads)
-        tiles = [(r, 0) for r, (_, count) in enumerate(rows) if count == 1]
-        singles = len(tiles)
-        longest = max((of_row[r][2] for r, _ in tiles), default=0)
-        tiles += [(r, at) for r, (_, n) in enumerate(rows) if n > 1 for at in range(0, n, piece)]
-        layout, pieces = torch.tensor(of_row).int(), torch.tensor(tiles).int()
-        found = attend(
-            q, keys, values, layout.to(device), tables.to(device), pieces.to(device),
-            singles, longest,
-        )  # fmt: skip
-        for r, (first, count, length) in enumerate(of_row):
-            mine = slice(first, first + count)
-            expected = attend_rectangle(
-                q[None, mine].double(),
-                keys.double(),
-                values.double(),
-                tables[r : r + 1].to(device),
-                torch.arange(length - count, length, device=device)[None],
-            )[0]
-            error = float((found[mine] - expected).abs().max())
-            limit = TOLERANCE[dtype] * max(1.0, float(expected.abs().max()))
-            if not error <= limit:
-                return (
-                    f"{count} new tokens over {length - count} others differ by {error:.2g}, "
-                    f"allowed: {limit:.2g}"
-                )
-        if time.monotonic() > deadline_s:
-            break
-    return None
+    tile_tokens = queries_per_tile(dtype, heads.head_dim) // (heads.heads // heads.kv_heads)
+    asked = (PagedAttention, tile_tokens, heads, device)
+    reason = differs(*asked)
+    if reason is not None or device.type != "cuda":
+        return Verdict(reason, reason)
+    return _of_graphs(lambda: replay_differs(*asked, record_graph))
 
 
+def _of_graphs(compared: Callable[[], str | None]) -> Verdict:
+    try:
+        return Verdict(graphs=compared())
+    except RuntimeError as error:  # the kernel itself has agreed
+        return Verdict(graphs=str(error).partition("\n")[0], lasting=False)
+
+
+@torch.inference_mode()
 def main() -> None:
-    from kernels.paged_triton import attend, queries_per_tile
-
     name, heads, kv_heads, head_dim, block_tokens, dtype = sys.argv[1:]
-    device = torch.device(name)
+    try:
+        device = resolve_device(name).device
+    except DeviceError as error:
+        sys.exit(str(error))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # on which Triton launches
     built = Heads(int(heads), int(kv_heads), int(head_dim), int(block_tokens), dtype)
-    tile = queries_per_tile(getattr(torch, dtype), built.head_dim)
-    print(json.dumps(differs(attend, tile, built, device)))
+    print(json.dumps(asdict(compare(device, built))))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class RemoteInfo:
     note: str | None
     kernels: dict[str, str]  # of rank 0
     batch_invariant: bool
+    unused_gpu: str | None
     address: str
     shards: int
 
@@ -130,6 +131,7 @@ def _begin(
             note=first.note if first.HasField("note") else None,
             kernels=dict(sorted(first.kernels.items())),
             batch_invariant=all(info.batch_invariant for info in found),
+            unused_gpu=first.unused_gpu if first.HasField("unused_gpu") else None,
             address=options.address,
             shards=len(found),
         ),

@@ -14,7 +14,7 @@ import grpc
 from model_server.remote.ranks import Ranks, describe
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
-from seams import DeviceMemoryError, ModelLostError, Opening, Outcome, Step
+from seams import DeviceMemoryError, ModelLostError, Opening, OpeningError, Outcome, Step
 
 # errors for the engine; any other status means that the model is lost
 ERRORS: dict[grpc.StatusCode, Callable[[str], Exception]] = {
@@ -49,9 +49,18 @@ class Session:
     # --- seams.Model ------------------------------------------------------------------------
 
     def open(self, new: Sequence[Opening]) -> None:
-        openings = [messages.opening(opening) for opening in new]
-        message = wire.Openings(session=self.id, number=self._take_number(), openings=openings)
-        self._send("Open", message)  # nothing waits for it: an error appears in the next iteration
+        """Raises OpeningError for sequences that no message can express, ModelLostError."""
+        openings, refused = [], dict[int, str]()
+        for opening in new:
+            try:
+                openings.append(messages.opening(opening))
+            except Exception as error:  # of its own numbers or texts
+                refused[opening.id] = str(error)
+        if openings:
+            message = wire.Openings(session=self.id, number=self._take_number(), openings=openings)
+            self._send("Open", message)  # nothing waits: an error appears in the next iteration
+        if refused:
+            raise OpeningError(refused)
 
     def start(self, steps: Sequence[Step], released: Sequence[int]) -> Iteration:
         message = messages.iteration(self.id, self._take_number(), steps, released)

@@ -50,7 +50,12 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: worker.stop())
     service.model = load()
-    log.info("ready: %s on %s", service.model.info.name, address)
+    info = service.model.info
+    if info.unused_gpu is None:
+        log.info("ready: %s on %s", info.name, address)
+    else:
+        told = "ready: %s on %s; the model runs on a CPU: %s"
+        log.warning(told, info.name, address, info.unused_gpu)
     status = 0
     try:
         worker.run()
@@ -67,15 +72,15 @@ def fail(reason: str) -> None:
     threading.Timer(LAST_WORDS_S, os._exit, [FAILED]).start()
 
 
-def end_with_parent() -> None:
-    """Ends this process when its parent is gone. The parent holds the other end of standard
-    input."""
+def end_with_parent(within_s: float) -> None:
+    """Ends this process when its parent is gone, or all processes that use it: those that hold the
+    other end of standard input."""
 
     def watch() -> None:
         sys.stdin.buffer.read()
         log.warning("the process that started this one is gone")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(ORPHAN_S)
+        time.sleep(within_s)
         os._exit(FAILED)  # the current iteration may wait for a shard for ever
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -93,6 +93,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
             shards=len(self.addresses),
             kernels=model.info.kernels,
             batch_invariant=model.info.batch_invariant,
+            unused_gpu=model.info.unused_gpu,
         )
 
     def Health(  # noqa: N802

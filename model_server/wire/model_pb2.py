@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmodel_server/wire/model.proto\x12\x12\x65\x66\x66\x65\x63tive_batching\"\t\n\x07Nothing\"\x1e\n\tAddresses\x12\x11\n\taddresses\x18\x01 \x03(\t\"\xc1\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x11\n\x04note\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x0c\n\x04rank\x18\t \x01(\r\x12\x0e\n\x06shards\x18\n \x01(\r\x12;\n\x07kernels\x18\x0b \x03(\x0b\x32*.effective_batching.ModelInfo.KernelsEntry\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0c \x01(\x08\x1a.\n\x0cKernelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05_note\" \n\rHealthRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\"A\n\x0cHealthReport\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\" \n\x06Limits\x12\x16\n\x0emax_batch_size\x18\x01 \x01(\r\"J\n\x08\x43\x61pacity\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x18\n\x10max_total_tokens\x18\x03 \x01(\x04\"(\n\x07Session\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04lost\x18\x02 \x01(\x04\"\xed\x02\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\x11\n\ttypical_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\t \x03(\r\x12\x0e\n\x06\x62iases\x18\n \x03(\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x02\x88\x01\x01\x12\r\n\x05min_p\x18\r \x01(\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x0f \x03(\rB\x08\n\x06_top_kB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbf\x01\n\x07Opening\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.effective_batching.Sampling\x12\x0e\n\x06scored\x18\x05 \x01(\r\x12\x12\n\x05trace\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nrequest_id\x18\x07 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_traceB\r\n\x0b_request_id\"Z\n\x08Openings\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12-\n\x08openings\x18\x03 \x03(\x0b\x32\x1b.effective_batching.Opening\"\xb0\x01\n\tIteration\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0b\n\x03ids\x18\x03 \x03(\x04\x12\x0e\n\x06starts\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0c\n\x04\x64raw\x18\x06 \x03(\x08\x12\x0f\n\x07padding\x18\x07 \x03(\r\x12\x14\n\x0c\x62lock_counts\x18\x08 \x03(\r\x12\x0e\n\x06\x62locks\x18\t \x03(\r\x12\x10\n\x08released\x18\n \x03(\x04\"Y\n\rTokenLogprobs\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x12\n\ntop_tokens\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x01\"\\\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\x31\n\x06tokens\x18\x03 \x03(\x0b\x32!.effective_batching.TokenLogprobs\"\xd3\x01\n\x07Outcome\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x11\n\tpositions\x18\x04 \x01(\x04\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.effective_batching.RowLogprobs\x12\x38\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1f.effective_batching.RowLogprobs2\x86\x04\n\x0bModelServer\x12N\n\x10ServiceDiscovery\x12\x1b.effective_batching.Nothing\x1a\x1d.effective_batching.Addresses\x12\x42\n\x04Info\x12\x1b.effective_batching.Nothing\x1a\x1d.effective_batching.ModelInfo\x12M\n\x06Health\x12!.effective_batching.HealthRequest\x1a .effective_batching.HealthReport\x12\x42\n\x06Warmup\x12\x1a.effective_batching.Limits\x1a\x1c.effective_batching.Capacity\x12\x46\n\nClearCache\x12\x1b.effective_batching.Session\x1a\x1b.effective_batching.Nothing\x12\x41\n\x04Open\x12\x1c.effective_batching.Openings\x1a\x1b.effective_batching.Nothing\x12\x45\n\x07\x41\x64vance\x12\x1d.effective_batching.Iteration\x1a\x1b.effective_batching.Outcomeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmodel_server/wire/model.proto\x12\x12\x65\x66\x66\x65\x63tive_batching\"\t\n\x07Nothing\"\x1e\n\tAddresses\x12\x11\n\taddresses\x18\x01 \x03(\t\"\xe9\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x11\n\x04note\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x0c\n\x04rank\x18\t \x01(\r\x12\x0e\n\x06shards\x18\n \x01(\r\x12;\n\x07kernels\x18\x0b \x03(\x0b\x32*.effective_batching.ModelInfo.KernelsEntry\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0c \x01(\x08\x12\x17\n\nunused_gpu\x18\r \x01(\tH\x01\x88\x01\x01\x1a.\n\x0cKernelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05_noteB\r\n\x0b_unused_gpu\" \n\rHealthRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\"A\n\x0cHealthReport\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\" \n\x06Limits\x12\x16\n\x0emax_batch_size\x18\x01 \x01(\r\"J\n\x08\x43\x61pacity\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x18\n\x10max_total_tokens\x18\x03 \x01(\x04\"(\n\x07Session\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04lost\x18\x02 \x01(\x04\"\xed\x02\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\x11\n\ttypical_p\x18\x05 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\t \x03(\r\x12\x0e\n\x06\x62iases\x18\n \x03(\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x02\x88\x01\x01\x12\r\n\x05min_p\x18\r \x01(\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x0f \x03(\rB\x08\n\x06_top_kB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbf\x01\n\x07Opening\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.effective_batching.Sampling\x12\x0e\n\x06scored\x18\x05 \x01(\r\x12\x12\n\x05trace\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nrequest_id\x18\x07 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_traceB\r\n\x0b_request_id\"Z\n\x08Openings\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12-\n\x08openings\x18\x03 \x03(\x0b\x32\x1b.effective_batching.Opening\"\xb0\x01\n\tIteration\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0b\n\x03ids\x18\x03 \x03(\x04\x12\x0e\n\x06starts\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0c\n\x04\x64raw\x18\x06 \x03(\x08\x12\x0f\n\x07padding\x18\x07 \x03(\r\x12\x14\n\x0c\x62lock_counts\x18\x08 \x03(\r\x12\x0e\n\x06\x62locks\x18\t \x03(\r\x12\x10\n\x08released\x18\n \x03(\x04\"Y\n\rTokenLogprobs\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x12\n\ntop_tokens\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x01\"\\\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\x31\n\x06tokens\x18\x03 \x03(\x0b\x32!.effective_batching.TokenLogprobs\"\xd3\x01\n\x07Outcome\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x11\n\tpositions\x18\x04 \x01(\x04\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.effective_batching.RowLogprobs\x12\x38\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1f.effective_batching.RowLogprobs2\x86\x04\n\x0bModelServer\x12N\n\x10ServiceDiscovery\x12\x1b.effective_batching.Nothing\x1a\x1d.effective_batching.Addresses\x12\x42\n\x04Info\x12\x1b.effective_batching.Nothing\x1a\x1d.effective_batching.ModelInfo\x12M\n\x06Health\x12!.effective_batching.HealthRequest\x1a .effective_batching.HealthReport\x12\x42\n\x06Warmup\x12\x1a.effective_batching.Limits\x1a\x1c.effective_batching.Capacity\x12\x46\n\nClearCache\x12\x1b.effective_batching.Session\x1a\x1b.effective_batching.Nothing\x12\x41\n\x04Open\x12\x1c.effective_batching.Openings\x1a\x1b.effective_batching.Nothing\x12\x45\n\x07\x41\x64vance\x12\x1d.effective_batching.Iteration\x1a\x1b.effective_batching.Outcomeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,33 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDRESSES']._serialized_start=64
   _globals['_ADDRESSES']._serialized_end=94
   _globals['_MODELINFO']._serialized_start=97
-  _globals['_MODELINFO']._serialized_end=418
-  _globals['_MODELINFO_KERNELSENTRY']._serialized_start=363
-  _globals['_MODELINFO_KERNELSENTRY']._serialized_end=409
-  _globals['_HEALTHREQUEST']._serialized_start=420
-  _globals['_HEALTHREQUEST']._serialized_end=452
-  _globals['_HEALTHREPORT']._serialized_start=454
-  _globals['_HEALTHREPORT']._serialized_end=519
-  _globals['_LIMITS']._serialized_start=521
-  _globals['_LIMITS']._serialized_end=553
-  _globals['_CAPACITY']._serialized_start=555
-  _globals['_CAPACITY']._serialized_end=629
-  _globals['_SESSION']._serialized_start=631
-  _globals['_SESSION']._serialized_end=671
-  _globals['_SAMPLING']._serialized_start=674
-  _globals['_SAMPLING']._serialized_end=1039
-  _globals['_OPENING']._serialized_start=1042
-  _globals['_OPENING']._serialized_end=1233
-  _globals['_OPENINGS']._serialized_start=1235
-  _globals['_OPENINGS']._serialized_end=1325
-  _globals['_ITERATION']._serialized_start=1328
-  _globals['_ITERATION']._serialized_end=1504
-  _globals['_TOKENLOGPROBS']._serialized_start=1506
-  _globals['_TOKENLOGPROBS']._serialized_end=1595
-  _globals['_ROWLOGPROBS']._serialized_start=1597
-  _globals['_ROWLOGPROBS']._serialized_end=1689
-  _globals['_OUTCOME']._serialized_start=1692
-  _globals['_OUTCOME']._serialized_end=1903
-  _globals['_MODELSERVER']._serialized_start=1906
-  _globals['_MODELSERVER']._serialized_end=2424
+  _globals['_MODELINFO']._serialized_end=458
+  _globals['_MODELINFO_KERNELSENTRY']._serialized_start=388
+  _globals['_MODELINFO_KERNELSENTRY']._serialized_end=434
+  _globals['_HEALTHREQUEST']._serialized_start=460
+  _globals['_HEALTHREQUEST']._serialized_end=492
+  _globals['_HEALTHREPORT']._serialized_start=494
+  _globals['_HEALTHREPORT']._serialized_end=559
+  _globals['_LIMITS']._serialized_start=561
+  _globals['_LIMITS']._serialized_end=593
+  _globals['_CAPACITY']._serialized_start=595
+  _globals['_CAPACITY']._serialized_end=669
+  _globals['_SESSION']._serialized_start=671
+  _globals['_SESSION']._serialized_end=711
+  _globals['_SAMPLING']._serialized_start=714
+  _globals['_SAMPLING']._serialized_end=1079
+  _globals['_OPENING']._serialized_start=1082
+  _globals['_OPENING']._serialized_end=1273
+  _globals['_OPENINGS']._serialized_start=1275
+  _globals['_OPENINGS']._serialized_end=1365
+  _globals['_ITERATION']._serialized_start=1368
+  _globals['_ITERATION']._serialized_end=1544
+  _globals['_TOKENLOGPROBS']._serialized_start=1546
+  _globals['_TOKENLOGPROBS']._serialized_end=1635
+  _globals['_ROWLOGPROBS']._serialized_start=1637
+  _globals['_ROWLOGPROBS']._serialized_end=1729
+  _globals['_OUTCOME']._serialized_start=1732
+  _globals['_OUTCOME']._serialized_end=1943
+  _globals['_MODELSERVER']._serialized_start=1946
+  _globals['_MODELSERVER']._serialized_end=2464
 # @@protoc_insertion_point(module_scope)

@@ -17,7 +17,7 @@ class Addresses(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "parameters", "dtype", "device", "note", "layout", "context", "vocab_size", "rank", "shards", "kernels", "batch_invariant")
+    __slots__ = ("name", "parameters", "dtype", "device", "note", "layout", "context", "vocab_size", "rank", "shards", "kernels", "batch_invariant", "unused_gpu")
     class KernelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class ModelInfo(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_GPU_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: int
     dtype: str
@@ -49,7 +50,8 @@ class ModelInfo(_message.Message):
     shards: int
     kernels: _containers.ScalarMap[str, str]
     batch_invariant: bool
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ..., kernels: _Optional[_Mapping[str, str]] = ..., batch_invariant: _Optional[bool] = ...) -> None: ...
+    unused_gpu: str
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ..., kernels: _Optional[_Mapping[str, str]] = ..., batch_invariant: _Optional[bool] = ..., unused_gpu: _Optional[str] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ("session",)

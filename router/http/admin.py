@@ -42,7 +42,8 @@ class Admin:
         ]
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 once every upstream has been probed once, whatever was found; 503 when draining."""
+        """200 once every upstream has been probed once, whatever was found; 503 when draining, and
+        while there are only names without addresses."""
         probed, fleet = self._desk.fleet.all_probed(), self._desk.fleet
         state = "draining" if self._proxy.draining else "ok" if probed else "starting"
         facts = {"status": state, "upstreams": len(fleet), "ready": sum(u.ready for u in fleet)}
@@ -62,8 +63,8 @@ class Admin:
         """The models of all upstreams."""
         if refused := self._refused(request, self._config.api_keys):
             return refused
-        described = list(self._desk.fleet.models().values())
-        return web.json_response({"object": "list", "data": described})
+        described = b", ".join(self._desk.fleet.models().values())
+        return _json(b'{"object": "list", "data": [%b]}' % described)
 
     async def model(self, request: web.Request) -> web.Response:
         if refused := self._refused(request, self._config.api_keys):
@@ -71,7 +72,7 @@ class Admin:
         name = request.match_info["model"]
         models = self._desk.fleet.models()
         if name in models:
-            return web.json_response(models[name])
+            return _json(models[name])
         known = ", ".join(models) or "none"
         message = f"The model {name} does not exist, all available models: {known}."
         return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)
@@ -168,9 +169,13 @@ class Admin:
         }
 
 
+def _json(text: bytes) -> web.Response:
+    return web.Response(body=text, headers={"Content-Type": "application/json; charset=utf-8"})
+
+
 def _parsed(body: bytes) -> Any:
     """Raises ValueError."""
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is not valid JSON: {error}") from None

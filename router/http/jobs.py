@@ -89,7 +89,9 @@ class JobRelay:
         known = list(fleet.models())
         model = request.headers.get("X-Model") or self._default_model
         if model:
-            return fleet.serving(model) or errors.unknown_model(model, known)
+            if fleet.complete():
+                return fleet.serving(model) or errors.unknown_model(model, known)
+            return fleet.serving(model)
         if len(known) > 1:
             message = (
                 "The servers have several models: name the batch's model in the X-Model header, "

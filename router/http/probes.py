@@ -4,29 +4,58 @@ If the operator declared an upstream's models, its `/health` is probed instead.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from router import log
 from router.desk import Desk
 from router.rules.upstream import Spec, Upstream
 
 AGAIN_S = 1.0  # between probes of an upstream that is not ready
+MAX_LIST_BYTES = 1 << 20
 
 
-def parse_models(body: Any) -> dict[str, Mapping[str, Any]]:
-    """The models of a `/v1/models` answer by id. Raises ValueError if `body` is not one."""
-    data = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(data, list):
-        raise ValueError("its /v1/models is not an OpenAI model list")
-    return {m["id"]: m for m in data if isinstance(m, dict) and isinstance(m.get("id"), str)}
+class _List(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+_LIST, _MODEL = msgspec.json.Decoder(_List), msgspec.json.Decoder(_Model)
+
+
+def parse_models(body: bytes) -> dict[str, bytes]:
+    """The models of a `/v1/models` answer by id, each as the JSON that came. Raises ValueError if
+    `body` is not a list of models."""
+    try:
+        described = _LIST.decode(body.decode()).data
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its /v1/models is not an OpenAI model list: {error}") from None
+    models = {}
+    for model in described:
+        with contextlib.suppress(ValueError, RecursionError):
+            models[_MODEL.decode(model).id] = bytes(model)
+    return models
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises ValueError if it is too long."""
+    body = bytearray()
+    while chunk := await answer.content.readany():
+        body += chunk
+        if len(body) > MAX_LIST_BYTES:
+            raise ValueError(f"its /v1/models is longer than {MAX_LIST_BYTES} bytes")
+    return bytes(body)
 
 
 class Prober:
@@ -51,6 +80,7 @@ class Prober:
         wanted = {f"dns+{s.url}" for s in self._names}
         for gone in {u.source for u in self._desk.fleet if u.source.startswith("dns+")} - wanted:
             self._desk.fleet.reconcile(gone, [])
+        self._desk.fleet.unresolved = wanted - {u.source for u in self._desk.fleet}
         self._desk.fleet_changed()
         self.probe_soon()
 
@@ -96,6 +126,8 @@ class Prober:
         except (OSError, UnicodeError) as error:
             log.event(logging.WARNING, "name not resolved", name=spec.url, error=str(error))
             return
+        if spec not in self._names:  # the lists were read again during the lookup
+            return
         urls = []
         for *_, address in found:
             ip = ipaddress.ip_address(address[0])
@@ -122,15 +154,15 @@ class Prober:
             ) as answer:
                 if answer.status != 200:
                     raise ValueError(f"its {path} returned {answer.status}")
-                models: Mapping[str, Mapping[str, Any]] = (
-                    {m: {"id": m, "object": "model"} for m in declared}
+                models = (
+                    {m: msgspec.json.encode({"id": m, "object": "model"}) for m in declared}
                     if declared
-                    else parse_models(await answer.json(content_type=None))
+                    else parse_models(await _whole(answer))
                 )
         except TimeoutError:
             error = f"no response in {self._timeout.total:g} s"
             upstream.probe_failed(error, timed_out=True)
-        except (aiohttp.ClientError, OSError, ValueError) as failure:
+        except Exception as failure:  # whatever one upstream sends, the others are probed
             upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)
         else:
             upstream.probe_succeeded(models, self._desk.now() - begun)

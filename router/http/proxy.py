@@ -194,6 +194,8 @@ class Proxy:
         model = wanted.model or self._config.default_model
         if not model:
             known = list(self._desk.fleet.models())
+            if not known and not self._desk.fleet.complete():
+                return errors.unavailable("No upstream is known yet.", "no_upstream_ready")
             if len(known) != 1:
                 available = ", ".join(known) or "none"
                 message = f"'model' (or X-Model) is required, all available models: {available}."

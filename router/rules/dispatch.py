@@ -51,7 +51,7 @@ class Dispatcher:
         ticket = Ticket(self._seq, model, now, deadline, deferred, prefix, queued_since=now)
         if self._place(ticket, now):
             return ticket
-        if not self.fleet.serving(model) and self.fleet.all_probed():
+        if not self.fleet.serving(model) and self.fleet.complete():
             self._refuse(ticket, Refusal.UNKNOWN_MODEL, now)
         elif self._full(model, deferred):
             self._refuse(ticket, Refusal.QUEUE_FULL, now)
@@ -220,7 +220,7 @@ class Dispatcher:
                 self._stranded.setdefault(model, now)
         for key, lane in list(self._lanes.items()):
             since = self._stranded.get(key[1])
-            unknown = not self.fleet.serving(key[1]) and self.fleet.all_probed()
+            unknown = not self.fleet.serving(key[1]) and self.fleet.complete()
             for ticket in list(lane.values()):
                 if unknown:
                     self._refuse(ticket, Refusal.UNKNOWN_MODEL, now)

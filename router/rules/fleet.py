@@ -1,7 +1,6 @@
 """The upstreams in the operator's order, their sources, and the models they serve. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from router.rules.breaker import Breaker
 from router.rules.upstream import Spec, Upstream
@@ -13,11 +12,14 @@ ADMIN = "admin"  # the source of upstreams added at run time
 class Fleet:
     """Upstreams by URL. An upstream belongs to the source that named it first (the environment, the
     file, the admin API, a DNS name), and is dropped only when that source no longer names it. An
-    upstream that the operator removed stays removed while its source still names it."""
+    upstream that the operator removed stays removed while its source still names it.
+
+    `unresolved`: the sources that are DNS names and have no address yet."""
 
     def __init__(self) -> None:
         self._by_url: dict[str, Upstream] = {}
         self._removed: dict[str, Upstream] = {}
+        self.unresolved: set[str] = set()
 
     def __iter__(self) -> Iterator[Upstream]:
         return iter(self._by_url.values())
@@ -56,6 +58,7 @@ class Fleet:
 
         An upstream whose key or limit changed keeps its counters."""
         wanted = {spec.url: spec for spec in specs}
+        self.unresolved.discard(source)
         self._removed = {
             url: removed
             for url, removed in self._removed.items()
@@ -74,16 +77,21 @@ class Fleet:
         return added
 
     def all_probed(self) -> bool:
-        """Whether every upstream has been probed once, whatever was found."""
-        return all(u.probed for u in self)
+        """Whether every upstream has been probed once, whatever was found. A router that knows only
+        names without addresses has probed nothing."""
+        return all(u.probed for u in self) and not (self.unresolved and not self._by_url)
+
+    def complete(self) -> bool:
+        """Whether no other model can be found: a model that is not known has no upstream."""
+        return self.all_probed() and not self.unresolved
 
     def serving(self, model: str) -> list[Upstream]:
         """The upstreams whose last successful probe named the model, ready or not."""
         return [u for u in self if model in u.models]
 
-    def models(self) -> dict[str, Mapping[str, Any]]:
+    def models(self) -> dict[str, bytes]:
         """The models of all upstreams. If several serve an id, the first listed describes it."""
-        union: dict[str, Mapping[str, Any]] = {}
+        union: dict[str, bytes] = {}
         for upstream in self:
             for name, described in upstream.models.items():
                 union.setdefault(name, described)

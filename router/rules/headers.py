@@ -4,13 +4,14 @@ import re
 import uuid
 from collections.abc import Mapping
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiMapping
 
 HOP_BY_HOP = frozenset(
     {
         "connection",
         "keep-alive",
         "proxy-authenticate",
+        "proxy-authentication-info",
         "proxy-authorization",
         "proxy-connection",
         "te",
@@ -30,6 +31,8 @@ _REQUEST_OWN = HOP_BY_HOP | {
     "origin",
     "sec-fetch-site",
 }
+# What a proxy adds about its client. The router adds none of these, so a client may not set them.
+_FORWARDING = frozenset({"forwarded", "x-original-url", "x-real-ip", "x-rewrite-url"})
 _RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -41,12 +44,19 @@ def request_id(headers: Mapping[str, str]) -> str:
 
 
 def to_upstream(
-    headers: Mapping[str, str], request: str, key: str | None, *, drop_authorization: bool
+    headers: MultiMapping[str], request: str, key: str | None, *, drop_authorization: bool
 ) -> CIMultiDict[str]:
     """The client's headers for the upstream. `key` replaces Authorization; a key for the router
     (`drop_authorization`) is not passed on. Answers are requested uncompressed: the events of a
-    compressed stream cannot be separated."""
-    out = _without(headers, _REQUEST_OWN)
+    compressed stream cannot be separated.
+
+    Names with underscores are dropped: to a WSGI server `SCRIPT_NAME` is a part of the path, and
+    other names look the same with hyphens."""
+    out = CIMultiDict(
+        (name, value)
+        for name, value in _without(headers, _REQUEST_OWN | _FORWARDING).items()
+        if "_" not in name and not name.lower().startswith("x-forwarded-")
+    )
     out["Accept-Encoding"] = "identity"
     out["X-Request-Id"] = request
     if key is not None:
@@ -56,7 +66,7 @@ def to_upstream(
     return out
 
 
-def to_client(headers: Mapping[str, str], request: str, origin: str) -> CIMultiDict[str]:
+def to_client(headers: MultiMapping[str], request: str, origin: str) -> CIMultiDict[str]:
     """The upstream's headers for the client, with the upstream's address."""
     out = _without(headers, _RESPONSE_OWN)
     out["X-Request-Id"] = request
@@ -64,9 +74,8 @@ def to_client(headers: Mapping[str, str], request: str, origin: str) -> CIMultiD
     return out
 
 
-def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    named = headers.get("Connection")
-    if named:
+def _without(headers: MultiMapping[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    for named in headers.getall("Connection", []):
         dropped = dropped | {word.strip().lower() for word in named.split(",")}
     return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in dropped)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from router.rules.breaker import Breaker, State
 from router.rules.budget import RetryBudget
@@ -39,14 +38,14 @@ class Spec:
 @dataclass(slots=True, eq=False)
 class Upstream:
     """An upstream and its counters. `configured`: the spec from its source; `spec` may have been
-    changed since. `models`: the objects of `/v1/models` by id."""
+    changed since. `models`: the objects of `/v1/models` as JSON, by id."""
 
     spec: Spec
     source: str
     breaker: Breaker
     configured: Spec = field(init=False)
     budget: RetryBudget = field(default_factory=RetryBudget)
-    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    models: Mapping[str, bytes] = field(default_factory=dict)
     in_flight: int = 0
     deferred: int = 0  # of those in flight
     latency_s: float | None = None
@@ -89,7 +88,7 @@ class Upstream:
         """Sends no new requests for as long as the upstream asked for, at most MAX_PAUSE_S."""
         self.paused_until = max(self.paused_until, now + min(seconds, MAX_PAUSE_S))
 
-    def probe_succeeded(self, models: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
+    def probe_succeeded(self, models: Mapping[str, bytes], seconds: float) -> None:
         """The probe succeeded. Its time counts as a latency sample; otherwise an upstream that was
         slow once, and is no longer chosen, would count as slow for ever."""
         self.models = models

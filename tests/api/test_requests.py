@@ -79,14 +79,15 @@ def test_an_invalid_body_is_refused(client: FlaskClient, body: bytes, mentions: 
         ("temperature", 1e300, "0 (greedy) or a number"),
         ("temperature", True, "a number"),
         ("temperature", "1", "a number"),
-        ("top_k", 0, "from 1 up"),
+        ("top_k", 0, "from 1 to 2147483647"),
+        ("top_k", 2**32, "from 1 to 2147483647"),
         ("top_k", 1.0, "whole number"),
         ("top_k", False, "whole number"),
-        ("top_p", 0, "above 0 and up to 1"),
-        ("top_p", 1.01, "above 0 and up to 1"),
+        ("top_p", -0.1, "from 0 to 1"),
+        ("top_p", 1.01, "from 0 to 1"),
         ("top_p", "0.5", "a number"),
-        ("seed", -1, "from 0"),
-        ("seed", 2**63, "from 0"),
+        ("seed", -(2**63) - 1, "from -2**63"),
+        ("seed", 2**64, "to 2**64 - 1"),
         ("seed", 0.0, "whole number"),
         ("stream", 1, "true or false"),
         ("stream", "true", "true or false"),
@@ -110,6 +111,16 @@ def test_a_deferred_request_with_a_deadline_has_the_same_tokens(client: FlaskCli
     plain = ask(client, **GOOD, seed=1).get_json()
     deferred = ask(client, **GOOD, seed=1, **{"class": "deferred", "deadline_s": 60}).get_json()
     assert deferred["generated"] == plain["generated"]
+
+
+def test_a_request_may_name_the_served_model_and_no_other(client: FlaskClient) -> None:
+    plain = ask(client, **GOOD, seed=1).get_json()
+    named = ask(client, **GOOD, seed=1, model="embedded").get_json()
+    assert named["completion"] == plain["completion"]
+    other = ask(client, **GOOD, model="other")
+    assert other.status_code == 404
+    assert is_explained(other)
+    assert "'model'" in ask(client, **GOOD, model=5).get_json()["error"]
 
 
 @pytest.mark.parametrize("field", ["numtokens", "max_tokens", "", "\n", "x" * 500])
@@ -137,7 +148,7 @@ def test_the_value_that_is_shown_is_cut(client: FlaskClient) -> None:
 def test_prompt_and_tokens_up_to_the_context_fit_and_beyond_it_do_not(client: FlaskClient) -> None:
     fits = ask(client, prompt="x" * (CONTEXT - 3), num_tokens=3)
     assert fits.get_json()["num_tokens"] == 3
-    for prompt_tokens, num_tokens in ((CONTEXT - 3, 4), (1, CONTEXT), (CONTEXT, 1), (1, 10**30)):
+    for prompt_tokens, num_tokens in ((CONTEXT - 3, 4), (1, CONTEXT), (CONTEXT, 1), (1, 2**31 - 1)):
         answer = ask(client, prompt="x" * prompt_tokens, num_tokens=num_tokens)
         assert answer.status_code == 400
         assert f"context of {CONTEXT}" in answer.get_json()["error"]
@@ -228,9 +239,9 @@ def test_any_bytes_are_answered_or_refused_with_a_sentence(
 @given(
     prompt=st.text(st.characters(exclude_categories=()), min_size=1, max_size=30),
     num_tokens=st.integers(1, 40),
-    seed=st.integers(0, 2**63 - 1),
-    top_p=st.floats(0, 1, exclude_min=True),
-    top_k=st.integers(1, 2**40),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    top_p=st.floats(0, 1),
+    top_k=st.integers(1, 2**31 - 1),
 )
 def test_any_valid_request_gets_exactly_its_tokens_streamed_or_not(
     client: FlaskClient, prompt: str, num_tokens: int, seed: int, top_p: float, top_k: int

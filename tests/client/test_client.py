@@ -213,6 +213,15 @@ def test_one_prompt_may_have_a_seed_and_be_told_to_machines(
     assert (answer["seed"], answer["num_tokens"]) == (7, 10)
 
 
+def test_one_prompt_is_sent_with_the_fields_of_its_target(
+    server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = f"{server().url}?seed=8&num_tokens=3"
+    assert main(["--target", target, "--prompt", "hi", "--seed", "7", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["seed"], answer["num_tokens"]) == (8, 3)
+
+
 def test_a_model_with_random_weights_is_told_in_every_report(
     server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,19 @@ def test_shared_prefixes_are_one_option_of_a_comparison() -> None:
     assert own.recipe.prompts == "conversation"
 
 
+def test_static_batching_without_its_wait_is_compared_beside_it() -> None:
+    asked = understood(parser().parse_args(["--", "--max-wait-ms", "20"]))
+    command, beside = {c.name: (c.command, c.beside) for c in asked.contestants}["static:nowait"]
+    assert beside == "static"
+    assert command is not None
+    assert command[1] == "static"
+    assert command[-4:] == ("--max-wait-ms", "20", "--max-wait-ms", "0"), "the last one counts"
+    alone = understood(parser().parse_args(["--modes", "static:nowait,dynamic"]))
+    assert [c.beside for c in alone.contestants] == [None, None], "it plays all loads"
+    original = understood(parser().parse_args(["--original"]))
+    assert [c.name for c in original.contestants] == ["nobatch", "static", "dynamic"]
+
+
 def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     tmp_path: Path,
 ) -> None:
@@ -76,7 +89,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     # At four times what one at a time can do, joining at every iteration keeps up.
     assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
     assert table["nobatch", 4.0].verdict != "VALID"
-    predicted = length_variance_gain(results, "static", "dynamic")
+    predicted = length_variance_gain(results, "static", 4.0, None)
     assert predicted is not None
     assert predicted.predicted > 1
 
@@ -195,7 +208,7 @@ def test_the_command_compares_servers_that_already_run(
         (("--original", "--loads", "2"), "--loads has no effect with --original"),
         (("--original", "--numsamples", "2"), "--numsamples has no effect with --original"),
         (("--loads", "0.5,x"), "expected auto or numbers > 0"),
-        (("--modes", "dynamic,turbo"), "nobatch, static, dynamic"),
+        (("--modes", "dynamic,turbo"), "nobatch, static, static:nowait, dynamic"),
         (("--target", "a=ftp://x"), "SCHEME one of"),
         (
             ("--target", "a=http://127.0.0.1:1", "--arrivals", "gamma:cv=-1"),

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client.analysis.results import MODES
+from client.analysis.results import COMPARED
 from client.load.servers import ROOT
 from tests.server.process import environment, eventually
 
@@ -66,14 +66,14 @@ def test_the_command_compares_the_three_modes_and_writes_what_is_documented(tmp_
     assert written == documented_files() - {"logs/"}  # those are kept when a server fails
 
     points = rows(tmp_path / "summary.csv")
-    assert sorted(point["contestant"] for point in points) == sorted(MODES)
+    assert sorted(point["contestant"] for point in points) == sorted(COMPARED)
     for point in points:
         assert (point["ok"], point["failed"], point["unfinished"]) == (str(REQUESTS), "0", "0")
     runs: dict[str, list[dict[str, str]]] = {}
     for row in rows(tmp_path / "requests.csv"):
         runs.setdefault(row["run"], []).append(row)
     # a run for which the client was late is there twice
-    assert {run.removesuffix("-try1") for run in runs} == {f"{m}-load1-seed0" for m in MODES}
+    assert {run.removesuffix("-try1") for run in runs} == {f"{m}-load1-seed0" for m in COMPARED}
     for requests in runs.values():
         assert sorted(int(row["request"]) for row in requests) == list(range(REQUESTS))
         for row in requests:
@@ -81,8 +81,10 @@ def test_the_command_compares_the_three_modes_and_writes_what_is_documented(tmp_
             assert float(row["sent_s"]) <= float(row["first_token_s"]) <= float(row["end_s"])
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert {name: said["mode"] for name, said in manifest["servers"].items()} == {
-        mode: mode for mode in MODES
+        name: name.partition(":")[0] for name in COMPARED
     }
+    waits = {name: said["options"]["max_wait_ms"] for name, said in manifest["servers"].items()}
+    assert (waits["static"], waits["static:nowait"]) == (50.0, 0.0)
     assert {said["model"]["name"] for said in manifest["servers"].values()} == {"embedded"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,16 @@ def test_loads_lie_below_the_first_limit_between_those_apart_and_beyond_the_last
 
 def test_the_limits_of_the_three_modes_give_four_loads() -> None:
     assert telling_loads([1.0, 6.1, 3.6]) == pytest.approx((0.7, 1.9, 4.7, 12.0))
+
+
+def test_a_contestant_beside_another_plays_the_highest_load_with_which_that_one_keeps_up() -> None:
+    beside = Contestant("static:nowait", ("x",), None, beside="static")
+    limits = {"nobatch": 1.0, "static": 6.0, "dynamic": 8.0}
+    three = plan(loads=(0.7, 2.4, 16.0), limits=limits)
+    four = replace(three, contestants=(*three.contestants, beside))
+    jobs = schedule(four)
+    assert {j.load for j in jobs if j.contestant == "static:nowait"} == {2.4}
+    assert len(jobs) == len(schedule(three)) + len(four.seeds), "one run a seed"
+    assert four.window_of(16.0) == three.window_of(16.0) > four.window_of(2.4)
+    lost = replace(four, limits={**limits, "static": 0.5})
+    assert {j.load for j in schedule(lost) if j.contestant == "static:nowait"} == {0.7}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from pathlib import Path
 
 import psutil
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from gpt import budget
-from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks
-from gpt.cache import KVShape
+from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
+from gpt.cache import KVPool, KVShape
 from gpt.container import container_room_bytes
+from gpt.network import GPT, GPTConfig
+from model import DynamicBatchingServerModel, ServerModel
 
 SHAPE = KVShape(24, 16, 64, torch.bfloat16, torch.device("cpu"))  # 98,304 bytes a token
 
@@ -117,3 +120,42 @@ def test_a_container_too_small_for_the_warm_up_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(budget, "container_room_bytes", lambda: 3 * BLOCK)
     with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
         cpu_blocks(SHAPE, 1, 1024)
+
+
+@pytest.mark.parametrize("kind", [DynamicBatchingServerModel, ServerModel])
+@pytest.mark.parametrize("most_rows", [8, 3], ids=["all rows fit", "the batch is halved"])
+def test_what_the_worst_iteration_was_measured_with_is_free_for_the_pool(
+    kind: type[DynamicBatchingServerModel | ServerModel],
+    most_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU whose free memory is what no pool takes."""
+    config = GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32)
+    model = kind(GPT(config).eval().requires_grad_(False), torch.float32, "small", kernel=False)
+    rows, most, peak = 8, 8 * 4, 1000
+    total = int(most * model.shape.block_bytes * 1.2)
+    pools = weakref.WeakSet[KVPool]()
+    created = KVPool.__init__
+
+    def allocate(pool: KVPool, shape: KVShape, blocks: int) -> None:
+        if blocks > most_rows * 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        created(pool, shape, blocks)
+        pools.add(pool)
+
+    def free(_: torch.device) -> tuple[int, int]:
+        held = sum(pool.keys.untyped_storage().nbytes() for pool in pools)
+        return total - held, total
+
+    monkeypatch.setattr(KVPool, "__init__", allocate)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: peak)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    assert worst_activation_bytes(model, rows) == peak
+    assert gpu_blocks(model.shape, rows, model.context, peak) == most
+    tight = (total - peak) // 4  # beside other programs
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (tight, total))
+    fitting = int(0.9 * (tight - peak)) // model.shape.block_bytes
+    assert gpu_blocks(model.shape, rows, model.context, peak) == fitting < most

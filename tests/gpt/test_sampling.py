@@ -19,6 +19,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from api.limits import mass
 from gpt.drawing import Asked, draw, gumbel, keys, shaped, truncated
 from gpt.sampling import Known, Sampler, asked_of, history_of
 from kernels import sampling_library
@@ -160,6 +161,18 @@ def test_the_first_of_equal_tokens_at_a_boundary_are_kept(drawn_by) -> None:  # 
     for asked in ({"top_k": 3}, {"top_p": 0.375}, {"typical_p": 0.375}):
         rows = [row(Sampling(seed=i, **asked)) for i in range(len(logits))]  # type: ignore[arg-type]
         assert set(drawn_by(logits, rows).tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("drawn_by", [sample, twin])
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+def test_a_mass_that_is_0_in_float32_leaves_one_token(drawn_by, name) -> None:  # type: ignore[no-untyped-def]
+    logits = some_logits(0, 1, 400).expand(50, -1)
+    rows = [row(Sampling(seed=i, **{name: mass(1e-46)})) for i in range(len(logits))]  # type: ignore[arg-type]
+    (token,) = set(drawn_by(logits, rows).tolist())
+    log_p = logits[0].log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum()
+    typical = (-log_p - entropy).abs().argmin()
+    assert token == (logits[0].argmax() if name == "top_p" else typical)
 
 
 @given(

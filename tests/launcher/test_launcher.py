@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ import psutil
 import pytest
 import requests
 
+from launcher.config import read
+from launcher.launcher import Launcher
+from model_server.config import ServeConfig
 from tests.server.process import PATIENCE_S, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +63,17 @@ class Launched:
         fields: dict[str, Any] = answer.json()
         return fields
 
+    @contextmanager
+    def stream(self, tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
+        with requests.post(
+            f"http://127.0.0.1:{self.port}/generate_stream",
+            json={"inputs": "import os", "parameters": {"max_new_tokens": tokens}},
+            timeout=PATIENCE_S,
+            stream=True,
+        ) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith(b"data:"))
+            yield (json.loads(line.removeprefix(b"data:")) for line in lines)
+
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Launched]:
@@ -85,6 +101,12 @@ def test_sigterm_ends_all_in_order(launched: Launched) -> None:
     assert [line.split()[2] for line in told] == ["server", "model-server"]
 
 
+def ended(processes: list[psutil.Process]) -> bool:
+    """Zombies count as ended: without the launcher, init reaps them, late or, in some containers,
+    never."""
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
 def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
     launched: Launched,
 ) -> None:
@@ -94,16 +116,33 @@ def test_a_dead_shard_is_started_again_and_a_killed_launcher_leaves_no_process(
     assert launched.generate() == before  # waits for the new shard, without an error
     children = launched.children()
     assert len(children) >= 2
-    os.kill(launched.process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, PATIENCE_S)
-    assert alive == []
+    with launched.stream(tokens=200) as events:
+        next(events)
+        os.kill(launched.process.pid, signal.SIGKILL)
+        assert [*events][-1]["generated_text"]  # complete: the model works until the server has
+    eventually(lambda: ended(children), "the end of all processes")
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_launcher_with_the_reason(tmp_path: Path) -> None:
-    launched = Launched(tmp_path / "log", "--model-id", "./no-such-folder")
+    recorded = [tmp_path / name for name in ("run.jsonl", "run-model.jsonl")]
+    for path in recorded:
+        path.write_text("an earlier run")
+    options = ("--model-id", "./no-such-folder", "--record", str(recorded[0]))
+    launched = Launched(tmp_path / "log", *options)
     try:
         assert launched.process.wait(PATIENCE_S) == 1
     finally:
         launched.process.kill()
     assert "ended with status 1 before the model was ready" in launched.log
     assert "no-such-folder" in launched.log
+    assert [path.read_text() for path in recorded] == ["an earlier run"] * 2
+
+
+def test_server_and_model_server_record_into_files_of_their_own(tmp_path: Path) -> None:
+    config, server = read(["--record", str(tmp_path / "run.jsonl")], {})
+    command = Launcher(config, server)._model_server("unix:/model")
+    model = ServeConfig.from_args(command[command.index("--listen") :], server.as_environment())
+    assert (server.record, model.record) == (
+        str(tmp_path / "run.jsonl"),
+        str(tmp_path / "run-model.jsonl"),
+    )

@@ -12,6 +12,7 @@ import torch
 from gpt.executor import Executor
 from model import LoadOptions, UnsupportedDtypeError, load_model
 from seams import Opening, Sampling, Step
+from tests.gpt.gpu.pretend import pretend_gpus
 from text import load_tokenizer
 
 WINDOWS = 4  # of the model's context
@@ -66,7 +67,8 @@ def test_a_model_says_that_its_weights_are_int8() -> None:
     assert model.shape.dtype == torch.bfloat16, "keys and values are not int8"
 
 
-def test_int8_on_a_gpu_is_refused_with_what_is_allowed() -> None:
+def test_int8_on_a_gpu_is_refused_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch)
     with pytest.raises(
         UnsupportedDtypeError, match="allowed here: auto, float32, bfloat16, float16"
     ):

@@ -1,11 +1,15 @@
-"""What a model does without memory for an iteration: it says so, and continues with the others."""
+"""What a model does without memory for an iteration: it says so, and continues with the others.
+
+Messages are those of reports on public trackers, cut where they name places of the build."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed
 from transformers import GPT2LMHeadModel
 
 from generate.modes import LAYOUTS, Mode
@@ -62,3 +66,75 @@ def test_the_error_keeps_no_tensor_of_the_failed_iteration() -> None:
         frames.append(traceback.tb_frame.f_code.co_name)
         traceback = traceback.tb_next
     assert "iterate" not in frames
+
+
+@dataclass
+class Failing:
+    error: Exception
+    device = torch.device("cpu")
+
+    @with_our_errors
+    def iterate(self) -> None:
+        raise self.error
+
+
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, unhandled cuda "
+    "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.26.2\nncclUnhandledCudaError: "
+    "Call to CUDA function failed.\nLast error:\n"
+)
+SHORT_OF_MEMORY = {
+    "torch": torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 7.45 GiB. GPU 0 has a total capacity of 14.56 GiB"
+    ),
+    "CUDA": torch.AcceleratorError(
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+    ),
+    "cuBLAS": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cuDNN 9": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "cuDNN 9, host": RuntimeError(
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
+    ),
+    "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
+    "NCCL": torch.distributed.DistBackendError(f"{NCCL}Cuda failure 2 'out of memory'"),
+    "NCCL, calloc": torch.distributed.DistBackendError(
+        f"{NCCL}Failed to CUDA calloc async 608 bytes"
+    ),
+    "CPU": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 36028797018963968 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    "CPU, Windows": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you "
+        "tried to allocate 402653184 bytes."
+    ),
+}
+OTHER = {
+    "shapes": RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)"),
+    "cuBLAS": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb)`"
+    ),
+    "Triton": RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    "shared memory": RuntimeError(
+        "out of resource: shared memory, Required: 188416, Hardware limit: 166912. Reducing block "
+        "sizes or `num_stages` may help."
+    ),
+    "NCCL": torch.distributed.DistBackendError(f"{NCCL}Cuda failure 999 'unknown error'"),
+}
+
+
+@pytest.mark.parametrize("library", SHORT_OF_MEMORY)
+def test_a_lack_of_memory_is_seen_in_the_words_of_every_library(library: str) -> None:
+    with pytest.raises(DeviceMemoryError) as caught:
+        Failing(SHORT_OF_MEMORY[library]).iterate()
+    assert str(caught.value) == str(SHORT_OF_MEMORY[library])
+
+
+@pytest.mark.parametrize("library", OTHER)
+def test_no_other_failure_counts_as_a_lack_of_memory(library: str) -> None:
+    with pytest.raises(type(OTHER[library])) as caught:
+        Failing(OTHER[library]).iterate()
+    assert caught.value is OTHER[library]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from model_server.group import Shard
-from model_server.serving.process import end_with_parent, fail, serve
+from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
 from model_server.serving.service import ModelService
 from model_server.serving.worker import Worker
 from model_server.wire.access import Access
@@ -33,7 +33,7 @@ def main(address: str, rank: str, addresses: str) -> None:
     logging.basicConfig(level="INFO")
     service = ModelService(Worker(), "dynamic", 64, addresses.split(","), int(rank), fail)
     model = HashModel(step_s=STEP_S, block_tokens=BLOCK_TOKENS)
-    end_with_parent()
+    end_with_parent(ORPHAN_S)
     os._exit(serve(service, lambda: model, address, Access()))
 
 

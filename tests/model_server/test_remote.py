@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batching import BatchingManager
-from flight import Wait
 from inference import Inference
 from model_server.__main__ import named
 from model_server.remote.life import (
@@ -30,25 +30,19 @@ from tests.model_server.served import connected, served, stub, unix
 from tests.server.process import free_port
 
 WORK = [(list(range(1, 2 + 3 * n)), 3 + n, n % 3) for n in range(6)]
+ASKED = [(prompt, tokens, Sampling(seed=seed, logprobs=1)) for prompt, tokens, seed in WORK]
 
 
-def run(model, mode: Mode, lookahead: int = 0) -> list[Inference]:  # type: ignore[no-untyped-def]
+def run(model, mode: Mode, lookahead: int = 0, work=ASKED) -> list[Inference]:  # type: ignore[no-untyped-def]
     manager = BatchingManager(
         mode.policy(0.0), Books(), max_batch_size=4, max_waiting=100, lookahead=lookahead
     )
     manager.serve(model, mode.ledger(model.blocks, model.block_tokens))
-    inferences = [
-        Inference(prompt, tokens, Sampling(seed=seed, logprobs=1), 0.0)
-        for prompt, tokens, seed in WORK
-    ]
+    inferences = [Inference(prompt, tokens, sampling, 0.0) for prompt, tokens, sampling in work]
     for inference in inferences:
         manager.enqueue(inference)
-    if lookahead:
-        manager.drain()
-        manager.drive(mode.lay_out, lambda: 0.0)
-    else:
-        while not isinstance(manager.step(mode.lay_out, lambda: 0.0), Wait):
-            pass
+    manager.drain()
+    manager.drive(mode.lay_out, lambda: 0.0)
     assert manager.memory.used == 0
     return inferences
 
@@ -73,6 +67,33 @@ def test_two_iterations_may_be_on_their_way(tmp_path: Path) -> None:
         done = run(model, MODES[3], lookahead=1)
     for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
         assert inference.ids == prompt + reference(prompt, tokens, seed)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_request_that_no_message_can_express_fails_alone(mode: Mode, tmp_path: Path) -> None:
+    """Twelve of them, among others: more than the failed iterations that end a server."""
+    name = mode.name.partition(",")[0]
+    poison = Sampling(top_k=2**32)
+    with (
+        served(HashModel(block_tokens=4), unix(tmp_path), mode=name) as server,
+        connected(server.address, mode=name) as model,
+    ):
+        work = [(prompt, tokens, Sampling(seed=seed)) for prompt, tokens, seed in WORK]
+        mixed = [one for sent in work for one in (([9, sent[1]], 3, poison), sent)]
+        last = [(prompt, 2, poison) for prompt, *_ in WORK]
+        done = run(model, mode, lookahead=1, work=[*mixed, *last])
+        opened = [len(call.openings) for verb, call in server.calls.take() if verb == "Open"]
+    assert sum(opened) == len(WORK)
+    for inference in done:
+        prompt = inference.ids[: inference.prompt_tokens]
+        if inference.sampling is poison:
+            assert inference.record is not None
+            assert inference.record.end == "failed"
+            assert "the model refuses the request" in str(inference.error)
+            assert inference.ids == prompt
+        else:
+            expected = reference(prompt, inference.max_tokens, inference.sampling.seed)
+            assert inference.ids == prompt + expected
 
 
 def one_step(model) -> list[int]:  # type: ignore[no-untyped-def]
@@ -119,8 +140,16 @@ def test_every_shard_receives_everything_and_one_of_them_answers(tmp_path: Path)
         assert model.info.shards == 2
         assert model.info.kernels == first.model.info.kernels
         assert model.info.batch_invariant
+        assert model.info.unused_gpu is None
         assert one_step(model) == reference([1, 2, 3], 1, seed=0)
         assert first.calls.take() == [("ServiceDiscovery", wire.Nothing()), *second.calls.take()]
+
+
+def test_a_gpu_that_a_model_server_does_not_use_is_known_to_its_clients(tmp_path: Path) -> None:
+    shard = HashModel()
+    shard.info = replace(shard.info, unused_gpu="an NVIDIA GPU is here, but ...")
+    with served(shard, unix(tmp_path)) as server, connected(server.address) as model:
+        assert model.info.unused_gpu == "an NVIDIA GPU is here, but ..."
 
 
 def test_ranks_that_draw_different_tokens_are_an_error_with_a_name(tmp_path: Path) -> None:

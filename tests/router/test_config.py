@@ -124,10 +124,14 @@ def test_help_names_every_option_with_its_variable_and_default() -> None:
         assert f"; {option.variables[0]})" in " ".join(help_text.split())
 
 
-def test_a_port_in_use_is_one_line_and_not_a_traceback(shared: tuple[object, str]) -> None:
-    port = shared[1].rpartition(":")[2]
+def test_a_port_in_use_is_one_line_and_an_earlier_record_stays(
+    shared: tuple[object, str], tmp_path: Path
+) -> None:
+    port, record = shared[1].rpartition(":")[2], tmp_path / "run.jsonl"
+    record.write_text("an earlier run")
+    options = ["--port", port, "--upstreams", "http://a:1", "--record", str(record)]
     ended = subprocess.run(
-        [sys.executable, "-m", "router", "--port", port, "--upstreams", "http://a:1"],
+        [sys.executable, "-m", "router", *options],
         capture_output=True,
         text=True,
         check=False,
@@ -135,6 +139,7 @@ def test_a_port_in_use_is_one_line_and_not_a_traceback(shared: tuple[object, str
     assert ended.returncode != 0
     assert "address already in use" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert record.read_text() == "an earlier run"
 
 
 def test_a_record_that_cannot_be_written_is_refused_at_start() -> None:

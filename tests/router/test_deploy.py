@@ -106,6 +106,51 @@ def test_every_service_and_budget_selects_the_pods_of_exactly_one_deployment(ove
         assert chosen == [selecting["metadata"]["name"]]
 
 
+def selects(selector: Object, deployment: Object) -> bool:
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        rule["operator"] == "In" and labels.get(rule["key"]) in rule["values"]
+        for rule in selector.get("matchExpressions", [])
+    )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_routers_reach_servers_and_only_servers_their_model(overlay: str) -> None:
+    objects = rendered(overlay)
+    deployments = of_kind(objects, "Deployment")
+    callers = {"server": "router", "model-server": "server", "router": None}
+    for deployment in deployments:
+        allowed = [
+            caller["spec"]["template"]["spec"]["containers"][0]["name"]
+            for policy in of_kind(objects, "NetworkPolicy")
+            if selects(policy["spec"]["podSelector"], deployment)
+            for rule in policy["spec"]["ingress"]
+            for source in rule["from"]
+            for caller in deployments
+            if selects(source["podSelector"], caller)
+        ]
+        caller = callers[deployment["spec"]["template"]["spec"]["containers"][0]["name"]]
+        assert allowed == ([] if caller is None else [caller])
+
+
+def test_in_production_servers_require_the_key_that_routers_send() -> None:
+    key = {"secretKeyRef": {"name": "eb-server-key", "key": "key"}}
+    names = {"eb-server": "API_KEY", "eb-router": "UPSTREAM_API_KEY"}
+    assert names["eb-server"] in SERVER_VARIABLES
+    assert names["eb-router"] in ROUTER_VARIABLES
+    for deployment in of_kind(rendered("overlays/production"), "Deployment"):
+        environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+        variable = names[deployment["metadata"]["name"]]
+        assert {"name": variable, "valueFrom": key} in environment
+
+
+def test_a_model_that_serves_one_server_is_left_before_the_next_begins() -> None:
+    for deployment in of_kind(rendered("overlays/remote-model"), "Deployment"):
+        if deployment["metadata"]["name"] != "eb-router":
+            assert deployment["spec"]["replicas"] == 1
+            assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_setting_is_an_option_of_its_program_and_the_router_accepts_it(overlay: str) -> None:
     objects = rendered(overlay)

@@ -4,6 +4,7 @@ of `app:create_app()`. The environment variables below control the model."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
+NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
+UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -58,10 +61,24 @@ def load(config: Config) -> LoadedModel:
             model.step_s = 0.0
 
     model.before_iteration = pace
+    model.info = replace(model.info, unused_gpu=os.environ.get(UNUSED_GPU))
     return model
 
 
+def refuse_threads(path: str) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if os.path.exists(path):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = refused  # type: ignore[method-assign,assignment]
+
+
 def make_app() -> Flask:
+    if path := os.environ.get(NO_THREADS):
+        refuse_threads(path)
     end_ids = () if os.environ.get(ENDLESS) else (END_ID,)
     app = create_app(load=load, tokenizer=byte_tokenizer(end_ids))
     if least_s := os.environ.get(LEAST_S):

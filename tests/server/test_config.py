@@ -78,6 +78,11 @@ def test_an_unknown_mode_or_option_is_a_usage_error(args: list[str]) -> None:
         Config.from_args(args, {})
 
 
+def test_a_body_of_any_allowed_size_fits_among_those_that_are_held() -> None:
+    with pytest.raises(OptionError, match="--max-held-bytes is 4096; allowed: at least"):
+        Config(mode="dynamic", max_body_bytes=4097, max_held_bytes=4096)
+
+
 def test_the_environment_alone_needs_a_mode() -> None:
     with pytest.raises(OptionError, match="EB_MODE is not set; allowed: nobatch, static, dynamic"):
         Config.from_environment({})

@@ -12,8 +12,8 @@ import requests
 
 from config import MODES
 from tests.hash_model import reference
-from tests.server.hash_app import HOLD, STEP_S, byte_tokenizer
-from tests.server.process import PATIENCE_S, Server, clients, serving
+from tests.server.hash_app import HOLD, STEP_S, UNUSED_GPU, byte_tokenizer
+from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
 from text import Detokenizer
 
 
@@ -163,6 +163,18 @@ def test_stats_say_what_runs_and_where(server: Server) -> None:
     assert stats["model"]["note"].startswith("next token = hash")
     assert stats["machine"].keys() == {"cpu", "cores", "memory_gib", "gpu", "torch", "python"}
     assert stats["options"] == json.loads(json.dumps(server.config.as_dict()))
+
+
+def test_a_gpu_that_is_not_used_is_named_when_the_server_is_ready_and_in_stats(
+    tmp_path: Path,
+) -> None:
+    why = "an NVIDIA GPU is here, driver 535.104.05, but torch 2.13.0+cpu is a build without CUDA"
+    with serving(tmp_path, hash_model={UNUSED_GPU: why}) as server:
+        assert server.stats()["model"]["unused_gpu"] == why
+        eventually(lambda: "ready: " in server.log, "the line")
+        (ready,) = [line for line in server.log.splitlines() if "ready: " in line]
+        assert "WARNING" in ready
+        assert ready.endswith(f"; the model runs on a CPU: {why}")
 
 
 def test_one_connection_serves_many_requests(server: Server) -> None:

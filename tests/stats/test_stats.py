@@ -19,6 +19,7 @@ from stats import ITERATIONS_KEPT, REQUESTS_KEPT, Stats, describe_machine, tpot_
 class Queue:
     busy_since_s: float | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"waiting": 0, "running": 0})
+    outside: int = 0
 
 
 IDLE = Queue()

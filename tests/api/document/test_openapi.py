@@ -72,7 +72,7 @@ def test_a_request_that_is_accepted_fits_it(
         ("/v1/completions", {"logit_bias": {"5": 101}}),
         ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}),
         ("/v1/chat/completions", {"tools": [{}]}),
-        ("/v1/chat/completions", {"temperature": 3}),
+        ("/v1/chat/completions", {"temperature": -1}),
         ("/generate", {"inputs": 5}),
     ],
 )

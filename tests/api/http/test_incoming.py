@@ -14,6 +14,7 @@ from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-unty
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.http.errors import ApiError
 from api.http.incoming import MOST_HEAD_BYTES, Incoming
 
 MOST_BODY_BYTES = 2000
@@ -143,3 +144,28 @@ def test_a_client_gets_time_for_what_it_has_sent(client: socket.socket) -> None:
     incoming = Incoming(client, MOST_BODY_BYTES, 10.0)
     incoming.feed(bytes(32 * 1024))
     assert incoming.deadline_s == 10.5
+
+
+def test_the_body_of_a_request_that_is_not_admitted_is_not_awaited(client: socket.socket) -> None:
+    incoming = Incoming(client, MOST_BODY_BYTES, 0.0, lambda head: b"X-Key: 1" in head)
+    request = with_length(bytes(100))
+    incoming.feed(request[:-90])
+    assert incoming.is_ready()
+    assert not incoming.whole
+    incoming = Incoming(client, MOST_BODY_BYTES, 0.0, lambda head: b"X-Key: 1" in head)
+    incoming.feed(request.replace(b"Host: x", b"X-Key: 1")[:-90])
+    assert not incoming.is_ready()
+    assert (incoming.held_bytes, incoming.missing_bytes) == (10, 90)
+
+
+def test_a_refused_request_has_its_head_and_holds_no_body(client: socket.socket) -> None:
+    incoming = Incoming(client, MOST_BODY_BYTES, 0.0)
+    parser = get_parser(Config(), incoming, PEER)
+    incoming.feed(with_length(bytes(100))[:-1])
+    assert not incoming.is_ready()
+    assert incoming.held_bytes == 99
+    incoming.refuse(ApiError(503, "too much"))
+    assert incoming.held_bytes == 0
+    message = next(parser)
+    assert message.uri == "/a?b"
+    assert message.body.read() == b""

@@ -32,7 +32,7 @@ def expected(prompt: bytes, n: int, seed: int | None, stop: str | None) -> tuple
     return text, number, finish
 
 
-SEEDS = st.none() | st.integers(-(2**63), 2**63 - 1)
+SEEDS = st.none() | st.integers(-(2**63), 2**64 - 1)
 
 
 def counted(usage: Json) -> Json:

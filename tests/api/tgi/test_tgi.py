@@ -66,6 +66,7 @@ def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
         ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
         ({"typical_p": 1}, "`typical_p` must be > 0.0 and < 1.0"),
         ({"top_k": 0}, "`top_k` must be strictly positive"),
+        ({"top_k": 2**32}, "`top_k` must be <= 2147483647. Given: 4294967296"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
         ({"max_new_tokens": -7}, "`max_new_tokens` must be strictly positive"),
         (
@@ -88,8 +89,14 @@ def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
         ),
         ({"adapter_id": "x"}, "`adapter_id` is not supported by this server"),
         ({"temperature": True}, "`temperature` must be a number above 0. Given: true"),
-        ({"seed": -1}, "`seed` must be a whole number from 0 to 2**64 - 1. Given: -1"),
-        ({"seed": 2**64}, f"`seed` must be a whole number from 0 to 2**64 - 1. Given: {2**64}"),
+        (
+            {"seed": -(2**64)},
+            f"`seed` must be a whole number from -2**63 to 2**64 - 1. Given: {-(2**64)}",
+        ),
+        (
+            {"seed": 2**64},
+            f"`seed` must be a whole number from -2**63 to 2**64 - 1. Given: {2**64}",
+        ),
         ({"stop": "x"}, '`stop` must be an array of strings. Given: "x"'),
         ({"stop": [1]}, "`stop` must be an array of strings. Given: 1"),
     ],

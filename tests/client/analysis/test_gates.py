@@ -11,7 +11,7 @@ from client.analysis.fairness import Isolated
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.headline import headline
 from client.analysis.metrics import Objectives, measure
-from client.analysis.results import Calibration
+from client.analysis.results import NO_WAIT, Calibration, Result
 from client.analysis.summary import final, points, verdict_of
 from client.load.records import Run
 from tests.client.analysis.made import outcome, result, run_of, steady
@@ -40,7 +40,7 @@ def test_a_late_client_voids_only_the_latencies_that_it_distorts() -> None:
     void = {v.figure for v in verdict.voids}
     # One in five is 20 ms late: that is in the p90 of 50 ms, not in the median, nor in half a
     # second of E2E.
-    assert void == {"ttft_p90", "ttft_p95"}
+    assert void == {"ttft_p90", "ttft_p95", "ttft_p99"}
     assert verdict.word == VALID
     assert all("20 ms late" in v.reason and "another" in v.advice for v in verdict.voids)
     slow = late_client(first=1.0)
@@ -224,17 +224,49 @@ def test_ratios_are_taken_where_they_mean_something() -> None:
     of = {p.load: p for p in table if p.contestant == "dynamic"}
     assert of[1.0].ttft_ratio is not None
     assert of[1.0].ttft_ratio.value == pytest.approx(0.5)
-    assert of[1.0].throughput_ratio is None
-    assert (of[2.0].ttft_ratio, of[2.0].throughput_ratio) == (None, None)
+    assert of[2.0].ttft_ratio is None
     assert of[3.0].ttft_ratio is None
-    assert of[3.0].throughput_ratio is not None
-    assert of[3.0].throughput_ratio.value > 1.5
 
     found = headline(made, table, Objectives(ttft_s=0.3), share=0.9)
-    assert [(p.of, p.over, p.load) for p in found.pairs] == [
-        ("dynamic", "nobatch", 1.0), ("dynamic", "nobatch", 3.0),
-    ]  # fmt: skip
-    assert [(a.contestant, a.load) for a in found.saturation] == [
-        ("nobatch", 3.0),
-        ("dynamic", 3.0),
+    assert [(p.of, p.over, p.load) for p in found.pairs] == [("dynamic", "nobatch", 1.0)]
+    assert found.pairs[0].throughput is None
+    (ratio,) = found.limit_ratios
+    assert (ratio.of, ratio.over) == ("dynamic", "nobatch")
+
+
+def delivering(tokens_per_s: float, verdict: str, load: float, name: str, seed: int) -> Result:
+    """A run of ten seconds that a growing queue saturates, or none."""
+    grows_s = 0.05 if verdict == SATURATED else 0.0
+    run = steady([outcome(i, at=i * 0.1, first=0.05 + i * grows_s, gap=0.001) for i in range(100)])
+    made = result(run, seed, contestant=name, load=load)
+    return replace(made, measured=replace(made.measured, throughput=tokens_per_s))
+
+
+def test_each_contestant_counts_at_the_load_where_it_delivers_most() -> None:
+    """An overload that costs the slower one a third of its tokens does not inflate the ratio."""
+    told = {
+        "nobatch": {0.8: (320.0, VALID), 2.0: (450.0, SATURATED), 16.0: (300.0, SATURATED)},
+        "dynamic": {0.8: (320.0, VALID), 2.0: (1100.0, VALID), 16.0: (2250.0, SATURATED)},
+    }
+    made = [
+        delivering(tokens_per_s * (1 + 0.01 * seed), verdict, load, name, seed)
+        for name, loads in told.items()
+        for load, (tokens_per_s, verdict) in loads.items()
+        for seed in range(3)
     ]
+    made += [delivering(640.0, SATURATED, 2.0, NO_WAIT, seed) for seed in range(3)]
+    found = headline(made, points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
+    assert [(x.contestant, x.load) for x in found.limits] == [("nobatch", 2.0), ("dynamic", 16.0)]
+    assert found.limit_ratios[0].throughput.value == pytest.approx(5.0)
+    assert [(x.requests > 0, x.seconds) for x in found.limits] == [(True, 30.0)] * 2
+
+
+def test_a_contestant_that_keeps_up_where_it_delivers_most_has_no_known_limit() -> None:
+    made = [
+        delivering(tokens_per_s, verdict, load, "dynamic", seed)
+        for load, tokens_per_s, verdict in ((1.0, 90.0, SATURATED), (2.0, 100.0, VALID))
+        for seed in range(3)
+    ]
+    found = headline(made, points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
+    assert not found.limits
+    assert not found.limit_ratios

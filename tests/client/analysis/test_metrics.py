@@ -116,3 +116,16 @@ def test_runs_of_one_workload_are_measured_over_the_same_stretch() -> None:
     assert {measure(run, None, *cuts).window_s for run in (late, soon, never)} == {7.5}
     bursts = run_of([outcome(i) for i in range(9)])
     assert shared_warm_up(bursts.workload).cut_s == 0, "nothing of a burst is cut"
+
+
+def test_the_warm_up_of_few_requests_ends_with_the_first_completion() -> None:
+    """MSER-5 takes the pauses between them for the end of a warm-up, and cuts up to half."""
+    times = [1 + 0.3 * i if i < 10 else 6 + i for i in range(20)]
+    busy_first = [outcome(i, at=at, first=0.05, gap=0.05) for i, at in enumerate(times)]
+    few = steady(busy_first, 26.0)
+    assert warm_up(few).cut_s == pytest.approx(busy_first[0].end_s)
+    assert measure(few).arrived == 19
+    slow = steady([replace(o, end_s=o.origin_s + 60) for o in busy_first], 26.0)
+    assert warm_up(slow).cut_s == 6.5, "at most a quarter of the sends"
+    none = steady([replace(o, end_s=None) for o in busy_first], 26.0)
+    assert warm_up(none).cut_s == 0.0

@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.analysis.statistics import (
+    Floats,
+    Interval,
+    best_ratio,
     excludes,
     expected_max,
     jain,
@@ -41,16 +44,24 @@ def test_a_percentile_needs_as_many_values_as_it_takes_to_see_beyond_it() -> Non
     assert percentile(np.array([1.0] * 30 + [math.inf] * 20), 90) == math.inf
 
 
-def test_percentile_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+@pytest.mark.parametrize(("n", "p"), [(6, 50), (20, 50), (20, 90), (200, 90), (4000, 99)])
+def test_percentile_intervals_cover_the_truth_at_least_as_often_as_they_say(n: int, p: int) -> None:
     rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(400):
-        found = percentile_interval(rng.exponential(size=200), 90)
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= math.log(10) <= found.high
-    assert 0.92 <= hits / 400 <= 1.0
+    truth = -math.log(1 - p / 100)
+    found = [percentile_interval(rng.exponential(size=n), p) for _ in range(400)]
+    assert 0.93 <= np.mean([inside(i, truth) for i in found]) <= 1.0
+
+
+def test_the_interval_of_a_percentile_is_open_above_exactly_where_n_is_too_small_for_it() -> None:
+    for p in (50, 90, 95, 99):
+        n = least_n(p)
+        few, enough = (percentile_interval(np.arange(float(k)), p) for k in (n - 1, n))
+        assert few is not None
+        assert few.high is None
+        assert enough is not None
+        assert enough.high == n - 1
+    assert percentile_interval(np.array([3.0]), 50) == Interval(3.0, None, None)
+    assert percentile_interval(np.zeros(0), 50) is None
 
 
 def test_mean_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
@@ -85,6 +96,45 @@ def test_pairing_takes_out_what_both_sides_share() -> None:
     assert paired_ratio([1.0, math.inf], [1.0, 1.0]) is None
     assert paired_ratio([1.0], [0.0]) is None
     assert paired_ratio([], []) is None
+
+
+def inside(interval: Interval | None, truth: float) -> bool:
+    assert interval is not None
+    return (interval.low or 0.0) <= truth <= (interval.high or math.inf)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [([2.0], [1.0]), ([2.0, 1.4], [1.0, 0.6]), ([2.0], [1.0, 1.0, 1.0]), ([2.0, 1.9], [1.0])],
+    ids=["one load each", "clear", "equal loads of the base", "nearly equal loads"],
+)
+def test_the_ratio_of_the_best_covers_the_truth_however_close_the_loads_are(
+    ours: list[float], theirs: list[float]
+) -> None:
+    rng = np.random.default_rng(8)
+
+    def rows(truths: list[float], drift: Floats) -> Floats:
+        noise = rng.normal(0, 0.1, (len(truths), 6)) + drift
+        return np.array(truths)[:, None] * np.exp(noise)
+
+    hits = 0
+    for _ in range(400):
+        drift = rng.normal(0, 0.2, 6)  # of the machine from seed to seed
+        hits += inside(best_ratio(rows(ours, drift), rows(theirs, drift)), 2.0)
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_with_one_load_on_each_side_the_ratio_of_the_best_is_the_paired_ratio() -> None:
+    a, b = np.array([[2.0, 2.4, 1.9, 2.2]]), np.array([[1.0, 1.1, 1.0, 1.2]])
+    best, paired = best_ratio(a, b), paired_ratio(a[0].tolist(), b[0].tolist())
+    assert best is not None
+    assert paired is not None
+    assert best.value == pytest.approx(paired.value)
+    assert best.low == pytest.approx(paired.low, rel=5e-3)
+    assert best.high == pytest.approx(paired.high, rel=5e-3)
+    assert best_ratio(a[:, :1], b[:, :1]) == Interval(2.0, None, None), "one seed has no interval"
+    assert best_ratio(a[:, :0], b[:, :0]) is None
+    assert best_ratio(a, 0 * b) is None
 
 
 def test_jain_is_one_for_equal_shares_and_one_nth_where_one_has_all() -> None:

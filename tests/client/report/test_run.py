@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from client.analysis.gates import SATURATED, judge
 from client.analysis.metrics import measure
 from client.load.records import Run
@@ -33,10 +35,43 @@ def test_a_figure_that_a_late_client_falsified_is_shown_marked_with_reason_and_a
     late = run_of([outcome(i, at=i * 0.1, sent=at, first=0.05) for i, at in enumerate(sent)])
     one = reported(late)
     (ttft,) = [line for line in run_text(one).splitlines() if line.startswith("TTFT")]
-    assert ttft.count("50 ms*") == 2
-    assert "50 ms " in ttft, "the median is none of them"
-    assert "* void: the client was 20 ms late at p95; end other programs" in run_text(one)
+    assert ttft.count("]*") == 2
+    assert "50 ms [50, 50] " in ttft, "the median is none of them"
+    assert "* void: the client was 20 ms late at p99; end other programs" in run_text(one)
     write_run_page(tmp_path / "report.html", one)
     page = (tmp_path / "report.html").read_text()
     assert "its figures are valid, except those marked *." in page
-    assert run_figures(one)["void"] == ["ttft_p90", "ttft_p95"]
+    assert run_figures(one)["void"] == ["ttft_p90", "ttft_p95", "ttft_p99"]
+
+
+def test_few_requests_give_figures_with_their_intervals_open_where_n_is_too_small() -> None:
+    """The largest of twenty says little of p99, and the median is between two of the order."""
+    run = steady([outcome(i, at=i * 0.5, first=0.1 + i * 0.001, gap=0.01) for i in range(20)])
+    one = reported(run)
+    (ttft,) = [line for line in run_text(one).splitlines() if line.startswith("TTFT")]
+    assert "n too small" not in run_text(one)
+    assert ttft.split("  ")[-1].strip() == "19", "the first ended within the warm-up"
+    assert "110 ms [105, 115]" in ttft
+    assert "119 ms [118, ∞]" in ttft
+    figures = run_figures(one)["latency_s"]["ttft"]
+    assert (figures["n"], figures["p99_high"]) == (19, None)
+    assert figures["p50_low"] < figures["p50"] < figures["p50_high"]
+    assert len(run_text(one).splitlines()) <= 15, "the result fits on a screen"
+
+
+def test_a_figure_of_few_requests_is_marked_where_the_client_was_late() -> None:
+    sent = [i * 0.5 + (0.02 if i == 15 else 0.0005) for i in range(20)]
+    run = run_of([outcome(i, at=i * 0.5, sent=at, first=0.05) for i, at in enumerate(sent)])
+    (ttft,) = [line for line in run_text(reported(run)).splitlines() if line.startswith("TTFT")]
+    assert "50 ms [50, ∞]*" in ttft
+
+
+@pytest.mark.parametrize("tokens", [5, 0])
+def test_a_page_states_the_result_before_any_warning(tmp_path: Path, tokens: int) -> None:
+    run = run_of([outcome(i, at=i * 0.1) for i in range(20)])
+    if not tokens:
+        run = Run.never_begun("t", run.workload, "it does not respond")
+    write_run_page(tmp_path / "report.html", reported(run))
+    page = (tmp_path / "report.html").read_text()
+    assert ('class="warn"' in page) == (not tokens)
+    assert page.index("requests completed") < page.find('class="warn"') % len(page)

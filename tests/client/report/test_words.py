@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from client.analysis.metrics import LATENCIES, Objectives
-from client.analysis.results import AtSaturation, Bracket, Headline, Pair
+from client.analysis.results import NO_WAIT, Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
+from client.report.tables import limit_table
 from client.report.words import rate, sentences
 
 
@@ -16,8 +19,8 @@ def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
     latencies = {key: np.full(10, ttft_s) for key in LATENCIES}
     return Point(
         contestant=name, load=load, offered=8.0 * load, seeds=(0,), verdict=verdict, reasons=(),
-        voids=(), throughput=Interval(100.0, 90.0, 110.0), throughput_ratio=None, e2e_ratio=None,
-        ttft_ratio=None, tpot_ratio=None, latencies=latencies,
+        voids=(), throughput=Interval(100.0, 90.0, 110.0), e2e_ratio=None, ttft_ratio=None,
+        tpot_ratio=None, latencies=latencies,
         latency_n=dict.fromkeys(LATENCIES, 10), ok=10, failed=0, unfinished=0, lag_p99_s=0.0,
         goodput=None, attained=None, batch_mean=None, padding=None, fairness=None,
     )  # fmt: skip
@@ -30,51 +33,89 @@ POINTS = [
 
 
 def headline(**parts: object) -> Headline:
-    empty = {"capacities": (), "saturation": (), "pairs": (), "controls": ()}
+    empty = {"capacities": (), "limits": (), "limit_ratios": (), "pairs": (), "controls": ()}
     goal = Objectives(ttft_s=0.5, tpot_s=0.05)
     return Headline(objectives=goal, share=0.9, **{**empty, **parts})  # type: ignore[arg-type]
 
 
+def limit(name: str, load: float, tokens_per_s: float) -> Limit:
+    return Limit(name, load, Interval(tokens_per_s, None, None), 70, 8.0)
+
+
 def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
-    limit = Pair("dynamic", "nobatch", 8.0, Interval(6.0, 5.4, 6.7), None, None, None)
     calm = Pair("dynamic", "nobatch", 1.0, None, Interval(0.14, 0.1, 0.2), None, None)
     found = headline(
-        pairs=(limit, calm),
-        saturation=(AtSaturation("dynamic", 8.0, Interval(2190.0, 2100.0, 2300.0)),),
+        pairs=(calm,),
+        limits=(limit("nobatch", 2.7, 365.0), limit("dynamic", 8.0, 2190.0)),
+        limit_ratios=(LimitRatio("dynamic", "nobatch", Interval(6.0, 5.4, 6.7)),),
         capacities=(Bracket("nobatch", None, 1.0), Bracket("dynamic", 1.0, 8.0)),
     )
-    throughput, latency, capacity = sentences(found, POINTS)
-    assert (
-        "dynamic batching delivered 2,190 output tokens a second, 6 times [5.4, 6.7]" in throughput
+    throughput, latency, capacity = sentences(found, POINTS, {})
+    assert throughput == (
+        "At its limit (load 8), dynamic batching delivered 2,190 output tokens a second, 6 times "
+        "[5.4, 6.7] those of one request at a time (load 2.7). Each counts at the load where it "
+        "delivered most."
     )
-    assert "within 19 ms with dynamic batching and within 140 ms with one request" in latency
+    assert "within 19 ms (10 requests) with dynamic batching and within 140 ms (10" in latency
     assert "no difference is certain" not in latency
     assert capacity == (
         "With TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90% of the requests, dynamic batching sustained "
-        "load 1 but not 8; one request at a time did not sustain even load 1."
+        "load 1 but not 8, the next one tried; one request at a time did not sustain even load 1."
     )
+
+
+def test_a_limit_is_shown_with_its_load_and_with_what_it_rests_on() -> None:
+    found = headline(
+        limits=(limit("nobatch", 2.7, 365.0), limit("dynamic", 16.0, 2190.0)),
+        limit_ratios=(LimitRatio("dynamic", "nobatch", Interval(6.0, 5.4, 6.7)),),
+    )
+    lines = [" ".join(line.split()) for line in limit_table(found).as_text().splitlines()]
+    assert lines[0] == "at its limit load tok/s requests ended in / nobatch"
+    assert lines[1] == "nobatch 2.7 365 70 8 s -"
+    assert lines[2] == "dynamic 16 2,190 70 8 s 6.00 [5.40, 6.70]"
+
+
+def test_the_wait_that_static_batching_chose_is_stated_beside_its_time() -> None:
+    """With the time of static batching without it, where that ran, and what it makes impossible."""
+    static = [point("static", 1.0, "VALID", 0.145), point("dynamic", 1.0, "VALID", 0.014)]
+    pair = Pair("dynamic", "static", 1.0, None, Interval(0.1, 0.08, 0.12), None, None)
+    short = Objectives(ttft_s=0.04, tpot_s=0.01)
+    found = replace(headline(pairs=(pair,)), objectives=short)
+    waits_s = {"static": 0.05}
+    _, latency, capacity = sentences(found, static, waits_s)
+    assert latency.endswith("a wait of up to 50 ms for others to join the batch (--max-wait-ms).")
+    assert capacity.endswith(
+        "A request that opens a batch with static batching cannot meet this TTFT, since it waits "
+        "50 ms unless the batch fills up."
+    )
+    beside = [*static, point(NO_WAIT, 1.0, "VALID", 0.095)]
+    _, latency, _ = sentences(found, beside, waits_s)
+    assert latency.endswith("; without this wait it was 95 ms (10 requests).")
+    _, latency, capacity = sentences(headline(pairs=(pair,)), static, {"static": 0.0})
+    assert "wait of" not in latency
+    assert "cannot meet" not in capacity
 
 
 def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_about() -> None:
     points = [point(n, 1.0, "VALID", 0.019) for n in ("dynamic", "dynamic:mine:Own")]
-    pair = Pair("dynamic:mine:Own", "dynamic", 8.0, Interval(1.5, 1.4, 1.6), None, None, None)
-    limit = AtSaturation("dynamic:mine:Own", 8.0, Interval(300.0, 290.0, 310.0))
-    told = sentences(headline(pairs=(pair,), saturation=(limit,)), points)[0]
-    assert told == (
-        "At its limit, dynamic batching under mine:Own delivered 300 output tokens a second, 1.5 "
-        "times [1.4, 1.6] those of dynamic batching."
+    ratio = LimitRatio("dynamic:mine:Own", "dynamic", Interval(1.5, 1.4, 1.6))
+    limits = (limit("dynamic", 8.0, 200.0), limit("dynamic:mine:Own", 8.0, 300.0))
+    told = sentences(headline(limits=limits, limit_ratios=(ratio,)), points, {})[0]
+    assert told.startswith(
+        "At its limit (load 8), dynamic batching under mine:Own delivered 300 output tokens a "
+        "second, 1.5 times [1.4, 1.6] those of dynamic batching (load 8)."
     )
 
 
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.9, 0.7, 1.2), None, None)
-    assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS)[1]
+    assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS, {})[1]
 
 
 def test_a_ratio_of_one_seed_has_no_interval_and_says_so() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.065, None, None), None, None)
-    latency = sentences(headline(pairs=(pair,)), POINTS)[1]
-    assert latency.endswith("0.065 times the wait (one seed, so no interval).")
+    latency = sentences(headline(pairs=(pair,)), POINTS, {})[1]
+    assert latency.endswith("0.065 times as long (one seed, so no interval).")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +126,6 @@ def test_a_rate_is_in_the_right_number(offered: float, words: str) -> None:
 
 
 def test_missing_measurements_are_stated_not_guessed() -> None:
-    limit, latency, _ = sentences(headline(), POINTS)
+    limit, latency, _ = sentences(headline(), POINTS, {})
     assert limit.startswith("No load brought dynamic batching to its limit")
     assert "dynamic batching keeps up, the median time to the first token was 19 ms" in latency

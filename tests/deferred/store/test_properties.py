@@ -323,8 +323,11 @@ def test_every_line_is_recorded_once_whatever_happens(kind, examples, request) -
     drive(kind, request, examples)
 
 
+# In parts: an example sends PostgreSQL a thousand statements and waits for each, so a busy machine
+# takes ten times as long as an idle one, and 600 examples longer than any useful limit.
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(6))
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_every_line_is_recorded_once_in_many_more_orders(kind, request) -> None:
-    drive(kind, request, 600)
+def test_every_line_is_recorded_once_in_many_more_orders(kind, part, request) -> None:
+    drive(kind, request, 100)

@@ -151,9 +151,10 @@ def test_upstreams_are_added_drained_and_removed_at_run_time(farm: Farm, start: 
     refused = requests.post(address, json={"url": second}, timeout=TIMEOUT_S)
     assert refused.status_code == 401
     assert "ADMIN_KEY" in refused.json()["error"]["message"]
-    broken = requests.post(address, data=b"{", headers=key, timeout=TIMEOUT_S)
-    assert broken.status_code == 400
-    assert "not valid JSON" in broken.json()["error"]["message"]
+    for body in (b"{", b"[" * 100_000):
+        broken = requests.post(address, data=body, headers=key, timeout=TIMEOUT_S)
+        assert broken.status_code == 400
+        assert "not valid JSON" in broken.json()["error"]["message"]
 
 
 def test_a_configured_server_that_is_drained_or_removed_comes_back_as_it_was(

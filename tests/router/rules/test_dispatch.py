@@ -19,7 +19,7 @@ def fleet_of(*limits: int, model: str = "m") -> Fleet:
     fleet = Fleet()
     for i, limit in enumerate(limits):
         upstream = fleet.add(Spec(f"http://u{i}:1", limit), "test")
-        upstream.probe_succeeded({model: {"id": model}}, 0.01)
+        upstream.probe_succeeded({model: b"{}"}, 0.01)
     return fleet
 
 
@@ -42,7 +42,7 @@ def test_simultaneous_arrivals_never_exceed_the_limit() -> None:
 
 def test_the_limit_holds_over_all_models_of_an_upstream_together() -> None:
     fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"a": {}, "b": {}, "c": {}}, 0.01)
+    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}", "c": b"{}"}, 0.01)
     dispatcher, _ = dispatcher_over(fleet)
     states = [dispatcher.arrive(m, 0.0).state for m in "abc"]
     assert states == [State.PLACED, State.WAITING, State.WAITING]
@@ -59,7 +59,7 @@ def test_a_freed_place_goes_to_the_oldest_at_once() -> None:
 
 def test_across_models_of_one_upstream_the_oldest_is_first() -> None:
     fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"a": {}, "b": {}}, 0.01)
+    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}"}, 0.01)
     dispatcher, decided = dispatcher_over(fleet)
     running = dispatcher.arrive("a", 0.0)
     older, _ = dispatcher.arrive("b", 1.0), dispatcher.arrive("a", 2.0)
@@ -217,7 +217,7 @@ def test_before_the_first_probes_end_an_unknown_model_waits_and_after_them_it_is
     dispatcher, decided = dispatcher_over(fleet)
     early, other = dispatcher.arrive("m", 0.0), dispatcher.arrive("none", 0.0)
     assert early.state is State.WAITING
-    upstream.probe_succeeded({"m": {}}, 0.01)
+    upstream.probe_succeeded({"m": b"{}"}, 0.01)
     dispatcher.tick(1.0)
     assert at(early) is upstream
     assert other.refusal is Refusal.UNKNOWN_MODEL
@@ -235,7 +235,7 @@ def test_invented_model_names_share_one_bound_until_the_fleet_is_known() -> None
 
 def test_one_models_full_queue_does_not_block_another_model() -> None:
     fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"a": {}, "b": {}}, 0.01)
+    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}"}, 0.01)
     dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=1))
     states = [dispatcher.arrive(m, 0.0).state for m in "aaab"]
     assert states == [State.PLACED, State.WAITING, State.REFUSED, State.WAITING]
@@ -275,7 +275,7 @@ def test_one_slow_probe_is_forgiven_and_two_are_not() -> None:
 
 def test_a_model_that_an_upstream_drops_is_dropped() -> None:
     fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"new": {}}, 0.01)
+    next(iter(fleet)).probe_succeeded({"new": b"{}"}, 0.01)
     assert list(fleet.models()) == ["new"]
 
 

@@ -1,0 +1,64 @@
+"""The limits of what clients send: the same on every API, and no wider than the wire to a model
+server (`model_server/wire/model.proto`) and the sampler's float32.
+
+An API may exclude an end of a range, as TGI's does with a temperature of 0. What an option, the
+model's context or its vocabulary limits further is checked later.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+MOST = 2**31 - 1  # of whole numbers
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # signed as OpenAI's or unsigned as TGI's
+FRESH_SEED_BITS = 32  # of a drawn seed, which any client's JSON represents exactly
+COOLEST, HOTTEST = 1e-6, 1e6  # temperatures; logits divided by less would overflow
+LEAST_RATE, MOST_RATE = 1e-6, 1e6  # repetition penalties, which divide logits, too
+MOST_PENALTY = 2.0
+MOST_BIAS = 100.0
+MOST_TOP_LOGPROBS = 20
+LEAST_MASS = 1e-9  # as a float32, less may be 0, which no set of tokens has
+
+COUNT = f"a whole number from 1 to {MOST}"
+SEED = "a whole number from -2**63 to 2**64 - 1"
+TEMPERATURE = f"0 (greedy) or a number from {COOLEST} to {HOTTEST:.0f}"
+SHARE = "a number from 0 to 1"
+RATE = f"a number from {LEAST_RATE} to {MOST_RATE:.0f}"
+PENALTY = f"a number from -{MOST_PENALTY:.0f} to {MOST_PENALTY:.0f}"
+TOP_LOGPROBS = f"a whole number from 0 to {MOST_TOP_LOGPROBS}"
+
+
+def _not_too_cool(value: float) -> float:
+    if 0 < value < COOLEST:
+        raise ValueError("too small")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Field(ge=LEAST_SEED, le=MOST_SEED)]
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST), AfterValidator(_not_too_cool)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
+Penalty = Annotated[float, Field(ge=-MOST_PENALTY, le=MOST_PENALTY)]
+Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)]
+
+
+def mass(share: float) -> float:
+    """`top_p` or `typical_p` for the sampler. A share of 0, or so little, leaves one token."""
+    return max(share, LEAST_MASS)
+
+
+def at_most(entries: int) -> BeforeValidator:
+    """Counts the entries of an array or object before any is checked: pydantic reports each wrong
+    entry of an object, however many there are, and holds the interpreter's lock meanwhile."""
+
+    def few(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > entries:
+            raise ValueError("too many entries")
+        return value
+
+    return BeforeValidator(few)

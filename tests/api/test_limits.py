@@ -1,0 +1,182 @@
+"""The limits of what clients send: the same on every API, no wider than the wire and float32, and
+cheap to check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from api.document.paths import OPERATIONS
+from api.http.body import of_schema
+from api.http.errors import ApiError
+from api.native import InferenceRequest
+from api.openai.schemas import MOST_MESSAGES, ChatRequest, CompletionRequest
+from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, sampling_of, validate
+from config import Config
+from model_server.wire import messages
+from model_server.wire import model_pb2 as wire
+from seams import Opening, Sampling
+
+MANY = 20_000
+MOST_ERRORS = 64
+CONFIG = Config(mode="dynamic", max_best_of=64, max_top_n_tokens=100)
+USER = {"role": "user", "content": "x"}
+BODIES: set[type[BaseModel]] = {
+    form
+    for operation in OPERATIONS.values()
+    for form in (get_args(operation.body) or [operation.body])
+    if isinstance(form, type) and issubclass(form, BaseModel)
+}
+ELEMENTS: list[Any] = [None, {}, [], "", "x", -1, 1.5, {"type": "image"}, {"role": "x"}, [""], [-1]]
+ARRAYS: list[Any] = [[element] * MANY for element in ELEMENTS]
+OBJECTS: list[Any] = [{f"{i}": element for i in range(MANY)} for element in ELEMENTS]
+POISONS = [
+    *ARRAYS,
+    *OBJECTS,
+    [OBJECTS[0]],
+    {"messages": ARRAYS[0]},
+    *([{**USER, "content": array}] for array in ARRAYS),
+    *([{**USER, "tool_calls": array}] for array in ARRAYS),
+]
+
+
+def refusal(data: dict[str, Any], schema: type[BaseModel]) -> ApiError | None:
+    try:
+        if issubclass(schema, GenerateRequest | CompatRequest):
+            validate(parse(data, schema).asked, CONFIG, streaming=False)
+        else:
+            of_schema(data, schema)
+    except ApiError as error:
+        return error
+    return None
+
+
+def errors_of(data: dict[str, Any], schema: type[BaseModel]) -> int:
+    """How many pydantic found."""
+    error = refusal(data, schema)
+    found = error and error.__context__
+    return found.error_count() if isinstance(found, ValidationError) else 0
+
+
+@pytest.mark.parametrize("schema", sorted(BODIES, key=str))
+def test_a_body_of_wrong_elements_is_refused_at_the_first_ones(schema: type[BaseModel]) -> None:
+    names = [field.alias or name for name, field in schema.model_fields.items()]
+    for poison in POISONS:
+        for name in names:
+            assert errors_of({name: poison}, schema) <= MOST_ERRORS, name
+        if "parameters" in names:
+            for name in Parameters.model_fields:
+                assert errors_of({"parameters": {name: poison}}, schema) <= MOST_ERRORS, name
+    assert errors_of({f"unknown-{i}": 1 for i in range(MANY)}, schema) <= MOST_ERRORS
+
+
+def test_short_messages_and_parts_are_counted_before_they_are_read() -> None:
+    part = {"type": "text", "text": ""}
+    for messages_, fit in (
+        ([USER] * MOST_MESSAGES, True),
+        ([USER] * (MOST_MESSAGES + 1), False),
+        ([{**USER, "content": [part] * (MOST_MESSAGES - 1)}], True),
+        ([{**USER, "content": [part] * MOST_MESSAGES}], False),
+    ):
+        error = refusal({"messages": messages_}, ChatRequest)
+        assert fit == (error is None)
+        assert fit or f"1 to {MOST_MESSAGES} messages" in str(error)
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+Body = tuple[dict[str, Any], type[BaseModel]]
+
+
+def native(fields: dict[str, Any]) -> Body:
+    return {"prompt": "x", "num_tokens": 1, **fields}, InferenceRequest
+
+
+def completion(fields: dict[str, Any]) -> Body:
+    return {"prompt": "x", **fields}, CompletionRequest
+
+
+def chat(fields: dict[str, Any]) -> Body:
+    return {"messages": [USER], **fields}, ChatRequest
+
+
+def tgi(fields: dict[str, Any]) -> Body:
+    return {"inputs": "x", "parameters": fields}, GenerateRequest
+
+
+ALL, OPENAI = (native, completion, chat, tgi), (completion, chat)
+
+
+@pytest.mark.parametrize(
+    ("name", "apis", "fit", "do_not_fit"),
+    [
+        ("seed", ALL, [-(2**63), 2**64 - 1], [-(2**63) - 1, 2**64]),
+        ("top_k", ALL, [1, 2**31 - 1], [-2, 2**31, 2**32]),
+        ("temperature", ALL, [1e-6, 1e6], [-1.0, 9e-7, 1.1e6]),
+        ("top_p", ALL, [1e-300, 0.99], [-1e-300, 1.1]),
+        ("repetition_penalty", (*OPENAI, tgi), [1e-6, 1e6], [1e-46, 9e-7, 1.1e6]),
+        ("frequency_penalty", (*OPENAI, tgi), [-2, 2.0], [-2.1, 2.1]),
+        ("num_tokens", (native,), [1, 2**31 - 1], [0, 2**31]),
+        ("max_tokens", OPENAI, [1, 2**31 - 1], [-1, 2**31]),
+        ("max_new_tokens", (tgi,), [1, 2**31 - 1], [0, 2**31]),
+    ],
+)
+def test_a_number_has_the_same_limits_on_every_api(
+    name: str, apis: tuple[Any, ...], fit: list[float], do_not_fit: list[float]
+) -> None:
+    for api in apis:
+        for value in fit:
+            assert refusal(*api({name: value})) is None, (api, value)
+        for value in do_not_fit:
+            assert refusal(*api({name: value})) is not None, (api, value)
+
+
+ENDS = [
+    sign * 2**power + more for sign in (-1, 1) for power in (31, 32, 63, 64) for more in (-1, 0)
+]
+WHOLES = st.integers(-3, 300) | st.sampled_from(ENDS) | st.integers()
+FLOATS = (
+    st.floats(-2, 2)
+    | st.floats()
+    | st.sampled_from([1e-300, 1e-46, 1e-45, 1e-9, 1e-6, 1e6, 3.5e38])
+)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("seed", "top_k", "min_tokens", "top_logprobs", "top_n_tokens"), WHOLES),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p"), FLOATS),
+    **dict.fromkeys(("repetition_penalty", "frequency_penalty", "presence_penalty"), FLOATS),
+    "logprobs": WHOLES | st.booleans(),
+    "logit_bias": st.dictionaries(WHOLES.map(str), FLOATS, max_size=2),
+    "decoder_input_details": st.booleans(),
+}
+
+
+def sampling(api: Any, fields: dict[str, Any]) -> Sampling:
+    data, schema = api(fields)
+    if api is tgi:
+        return sampling_of(parse(data, GenerateRequest).asked, fields.get("top_n_tokens"))
+    wanted = of_schema(data, schema)
+    if isinstance(wanted, InferenceRequest):
+        return wanted.sampling()
+    assert isinstance(wanted, CompletionRequest | ChatRequest)
+    return wanted.sampling(wanted.seed or 0, frozenset({2}), of_prompt=True)
+
+
+@given(api=st.sampled_from(ALL), fields=st.fixed_dictionaries({}, optional=FIELDS))
+def test_numbers_that_are_accepted_cross_the_wire_and_are_no_other_in_float32(
+    api: Any, fields: dict[str, Any]
+) -> None:
+    accepted = {name: v for name, v in fields.items() if refusal(*api({name: v})) is None}
+    asked = sampling(api, accepted)
+    sent = messages.opening(Opening(0, [1], 1, asked)).SerializeToString()
+    arrived = messages.read_opening(wire.Opening.FromString(sent)).sampling
+    assert arrived == replace(asked, seed=asked.seed % 2**64)
+    for name in ("top_p", "typical_p", "repetition_penalty"):
+        assert 0 < np.float32(getattr(asked, name)) < np.inf
+    assert (np.float32(asked.temperature) > 0) == (asked.temperature > 0)
+    assert np.float32(asked.temperature) < np.inf

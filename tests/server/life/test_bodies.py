@@ -1,0 +1,144 @@
+"""Bodies are gathered only for clients with a key, and within a limit over all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.server.process import (
+    PATIENCE_S,
+    Server,
+    closed_at_end,
+    connected,
+    eventually,
+    serving,
+)
+
+MIB = 2**20
+MOST = MIB + MIB // 4  # of all bodies together
+LONG_S = 3600.0
+KEYS = {"Authorization": "Bearer one"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("bodies")
+    with serving(folder, api_key="one,two", client_timeout=LONG_S, max_held_bytes=MOST) as server:
+        yield server
+
+
+def head(path: str, length: int, *lines: str) -> bytes:
+    told = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    return "\r\n".join([*told, f"Content-Length: {length}", *lines, "", ""]).encode()
+
+
+def answer_to(server: Server, *sent: bytes) -> tuple[bytes, dict[str, object]]:
+    """Head and body of the answer; the server closes the connection."""
+    with connected(server) as client:
+        for data in sent:
+            client.sendall(data)
+        received = b""
+        while piece := client.recv(65536):
+            received += piece
+    told, _, body = received.partition(b"\r\n\r\n")
+    assert b"\r\nConnection: close" in told
+    return told, json.loads(body)
+
+
+@pytest.mark.parametrize("lines", [(), ("Authorization: Bearer three",), ("Expect: 100-continue",)])
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/inference", str), ("/v1/completions", dict), ("/generate", str), ("/v1/files", dict)],
+)
+def test_without_a_key_a_body_is_not_waited_for(
+    guarded: Server, path: str, kind: type, lines: tuple[str, ...]
+) -> None:
+    told, body = answer_to(guarded, head(path, MIB, *lines), b"{")
+    assert told.startswith(b"HTTP/1.1 401 ")
+    assert isinstance(body["error"], kind)
+
+
+def test_a_path_that_is_open_to_all_gathers_no_body_either(guarded: Server) -> None:
+    told, _ = answer_to(guarded, head("/health", MIB))
+    assert told.startswith(b"HTTP/1.1 405 ")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer two", "bearer  two", "BEARER two "])
+def test_with_a_key_a_body_in_pieces_is_read(guarded: Server, scheme: str) -> None:
+    body = b'{"prompt": "x", "num_tokens": 1}'
+    with connected(guarded) as client:
+        client.sendall(head("/inference", len(body), f"authorization: {scheme}"))
+        client.sendall(body[:5])
+        assert guarded.health() == 200
+        client.sendall(body[5:])
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def drip(server: Server, begun: bytes) -> bytes:
+    """Sends a body byte by byte until there is an answer."""
+    with connected(server) as client:
+        client.sendall(begun)
+        client.settimeout(0.01)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return client.recv(65536)
+            client.sendall(b" ")
+
+
+def complete(server: Server, padding: int) -> requests.Response:
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode() + b" " * padding
+    headers = {**KEYS, "Content-Type": "application/json"}
+    url = f"{server.url}/v1/completions"
+    return requests.post(url, data=body, headers=headers, timeout=PATIENCE_S)
+
+
+def test_bodies_beyond_the_limit_for_all_get_503_and_the_others_are_read(guarded: Server) -> None:
+    body = b'{"prompt": "x", "num_tokens": 1}'.ljust(MIB)
+    with connected(guarded) as client:
+        client.sendall(head("/inference", len(body), "Authorization: Bearer one") + body[:-9])
+        told = drip(guarded, head("/inference", MIB // 2, "Authorization: Bearer one"))
+        assert told.startswith(b"HTTP/1.1 503 ")
+        refused = complete(guarded, MIB // 2)
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "--max-held-bytes" in refused.json()["error"]["message"]
+        assert guarded.health() == 200
+        models = requests.get(f"{guarded.url}/v1/models", headers=KEYS, timeout=PATIENCE_S)
+        assert models.status_code == 200
+        client.sendall(body[-9:])
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    eventually(lambda: complete(guarded, MIB // 2).status_code == 200, "the bytes are free again")
+
+
+def test_an_upload_larger_than_all_bodies_that_are_held_is_stored(guarded: Server) -> None:
+    content = b"x" * (3 * MIB)
+    answer = requests.post(
+        f"{guarded.url}/v1/files",
+        headers=KEYS,
+        data={"purpose": "batch"},
+        files={"file": ("requests.jsonl", content)},
+        timeout=PATIENCE_S,
+    )
+    assert (answer.status_code, answer.json()["bytes"]) == (200, len(content))
+
+
+def test_with_few_files_connections_are_kept(tmp_path: Path) -> None:
+    """Fewer than the threads for which the server is configured."""
+    limited = ("sh", "-c", 'ulimit -n 1024 && exec "$0" "$@"')
+    with serving(tmp_path, prefix=limited) as server:
+        assert server.config.threads > 1024
+        client = closed_at_end(http.client.HTTPConnection("127.0.0.1", server.config.port))
+        used = set()
+        for _ in range(3):
+            client.request("GET", "/health")
+            answer = client.getresponse()
+            assert (answer.status, answer.read()[:1]) == (200, b"{")
+            used.add(client.sock)  # None after a response that ends its connection
+        assert len(used) == 1
+        assert None not in used
+    assert "keepalive" not in server.log

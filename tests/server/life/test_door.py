@@ -1,0 +1,133 @@
+"""A server under far more load than it can serve: requests wait at the door without a thread."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+from api.http.door import places_inside
+from tests.server.hash_app import HOLD, STEP_S
+from tests.server.process import Server, clients, connected, eventually, serving
+
+MANY = 3 * places_inside(1)
+ROUNDS = 8
+FURTHER = 4  # threads: of /stats, and of refusals
+
+
+def handlers(server: Server) -> int:
+    """Threads of the server's processes."""
+    return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.members())
+
+
+def test_requests_at_the_door_hold_no_thread_and_their_wait_counts(
+    tmp_path: Path,
+) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with (
+        serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
+        clients(MANY) as call,
+    ):
+        answers = []
+        before = handlers(server)
+        for number in range(MANY):
+            answers.append(call(server.ask, f"prompt {number}", 3, temperature=0))
+            server.reaches(running=1, waiting=number)
+        last_s = time.monotonic()
+        assert handlers(server) - before <= places_inside(1) + FURTHER
+        assert server.counts()["received"] == MANY
+        waited_s = time.monotonic() - last_s
+        hold.unlink()
+        told = [answer.result() for answer in answers]
+        assert [answer.status_code for answer in told] == [200] * MANY
+        # the wait at the door counts
+        assert told[-1].json()["timing"]["queue_s"] >= waited_s
+        alone = server.ask(f"prompt {MANY - 1}", 3, temperature=0).json()["generated"]
+        assert told[-1].json()["generated"] == alone
+        counts = server.counts()
+        assert (counts["received"], counts["completed"]) == (MANY + 1, MANY + 1)
+
+
+def test_a_client_that_leaves_the_door_is_forgotten(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    inside = places_inside(1)
+    with (
+        serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
+        clients(inside) as call,
+    ):
+        answers = [call(server.ask, "x", 2) for _ in range(inside)]
+        server.reaches(running=1, waiting=inside - 1)
+        body = json.dumps({"prompt": "gone", "num_tokens": 2}).encode()
+        leaving = connected(server)
+        leaving.sendall(
+            b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        server.reaches(running=1, waiting=inside)
+        leaving.close()
+        server.reaches(running=1, waiting=inside - 1)
+        hold.unlink()
+        assert [answer.result().status_code for answer in answers] == [200] * inside
+        assert server.counts()["received"] == inside
+
+
+def test_what_may_wait_is_limited_at_the_door_too(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    most = 2 * places_inside(1)
+    with (
+        serving(
+            tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1, max_waiting=most
+        ) as server,
+        clients(most + 1) as call,
+    ):
+        answers = [call(server.ask, "x", 1) for _ in range(most + 1)]
+        server.reaches(running=1, waiting=most)
+        refused = server.ask("x", 1)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "--max-waiting" in refused.json()["error"]
+        assert server.health() == 200
+        hold.unlink()
+        assert [answer.result().status_code for answer in answers] == [200] * (most + 1)
+        assert server.counts()["rejected"] == 1
+
+
+def test_a_server_that_stops_answers_those_at_its_door(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with (
+        serving(tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1) as server,
+        clients(MANY) as call,
+    ):
+        answers = [call(server.ask, "x", 2) for _ in range(MANY)]
+        server.reaches(running=1, waiting=MANY - 1)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.health() == 503, "the server drains")
+        hold.unlink()
+        statuses = [answer.result().status_code for answer in answers]
+        assert set(statuses) == {200, 503}
+        assert server.process.wait(60) == 0
+
+
+def test_clients_that_leave_while_others_enter_do_no_harm(tmp_path: Path) -> None:
+    """In one round of events a place becomes free, and the client that takes it is gone."""
+    with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
+        body = json.dumps({"prompt": "gone", "num_tokens": 100}).encode()
+        head = (
+            "POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        for _ in range(ROUNDS):
+            leaving = [connected(server) for _ in range(2 * MANY)]
+            for client in leaving:
+                client.sendall(head + body)
+            server.reaches(running=1, waiting=len(leaving) - 1)
+            for client in leaving:
+                client.close()
+            server.reaches(running=0, waiting=0)
+        assert server.ask("x", 2).status_code == 200
+        assert server.counts()["failed"] == 0
