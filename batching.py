@@ -277,9 +277,9 @@ class BatchingManager:
             inference.flights += 1
         pending: Pending | Exception
         try:  # right after counting: what fails from here on is uncounted with its flight
-            steps = list(lay_out(steps))
             if unopened is not None:
                 raise unopened
+            steps = list(lay_out(steps))
             pending = model.start(steps, life.take_released())
         except Exception as error:
             pending = error

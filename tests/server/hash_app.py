@@ -27,9 +27,9 @@ HOLD = "HASH_HOLD"  # a file: iterations that begin while it is there wait until
 HURRY = "HASH_HURRY"  # a file: from when it is there, iterations take no time
 ENDLESS = "HASH_ENDLESS"  # if set, no token is the end
 LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
-LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
 UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
+LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
