@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from batching import BatchingManager
 from scheduling.classes.step_time import Work
 
+PAUSE_S = 60.0  # without a look: the process was stopped
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -32,19 +34,23 @@ class Liveness:
         self.manager = manager
         self.predict = predict
         self.limit = limit
-        self._lost_s = -math.inf  # when the model was last seen lost
+        self._looked_s = math.inf
+        self._counts_from_s = -math.inf
 
     def look(self, now_s: float) -> str | None:
         """Answers requests that are past their limit. Returns why the process must end; None while
         it need not."""
         manager = self.manager
+        paused = now_s - self._looked_s > PAUSE_S
+        self._looked_s = now_s
         manager.give_up_overdue(now_s)
         began_s = manager.step_since_s
         if manager.model is None or began_s is None:
             return None
-        if manager.model.lost is not None:  # it may take as long as it takes to return
-            self._lost_s = now_s
-        lasted_s = now_s - max(began_s, self._lost_s)
+        # a model may be lost for any time; and who looks was stopped, with the whole process
+        if manager.model.lost is not None or paused:
+            self._counts_from_s = now_s
+        lasted_s = now_s - max(began_s, self._counts_from_s)
         if lasted_s <= self.limit.least_s or lasted_s <= self.limit.seconds(self._predicted_s()):
             return None
         return (

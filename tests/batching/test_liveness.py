@@ -91,6 +91,13 @@ def step_until_hung(world: World) -> None:
         world.manager.step(world.mode.lay_out, lambda: world.now_s)
 
 
+def looked_at(liveness: Liveness, now_s: float) -> bool:
+    """Whether the process must end, after looks in the seconds before, too."""
+    for before_s in range(999, 0, -50):
+        liveness.look(now_s - before_s)
+    return liveness.look(now_s) is not None
+
+
 def looked(
     world: World, predict: Callable[[Work], float | None], after_s: Sequence[float]
 ) -> list[bool]:
@@ -101,7 +108,7 @@ def looked(
     def look() -> None:
         began_s = world.manager.step_since_s
         assert began_s is not None
-        found.extend(liveness.look(began_s + s) is not None for s in after_s)
+        found.extend(looked_at(liveness, began_s + s) for s in after_s)
 
     in_the_hung_iteration(world, look)
     step_until_hung(world)
@@ -154,7 +161,22 @@ def test_the_time_in_which_the_model_is_lost_does_not_count() -> None:
         world.model.lost = "it is restarted"
         found.append(liveness.look(5000.0) is not None)
         world.model.lost = None
-        found.extend(liveness.look(s) is not None for s in (5599.0, 5601.0))
+        found.extend(looked_at(liveness, s) for s in (5599.0, 5601.0))
+
+    in_the_hung_iteration(world, look)
+    step_until_hung(world)
+    assert found == [False, False, True]
+
+
+def test_the_time_in_which_the_whole_process_is_stopped_does_not_count() -> None:
+    world = World(MODES[3])
+    world.submit([1], 9)
+    liveness = Liveness(world.manager, lambda _: None, Limit())
+    found: list[bool] = []
+
+    def look() -> None:
+        found.extend(liveness.look(s) is not None for s in (1.0, 5000.0))
+        found.append(looked_at(liveness, 5601.0))
 
     in_the_hung_iteration(world, look)
     step_until_hung(world)
