@@ -33,6 +33,7 @@ ROUNDS = 8, 24  # at least, at most
 WITHIN = 0.03
 RUN_S = 5.0
 SETTLE_S = 1.0  # of a run, not counted
+KNEE_S = 4.0  # of the closed loop that finds a limit
 
 
 def delivered(fleet: Fleet, contestant: Contestant, rate: float, seed: int) -> float:
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Fleet(RECIPE, Path(logs), 300.0, together=True) as fleet,
     ):
         fleet.start(contestants)
-        limits = {one.name: knee(one, fleet, RECIPE, 4.0) for one in contestants}
+        limits = {one.name: knee(one, fleet, RECIPE, KNEE_S) for one in contestants}
         highest = HIGHEST * max(limits.values())
         for one in contestants:
             limit = limits[one.name]

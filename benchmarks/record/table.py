@@ -83,6 +83,10 @@ TABLE: tuple[Recording, ...] = (
         "distributions", 5, "./compare.sh --distributions", "results/reference-distributions",
         "distributions.txt", COMPARE, printed="distributions.txt",
     ),
+    _bench(
+        "overload", 14, "overload", "results/reference-overload", "overload.json",
+        (*SERVER, "benchmarks/overload"),
+    ),
     _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),
     _bench(
         "modes", 11, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
