@@ -155,9 +155,8 @@ def operators_around(build: Callable[[int], Run]) -> tuple[int, int]:
 
 
 def test_a_decode_takes_few_operators_a_layer_and_around_them() -> None:
-    """Around: two find the tokens in flight, two embeddings and their sum, the last norm, the head,
-    the best token, and three that append it to what is known. Beside a graph: two copies to its
-    addresses, the head, and the four of the draw."""
+    """Around: two find the tokens in flight, two embeddings, their sum with the first norm, the
+    head, and the draw. Beside a graph: two copies to its addresses, the head, and the draw."""
     eager = operators_around(lambda n: run(DynamicBatchingServerModel, GREEDY, layers=n))
     assert eager == (PER_LAYER, AROUND)
     replayed = operators_around(
