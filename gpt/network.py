@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -54,7 +55,8 @@ class AddNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x = x + y
-        return x, super().forward(x)
+        # without the layers of Python around it, which take longer than a single row
+        return x, torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class Block(nn.Module):
@@ -105,12 +107,12 @@ class GPT(nn.Module):
         `kept` `[K]`, None: all: places on a flat axis whose hidden states are returned. No token
         attends to what the last block computes after its attention, so it computes that for these
         places only."""
-        first, *others = cast("list[Block]", list(self.blocks))
-        x, normed = first.ln_1(self.wte(tokens), self.wpe(positions))
-        for layer, after in enumerate(others):
-            x, normed = after.ln_1(*self.blocks[layer](x, normed, layer, attend))
+        blocks = cast("list[Block]", list(self.blocks))  # indexing a ModuleList is slow
+        x, normed = blocks[0].ln_1(self.wte(tokens), self.wpe(positions))
+        for layer, (block, after) in enumerate(pairwise(blocks)):
+            x, normed = after.ln_1(*block(x, normed, layer, attend))
         hidden: Tensor
-        _, hidden = self.ln_f(*self.blocks[-1](x, normed, len(others), attend, kept))
+        _, hidden = self.ln_f(*blocks[-1](x, normed, len(blocks) - 1, attend, kept))
         return hidden
 
 
