@@ -29,9 +29,9 @@ from client.workloads.recipe import Recipe, make
 MODES = ("nobatch", "static", "dynamic")
 RECIPE = Recipe(output_tokens="normal:50,25,1,100", exact_duration=True)  # compare.sh's
 HIGHEST = 2.0  # x the largest limit of all modes: where compare.sh compares the limits
-ROUNDS = 8, 24  # at least, at most
+LEAST_ROUNDS = 8
 WITHIN = 0.03
-RUN_S = 5.0
+RUN_S = 4.0
 SETTLE_S = 1.0  # of a run, not counted
 KNEE_S = 4.0  # of the closed loop that finds a limit
 
@@ -54,15 +54,15 @@ def narrow(found: Ratio) -> bool:
 
 
 def measured(
-    fleet: Fleet, contestant: Contestant, rates: Sequence[float]
+    fleet: Fleet, contestant: Contestant, rates: Sequence[float], rounds: int
 ) -> tuple[list[list[float]], list[Ratio]]:
     """By rate, the tokens a second of each round, and the ratios to the first rate."""
     figures: list[list[float]] = [[] for _ in rates]
-    for number in range(ROUNDS[1]):
+    for number in range(rounds):
         order = range(len(rates))
         for i in order if number % 2 == 0 else reversed(order):
             figures[i].append(delivered(fleet, contestant, rates[i], seed=number))
-        if number + 1 >= ROUNDS[0]:
+        if number + 1 >= min(LEAST_ROUNDS, rounds):
             ratios = [ratio(one, figures[0]) for one in figures[1:]]
             if all(map(narrow, ratios)):
                 break
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--loads", nargs="+", type=float, default=(1.2, 2.0),
         help="multiples of a mode's own limit (default: 1.2 2); the highest load is added",
     )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="at most (default: 24)")
     parser.add_argument("--out", type=Path, help="folder to record in")
     args = parser.parse_args(argv)
     contestants = [
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rates = [load * limit for load in args.loads]
             if highest > 1.1 * max(rates):
                 rates.append(highest)
-            figures, ratios = measured(fleet, one, rates)
+            figures, ratios = measured(fleet, one, rates, args.rounds)
             found[one.name] = {
                 "limit": limit,
                 "loads": [rate / limit for rate in rates],

@@ -84,7 +84,7 @@ TABLE: tuple[Recording, ...] = (
         "distributions.txt", COMPARE, printed="distributions.txt",
     ),
     _bench(
-        "overload", 14, "overload", "results/reference-overload", "overload.json",
+        "overload", 8, "overload --rounds 12", "results/reference-overload", "overload.json",
         (*SERVER, "benchmarks/overload"),
     ),
     _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),

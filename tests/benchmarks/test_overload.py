@@ -20,12 +20,13 @@ def test_a_ratio_is_certain_within_three_percent() -> None:
 def test_it_compares_loads_beyond_a_modes_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(overload, "ROUNDS", (2, 2))
     monkeypatch.setattr(overload, "RUN_S", 0.6)
     monkeypatch.setattr(overload, "SETTLE_S", 0.1)
     monkeypatch.setattr(overload, "KNEE_S", 0.6)
     monkeypatch.setattr(common, "QUIET_CORES", 99.0)  # other tests run beside it
-    overload.main(["--modes", "dynamic", "--loads", "1.2", "3", "--out", str(tmp_path)])
+    overload.main(
+        ["--modes", "dynamic", "--loads", "1.2", "3", "--rounds", "2", "--out", str(tmp_path)]
+    )
     report = json.loads((tmp_path / "overload.json").read_text())
     dynamic = report["overload"]["dynamic"]
     assert dynamic["loads"] == pytest.approx([1.2, 3])
