@@ -58,7 +58,7 @@ def measured(
 ) -> tuple[list[list[float]], list[Ratio]]:
     """By rate, the tokens a second of each round, and the ratios to the first rate."""
     figures: list[list[float]] = [[] for _ in rates]
-    for number in range(rounds):
+    for number in range(max(2, rounds)):
         order = range(len(rates))
         for i in order if number % 2 == 0 else reversed(order):
             figures[i].append(delivered(fleet, contestant, rates[i], seed=number))
