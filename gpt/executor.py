@@ -167,10 +167,12 @@ class Executor(ABC):
         self.forget()
         if self.gpu is not None:
             self.gpu.warm_up()
-        if self._kernel:
+        if self._kernel is not None:
             with torch.inference_mode():
                 hidden = self.network.wte.weight.new_zeros(1, self.network.config.n_embd)
-                self._sampler.warm_up(self.network.head(hidden))
+                logits = self.network.head(hidden)  # by all ranks, with or without the kernel
+                if self._kernel:
+                    self._sampler.warm_up(logits)
 
     # --- seams.Model ------------------------------------------------------------------------
 
