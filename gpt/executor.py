@@ -157,9 +157,10 @@ class Executor(ABC):
             f"tokens: {self.blocks * self.block_tokens} tokens"
         )
 
+    @with_our_errors
     def warm_up(self) -> None:
         """A prefill and a decode that fill a block, so that no request waits for what is built at
-        first use."""
+        first use. Raises DeviceMemoryError, DeviceLostError."""
         prompt = self.block_tokens - 1
         self.open([Opening(0, [0] * prompt, prompt, Sampling())])
         self.start([Step(0, 0, prompt, True, (0,))], ()).result()
