@@ -58,7 +58,7 @@ class Config(Options):
     bits, everything else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
-    or an amount such as 2GiB, 500MB, 30000tokens"""
+    or an amount such as 2GiB, 500MB, 30000tokens; activations and CUDA graphs use what it leaves"""
     cuda_graphs: bool = MODEL.option(True)
     """record iterations as CUDA graphs at start, which saves their launches; false: launch each
     operator; no effect on a CPU"""

@@ -79,7 +79,7 @@ def planned(report: Report) -> Iterator[Part]:
     yield Part("the device", 60, parts.facts)
     yield Part("a trivial kernel", 60, parts.triton)
     if not report.failed(parts.TRITON):
-        yield Part("the kernels beside plain torch", 120, parts.check)
+        yield Part("the kernels beside plain torch", 240, parts.check)
     yield Part("the device's bandwidth", 30, parts.bandwidth)
     yield Part("decode steps", 120, partial(parts.steps, gb_s=report.bandwidth_gb_s))
     if usable(report):
@@ -142,6 +142,8 @@ class Bench:
                 parts.find_device(args.device), args.dtype, args.model, tiny=args.tiny,
                 limits=args.limits, contexts=args.contexts, kernel=usable(self.report),
             )  # fmt: skip
+            if part.run is not parts.check:
+                parts.use(asked.device)
             part.run(asked, self._tell)
         except Exception as error:
             traceback.print_exc()

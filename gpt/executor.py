@@ -157,9 +157,10 @@ class Executor(ABC):
             f"tokens: {self.blocks * self.block_tokens} tokens"
         )
 
+    @with_our_errors
     def warm_up(self) -> None:
         """A prefill and a decode that fill a block, so that no request waits for what is built at
-        first use."""
+        first use. Raises DeviceMemoryError, DeviceLostError."""
         prompt = self.block_tokens - 1
         self.open([Opening(0, [0] * prompt, prompt, Sampling())])
         self.start([Step(0, 0, prompt, True, (0,))], ()).result()
@@ -167,10 +168,12 @@ class Executor(ABC):
         self.forget()
         if self.gpu is not None:
             self.gpu.warm_up()
-        if self._kernel:
+        if self._kernel is not None:
             with torch.inference_mode():
                 hidden = self.network.wte.weight.new_zeros(1, self.network.config.n_embd)
-                self._sampler.warm_up(self.network.head(hidden))
+                logits = self.network.head(hidden)  # by all ranks, with or without the kernel
+                if self._kernel:
+                    self._sampler.warm_up(logits)
 
     # --- seams.Model ------------------------------------------------------------------------
 

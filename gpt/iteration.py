@@ -70,8 +70,9 @@ class Launched:
         for j, i in enumerate(self.drawing):
             self.rows[i].ids.append(-1 - j)
 
-    def read(self) -> Outcome:
-        """Waits for it. The drawn tokens are known from then on."""
+    def read(self, after_s: float) -> Outcome:
+        """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
+        before was read; what this one takes begins no earlier."""
         arrays = self.numbers.arrays()
         tokens: list[list[int]] = [[] for _ in self.rows]
         if self.drawing:
@@ -85,7 +86,7 @@ class Launched:
         return Outcome(
             tokens,
             self.positions,
-            time.perf_counter() - self.start_s,
+            time.perf_counter() - max(self.start_s, after_s),
             dict(of_tokens),
             {wanted.row: (wanted.first, words) for wanted, words in of_prompts},
         )
@@ -102,6 +103,7 @@ class Started:
         self._launched = launched
         self._before = before
         self._outcome: Outcome | None = None
+        self._after_s = self._read_s = 0.0
 
     @property
     def in_flight(self) -> Tensor | None:
@@ -112,6 +114,7 @@ class Started:
         """Reads the iteration before this one. Raises DeviceLostError."""
         if self._before is not None:
             self._before.result()
+            self._after_s = self._before._read_s
             self._before = None
 
     @with_our_errors
@@ -119,5 +122,6 @@ class Started:
         """Raises DeviceLostError."""
         if self._outcome is None:
             self.settle()
-            self._outcome = self._launched.read()
+            self._outcome = self._launched.read(self._after_s)
+            self._read_s = time.perf_counter()
         return self._outcome

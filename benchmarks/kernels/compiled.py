@@ -140,12 +140,15 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     logits, ids = wide[:, : shape.vocab_size], some(rows, 1, dtype=torch.int64)
     rates, whole = [some(rows, dtype=torch.float32)] * 3, some(rows, dtype=torch.int64)
 
-    def draw(noise: bool, cuts: bool) -> object:
-        return sampling.draw(logits, whole, rates[0], whole, *rates, ids, whole, noise, cuts)
+    shaped = some(rows, shape.vocab_size, dtype=torch.float32)
+
+    def draw(noise: bool, cuts: bool, scores: Any = logits) -> object:
+        return sampling.draw(scores, whole, rates[0], whole, *rates, ids, whole, noise, cuts)
 
     yield " (greedy)", lambda: draw(False, False)
     yield "", lambda: draw(True, False)
     yield " (truncated)", lambda: draw(True, True)
+    yield " (truncated, penalties)", lambda: draw(True, True, shaped)
 
 
 def measured(capability: int, shape: Shape, name: str, kernel: Any) -> Compiled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,7 +20,14 @@ from benchmarks.on_gpu.points import (
     StepTime,
 )
 from benchmarks.on_gpu.timing import launches_of, synchronisations_of, timed
-from benchmarks.on_gpu.work import FEWEST_REQUESTS, POLICIES, Asked, Decoding, Models
+from benchmarks.on_gpu.work import (
+    FEWEST_REQUESTS,
+    POLICIES,
+    Asked,
+    Decoding,
+    Models,
+    blocks_each,
+)
 from generate.modes import Mode
 from gpt.gpu import selfcheck
 from gpt.gpu.choice import resolve_device
@@ -47,11 +53,14 @@ OWN_HEADS = "attention, the model's own shape"
 
 
 def find_device(name: str) -> torch.device:
-    """With an index, on which Triton launches from then on. Raises gpt.gpu.choice.DeviceError."""
-    device = resolve_device(name).device
+    """With an index if it is a GPU. Raises gpt.gpu.choice.DeviceError."""
+    return resolve_device(name).device
+
+
+def use(device: torch.device) -> None:
+    """Triton launches on it from then on; this process occupies it."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return device
 
 
 def facts(asked: Asked, tell: Tell) -> None:
@@ -82,8 +91,10 @@ def triton(asked: Asked, tell: Tell) -> None:
 
 
 def check(asked: Asked, tell: Tell) -> None:
-    """The attention kernel beside plain torch, by the server's own self-check."""
-    heads = Models(asked).heads
+    """The attention kernel beside plain torch, by the server's own self-check. It needs the GPU's
+    memory, or the GPU alone, so this process does not occupy it."""
+    config = asked.config
+    heads = Heads(config.n_head, config.n_head, config.head_dim, 16, asked.dtype_name)
     for one in [heads] if asked.tiny else [heads, *SELF_CHECKED]:
         start_s = time.monotonic()
         found = selfcheck.check(asked.device, one)
@@ -132,7 +143,7 @@ def _step(
         needed = models.weight_bytes + rows * context * model.shape.token_bytes
         share = launches = synchronisations = None
         if asked.on_gpu:
-            share = needed / seconds / 1e9 / (gb_s or math.nan)
+            share = needed / seconds / 1e9 / gb_s if gb_s else None
             synchronisations = synchronisations_of(step)
             try:
                 launches = launches_of(step)
@@ -151,7 +162,11 @@ def prefill(asked: Asked, tell: Tell) -> None:
     model = Models(asked).get("dynamic", graphs=asked.kernel)
     for prompts in (1, min(4, max(asked.limits))):
         tokens = asked.contexts[-1]
-        each = -(-tokens // model.block_tokens)
+        try:
+            each = blocks_each(model, prompts, tokens)
+        except RuntimeError as error:
+            tell(LeftOut(f"a prefill of {prompts} x {tokens}", str(error)))
+            continue
 
         def call(prompts: int = prompts, tokens: int = tokens, each: int = each) -> None:
             ids = range(prompts)
@@ -171,17 +186,14 @@ def same(asked: Asked, tell: Tell) -> None:
     counts = sorted({min(rows, max(asked.limits)) for rows in SAME_ROWS})
     for rows in counts if asked.kernel else []:
         start_s = time.monotonic()
-        drawn: list[list[list[int]]] = []
-        for graphs in (False, True):
-            model = models.get("dynamic", graphs=graphs)
-            own = [SAMPLING["temperature 1"](row) for row in range(rows)]
-            step = Decoding(model, rows, asked.contexts[0], own)
-            for _ in range(2 if asked.tiny else SAME_STEPS):
-                step()
-            drawn.append(step.tokens)
-            model.forget()
+        name = f"graphs draw eager's tokens, {rows} rows"
+        try:
+            drawn = [_drawn(models, rows, graphs) for graphs in (False, True)]
+        except Exception as error:
+            tell(LeftOut(name, f"{type(error).__name__}: {error}"))
+            continue
         found = "agrees" if drawn[0] == drawn[1] else "other tokens"
-        tell(Check(f"graphs draw eager's tokens, {rows} rows", found, time.monotonic() - start_s))
+        tell(Check(name, found, time.monotonic() - start_s))
     limit = min(32, max(asked.limits))
     work = asked.jobs(models.network.config.vocab_size, limit, equal=False)
     for name, sampling in SAMPLING.items():
@@ -196,6 +208,19 @@ def same(asked: Asked, tell: Tell) -> None:
         differ = sum(a != b for a, b in zip(runs[0].outputs, runs[1].outputs, strict=True))
         found = "agrees" if not differ else f"{differ} of {len(work)} requests have other tokens"
         tell(Check(f"lookahead draws the same tokens, {name}", found, time.monotonic() - start_s))
+
+
+def _drawn(models: Models, rows: int, graphs: bool) -> list[list[int]]:
+    """The tokens of each step."""
+    asked, model = models.asked, models.get("dynamic", graphs=graphs)
+    own = [SAMPLING["temperature 1"](row) for row in range(rows)]
+    try:
+        step = Decoding(model, rows, asked.contexts[0], own)
+        for _ in range(2 if asked.tiny else SAME_STEPS):
+            step()
+        return step.tokens
+    finally:
+        model.forget()
 
 
 def modes(asked: Asked, tell: Tell, *, equal: bool, graphs: bool) -> None:

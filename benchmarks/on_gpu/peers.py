@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import tempfile
@@ -101,6 +102,7 @@ def _generate(asked: Asked, version: str) -> Peer:
         for _ in range(2)  # the first one warms
     ][-1]
     del model, models
+    gc.collect()  # models and their graphs refer to each other
     torch.cuda.empty_cache()
 
     from vllm import LLM, SamplingParams, TokensPrompt

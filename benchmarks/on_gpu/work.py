@@ -4,16 +4,15 @@ in its own process."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from benchmarks.bare import Job, offline_work
 from generate.modes import Mode
 from gpt.cache import KVPool, KVShape
-from gpt.checkpoint import SHAPES, random_network
+from gpt.checkpoint import SHAPES
 from gpt.executor import Executor
-from gpt.gpu.comparison import Heads
 from gpt.gpu.device import Device
 from gpt.network import GPT, GPTConfig, init_weights
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
@@ -24,6 +23,7 @@ from seams import Opening, Policy, Sampling, Step
 
 TINY = GPTConfig(vocab_size=97, context=512, n_layer=1, n_head=1, n_embd=16)
 SLACK = 192  # tokens beyond the context of a timed step, for its repeats
+POOL_SHARE = 0.6  # of the GPU's free memory, at most; the rest is for activations and graphs
 FEWEST_REQUESTS = 4
 ROUNDS = 2  # batches' worth of requests that the modes are given
 
@@ -83,15 +83,19 @@ class Asked:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def longest(self) -> int:
+        """Tokens of a row at the end of its timed steps."""
+        return max(self.contexts) + SLACK
+
+    @property
     def config(self) -> GPTConfig:
-        return TINY if self.tiny else SHAPES[self.model]
+        """The shape of the model, with a position for each token of the longest row."""
+        shape = TINY if self.tiny else SHAPES[self.model]
+        return replace(shape, context=max(shape.context, self.longest))
 
     def network(self) -> GPT:
-        if self.tiny:
-            network = GPT(TINY)
-            init_weights(network, 0)
-        else:
-            network = random_network(self.model, 0)
+        network = GPT(self.config)
+        init_weights(network, 0)
         return network.to(self.device, self.dtype).eval().requires_grad_(False)
 
     def jobs(self, vocab_size: int, limit: int, *, equal: bool) -> list[Job]:
@@ -113,9 +117,12 @@ class Models:
         self.asked = asked
         self.network = asked.network()
         shape = KVShape.of(self.network.config, asked.dtype, asked.device)
-        longest = min(max(asked.contexts) + SLACK, self.network.config.context)
         self.rows = max(asked.limits)
-        self._pool = KVPool(shape, self.rows * -(-longest // shape.block_tokens))
+        blocks = self.rows * -(-asked.longest // shape.block_tokens)
+        if asked.on_gpu:
+            free_bytes = torch.cuda.mem_get_info(asked.device)[0]
+            blocks = min(blocks, int(POOL_SHARE * free_bytes) // shape.block_bytes)
+        self._pool = KVPool(shape, blocks)
         self._by_layout: dict[type[Executor], Executor] = {}
         self._devices: dict[bool, Device] = {}
         self.weight_bytes = sum(p.numel() * p.element_size() for p in self.network.parameters())
@@ -143,20 +150,26 @@ class Models:
             self._devices[graphs] = device
         return self._devices[graphs]
 
-    @property
-    def heads(self) -> Heads:
-        config = self.network.config
-        return Heads(config.n_head, config.n_head, config.head_dim, 16, self.asked.dtype_name)
+
+def blocks_each(model: Executor, rows: int, tokens: int) -> int:
+    """The blocks of a row. Raises RuntimeError if the pool has too few for all."""
+    each = -(-tokens // model.block_tokens)
+    if rows * each > model.blocks:
+        raise RuntimeError(
+            f"{rows} rows of {tokens} tokens need {rows * each} KV blocks, and the GPU's memory "
+            f"holds {model.blocks}"
+        )
+    return each
 
 
 class Decoding:
     """Rows that decode; a call is a step and the reading of its tokens."""
 
     def __init__(self, model: Executor, rows: int, context: int, sampling: Sequence[Sampling]):
-        """`sampling`: of each row."""
+        """`sampling`: of each row. Raises RuntimeError if the pool is too small."""
         self.model, self.rows, self.at = model, range(rows), context
         self.tokens: list[list[int]] = []
-        each = -(-(context + SLACK) // model.block_tokens)
+        each = blocks_each(model, rows, context + SLACK)
         prompt = [1] * context
         model.open([Opening(i, prompt, context, sampling[i]) for i in self.rows])
         for i in self.rows:  # one by one: together they might not fit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpt.attention import Span
 from gpt.cache import BlockTable, KVPool
-from gpt.gpu.buckets import Buckets
+from gpt.gpu.buckets import FIRST_KEYS, Buckets
 from gpt.gpu.graphs import Graphs, Ran, is_every, sources_of
 from gpt.gpu.paged import Packed, PagedAttention, TwoCallAttention, arrays_of, pack
 from gpt.network import GPT
@@ -67,14 +67,28 @@ class Device:
             log.warning("CUDA graphs are not used, but single launches: %s", reason)
 
     def _difference(self, graphs: Graphs) -> str | None:
-        """Compares a prompt and a decode, whose token is in flight, with and without a graph."""
-        count = self._pool.shape.block_tokens - 1
+        """Compares a prompt, a decode, whose token is in flight, and a chunk beside the decode of
+        a long row, with and without a graph."""
+        size = self._pool.shape.block_tokens
         newest = torch.tensor([1], device=self._pool.shape.device)
-        for start, tokens in ((0, [0] * count), (count, [-1])):
-            new = len(tokens)
-            span = Span(0, new, start, BlockTable([0]))
-            positions, last = np.arange(start, start + new), np.array([new - 1])
-            packed = pack(tokens, positions, last, last * 0, [span], count + 1, self._tile_tokens)
+        count = size - 1
+        compared: list[tuple[list[int], list[Span]]] = [
+            ([0] * count, [Span(0, count, 0, BlockTable([0]))]),
+            ([-1], [Span(0, 1, count, BlockTable([0]))]),
+        ]
+        far = FIRST_KEYS  # as many keys as are not split, and one more
+        if graphs.most_rows > 1 and far < self._network.config.context:
+            table = BlockTable([0] * -(-(far + 1) // size))  # the pool may have a single block
+            both = [Span(0, 1, far, table), Span(1, size, size, table)]
+            compared.append(([-1] + [0] * size, both))
+        for tokens, spans in compared:
+            new, start = len(tokens), spans[0].start
+            positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
+            last = np.array([span.first + span.length - 1 for span in spans])
+            drawn = np.arange(len(spans))
+            packed = pack(tokens, positions, last, drawn, spans, size, self._tile_tokens)
+            if len(spans) > 1:  # rows that share a block must not write to it
+                packed = replace(packed, slots=np.full_like(packed.slots, -1))
             ran = graphs(packed, newest, ())
             if ran is None:
                 return f"none was recorded for {new} tokens"

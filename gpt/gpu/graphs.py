@@ -117,6 +117,7 @@ class Graphs:
         self._forward, self._buckets, self._block_tokens = forward, buckets, block_tokens
         self._on_gpu = device.type == "cuda"
         self.replayed = 0  # iterations
+        self.most_rows = max_rows
         kept = max(bucket.kept for bucket in buckets)
         self._hidden = torch.empty(kept, width, dtype=dtype, device=device)
         self._newest = torch.zeros(max_rows, dtype=torch.int64, device=device)

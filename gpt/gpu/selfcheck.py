@@ -30,11 +30,12 @@ from kernels import cache_folder
 
 log = logging.getLogger(__name__)
 
-HANGS_S = 60.0
+HANGS_S = 180.0
 FOLDER = Path(__file__).resolve().parents[2]
 SOURCES = (  # on which a result depends
     *("kernels/paged_triton.py", "kernels/gpu/layers.py", "kernels/gpu/sampling.py"),
-    *("gpt/gpu/comparison.py", "gpt/gpu/twins.py"),
+    *("kernels/gpu/operators.py", "gpt/drawing.py", "gpt/sampling.py"),
+    *("gpt/gpu/paged.py", "gpt/gpu/tuning.py", "gpt/gpu/comparison.py", "gpt/gpu/twins.py"),
 )
 TENSOR_CORES = (8, 0)  # compute capability from which Triton uses them for 16-bit numbers
 

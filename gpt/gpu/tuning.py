@@ -7,8 +7,10 @@ read it (kernels/choice.py). The self-check uses the same choice, and so compare
 from __future__ import annotations
 
 import functools
+import hashlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +43,7 @@ def chosen(heads: int, shape: KVShape, seconds: Timer) -> Launch:
     """The fastest of the candidates, now or at an earlier start."""
     import triton
 
+    from kernels import paged_triton
     from kernels.paged_triton import CANDIDATES
 
     by_name = {f"{launch.warps} warps, {launch.stages} stages": launch for launch in CANDIDATES}
@@ -50,7 +53,8 @@ def chosen(heads: int, shape: KVShape, seconds: Timer) -> Launch:
     def identity() -> list[str]:
         on_gpu = shape.device.type == "cuda"
         name = torch.cuda.get_device_name(shape.device) if on_gpu else "cpu"
-        return [name, torch.__version__, triton.__version__]
+        source = hashlib.sha256(Path(paged_triton.__file__).read_bytes()).hexdigest()
+        return [name, torch.__version__, triton.__version__, source]
 
     def measure(_: object) -> dict[str, str]:
         timed = {
@@ -71,9 +75,10 @@ def attention(heads: int, shape: KVShape, launch: Launch) -> Callable[[], object
     token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
     rows = max(1, POOL_BYTES // (KEYS * token_bytes))
     device, dtype = shape.device, shape.dtype
-    keys, values = torch.zeros(2, rows * each, *held, dtype=dtype, device=device)
+    # random, since a GPU computes zeros with less power, and so faster
+    keys, values = torch.randn(2, rows * each, *held, dtype=dtype, device=device)
     width = heads + 2 * shape.kv_heads
-    qkv = torch.zeros(rows, width, shape.head_dim, dtype=dtype, device=device)
+    qkv = torch.randn(rows, width, shape.head_dim, dtype=dtype, device=device)
     q, k, v = qkv.split_with_sizes([heads, shape.kv_heads, shape.kv_heads], 1)
     row = torch.arange(rows, device=device)
     layout = torch.stack([row, torch.ones_like(row), torch.full_like(row, KEYS)], 1).int()

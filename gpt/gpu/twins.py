@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from gpt.drawing import perturbed
+from gpt.gpu.layers import MULTIPLE
 from gpt.sampling import Sampler, asked_of, history_of
 from seams import Opening, Sampling
 
@@ -22,6 +23,8 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 0.9},
     {"top_k": 50},
     {"min_p": 0.02, "top_p": 0.8, "typical_p": 0.9},
+    {"temperature": 0.0, "frequency_penalty": 0.5},
+    {"presence_penalty": 0.5},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "top_k": 20},
 )
 
@@ -55,19 +58,18 @@ def layers_differ(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def draws_differ(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Drawn tokens, for every setting, beside one another and from logits of every kind."""
+    """Drawn tokens, for every setting: each is a batch of its own, since a batch is drawn by the
+    forms of the kernels that its rows need."""
     random = torch.Generator().manual_seed(1)
-    rows = [
-        Opening(i, [i, 5, i], 2, Sampling(seed=i, **asked)) for i in range(SEEDS) for asked in ASKED
-    ]
-    logits = 3 * torch.randn(len(rows), VOCABULARY + 1, generator=random)
-    logits = logits.to(device, dtype).narrow(1, 0, VOCABULARY)
-    scores = perturbed(logits, asked_of(rows, VOCABULARY, device), history_of(rows, device))
-    best = scores.topk(2)
-    drawn = Sampler(kernel=True).draw(logits, rows)
-    differs = drawn != best.indices[:, 0]
-    differs &= best.values[:, 0] - best.values[:, 1] > TIE
-    for row, one in zip(rows, differs.tolist(), strict=True):
-        if one:
-            return f"the token drawn with {row.sampling} differs"
+    for asked in ASKED:
+        rows = [Opening(i, [i, 5, i], 2, Sampling(seed=i, **asked)) for i in range(SEEDS)]
+        wide = 3 * torch.randn(SEEDS, VOCABULARY + -VOCABULARY % MULTIPLE, generator=random)
+        logits = wide.to(device, dtype).narrow(1, 0, VOCABULARY)  # as of PaddedHead
+        scores = perturbed(logits, asked_of(rows, VOCABULARY, device), history_of(rows, device))
+        best = scores.topk(2)
+        differs = Sampler(kernel=True).draw(logits, rows) != best.indices[:, 0]
+        differs &= best.values[:, 0] - best.values[:, 1] > TIE
+        for row, one in zip(rows, differs.tolist(), strict=True):
+            if one:
+                return f"the token drawn with {row.sampling} differs"
     return None

@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from benchmarks.on_gpu.parts import SAMPLING, steps
+from benchmarks.on_gpu.points import LeftOut, Point, StepTime
+from benchmarks.on_gpu.work import TINY, Asked, Decoding, Models
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # packages are hidden, but for what the benchmark may need and what that needs in turn
@@ -84,6 +91,25 @@ def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     at = [(mode, limit, ahead) for limit in (1, 2) for mode, ahead in turns]
     assert sides == 3 * [("nobatch", 1, 0), *at]
     assert all(p["same_tokens"] == 1 for p in played if p["mode"] == "dynamic")
+
+
+def asked_of_torch(contexts: Sequence[int]) -> Asked:
+    """One row, without a kernel."""
+    cpu = torch.device("cpu")
+    return Asked.of(cpu, "auto", "gpt2", tiny=True, limits=[1], contexts=contexts, kernel=False)
+
+
+def test_steps_are_timed_after_as_many_tokens_as_the_model_has_positions() -> None:
+    told: list[Point] = []
+    steps(asked_of_torch([TINY.context]), told.append, None)
+    assert not [point for point in told if isinstance(point, LeftOut)]
+    assert {p.context for p in told if isinstance(p, StepTime)} == {TINY.context}
+
+
+def test_more_rows_than_the_memory_holds_are_refused_in_words() -> None:
+    model = Models(asked_of_torch([20])).get("dynamic", graphs=False)
+    with pytest.raises(RuntimeError, match=r"2 rows of 212 tokens need 28 KV blocks, .* holds 14"):
+        Decoding(model, 2, 20, [SAMPLING["greedy"](row) for row in range(2)])
 
 
 def test_a_run_without_time_names_what_it_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,10 @@ from gpt import budget
 from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
 from gpt.cache import KVPool, KVShape
 from gpt.container import container_room_bytes
+from gpt.iteration import Started
 from gpt.network import GPT, GPTConfig
 from model import DynamicBatchingServerModel, ServerModel
+from seams import Step
 
 SHAPE = KVShape(24, 16, 64, torch.bfloat16, torch.device("cpu"))  # 98,304 bytes a token
 
@@ -159,3 +162,26 @@ def test_what_the_worst_iteration_was_measured_with_is_free_for_the_pool(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (tight, total))
     fitting = int(0.9 * (tight - peak)) // model.shape.block_bytes
     assert gpu_blocks(model.shape, rows, model.context, peak) == fitting < most
+
+
+def test_the_worst_iteration_is_measured_after_a_decode_chose_its_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = GPTConfig(vocab_size=97, context=64, n_layer=1, n_head=1, n_embd=16)
+    network = GPT(config).eval().requires_grad_(False)
+    model = DynamicBatchingServerModel(network, torch.float32, "small", kernel=False)
+    started: list[int] = []  # tokens of the first row
+    before: list[int] = []
+    start = model.start
+
+    def noted(steps: Sequence[Step], released: Sequence[int]) -> Started:
+        started.append(steps[0].tokens)
+        return start(steps, released)
+
+    monkeypatch.setattr(model, "start", noted)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: before.extend(started))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 1)
+    worst_activation_bytes(model, 2)
+    assert before[-1] == 1
+    assert started[len(before) :] == [64]

@@ -6,14 +6,18 @@ In float64, so that what a row is batched with changes no token.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gpt.executor
+import gpt.iteration
 from batching import BatchingManager
 from benchmarks.common import Tally
 from flight import Flight
@@ -229,9 +233,9 @@ def test_a_start_waits_for_the_previous_iteration_only_to_stage_penalties_of_ano
     doing = "reading"
     read = Launched.read
 
-    def noted(launched: Launched) -> Outcome:
+    def noted(launched: Launched, after_s: float) -> Outcome:
         reads.append(doing)
-        return read(launched)
+        return read(launched, after_s)
 
     monkeypatch.setattr(Launched, "read", noted)
     model.open([Opening(i, [7, 8, 9], 3, sampling) for i in range(2)])
@@ -246,6 +250,27 @@ def test_a_start_waits_for_the_previous_iteration_only_to_stage_penalties_of_ano
     second.result()
     third.result()
     assert [each for each in reads if each != "reading"] == waits
+
+
+def test_the_durations_of_iterations_that_overlap_count_no_time_twice(
+    models, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    ticks = itertools.count(1.0)
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr(gpt.iteration, "time", clock)
+    monkeypatch.setattr(gpt.executor, "time", clock)
+    model = models["dynamic"]
+    model.forget()
+    model.open([Opening(0, COMMON[:6], 6, Sampling(temperature=0))])
+    begin_s = next(ticks)
+    pending = [model.start([Step(0, 0, 6, True, (0,))], ())]
+    for at in range(6, 10):
+        pending.append(model.start([Step(0, at, 1, True, ())], ()))
+        pending[-2].result()
+    pending[-1].result()
+    durations_s = [each.result().duration_s for each in pending]
+    assert sum(durations_s) < next(ticks) - begin_s
+    model.forget()
 
 
 def test_an_iteration_in_flight_may_draw_nothing(models) -> None:  # type: ignore[no-untyped-def]

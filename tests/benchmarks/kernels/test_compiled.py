@@ -16,6 +16,7 @@ from benchmarks.kernels.compiled import SHAPES, SHARED_BYTES, Compiled
 KERNELS = {
     "store", "attend", "decode", "merge", "add_norm", "bias_gelu", "race (greedy)",
     "finish (greedy)", "race", "race (truncated)", "truncate (truncated)",
+    "race (truncated, penalties)", "truncate (truncated, penalties)",
 }  # fmt: skip
 
 

@@ -46,3 +46,18 @@ def test_the_warm_up_launches_every_kernel_of_a_long_row(launched: set[str]) -> 
     model.start([Step(0, CONTEXT - 1, 1, True, ())], ()).result()
     assert len(launched) >= 3
     assert launched <= before
+
+
+def test_the_warm_up_computes_the_head_as_often_with_the_kernel_as_without() -> None:
+    """The head of a shard is a collective, and the self-check may differ between two GPUs."""
+    calls: dict[bool, int] = {}
+    for kernel in (False, True):
+        network = GPT(GPTConfig(97, CONTEXT, n_layer=1, n_head=1, n_embd=16))
+        network.eval().requires_grad_(False)
+        model = DynamicBatchingServerModel(network, torch.float32, "small", kernel=kernel)
+        model.allocate(1)
+        called: list[object] = []
+        network.head.register_forward_hook(lambda *_, called=called: called.append(1))
+        model.warm_up()
+        calls[kernel] = len(called)
+    assert calls[False] == calls[True] > 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpt.executor import Executor
-from gpt.gpu.buckets import Buckets
+from gpt.gpu.buckets import Bucket, Buckets
 from gpt.gpu.graphs import Graphs
 from gpt.gpu.paged import Packed
 from gpt.network import GPT, GPTConfig, init_weights
@@ -83,6 +83,28 @@ def test_graphs_that_compute_something_else_are_not_used(
     model.gpu.record_graphs(4)
     assert not model.gpu.has_graphs
     assert "CUDA graphs are not used, but single launches: 15 new tokens" in caplog.text
+
+
+def test_graphs_that_differ_for_a_chunk_beside_a_long_row_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over KV memory of one block, as when the memory of graphs is measured."""
+    model = make()
+    model.allocate(1)
+    assert model.gpu is not None
+    model.gpu.record_graphs(4)
+    assert model.gpu.has_graphs
+    run = Graphs._run
+
+    def wrong(graphs: Graphs, bucket: Bucket) -> None:
+        run(graphs, bucket)
+        if bucket.pieces and bucket.keys > 256:
+            graphs._hidden += 1
+
+    monkeypatch.setattr(Graphs, "_run", wrong)
+    model.gpu.record_graphs(4)
+    assert not model.gpu.has_graphs
+    assert "17 new tokens over 256 others differ" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_result_of_the_arithmetic_is_kept(
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (subprocess.TimeoutExpired("selfcheck", 60), "did not end within 60 s"),
+        (subprocess.TimeoutExpired("selfcheck", 60), "did not end within 180 s"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB", "out of memory"),
         ("RuntimeError: Failed to find C compiler. Please specify via CC", "C compiler"),
         (

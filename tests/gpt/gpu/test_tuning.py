@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import gpt.gpu.tuning
+import kernels.paged_triton
 from gpt.cache import KVShape
-from gpt.gpu.tuning import chosen, decode_launch
+from gpt.gpu.tuning import attention, chosen, decode_launch
 from kernels.paged_triton import CANDIDATES, Launch
 from tests.kernels.launches import launched
 
@@ -36,6 +37,24 @@ def test_the_fastest_launch_is_chosen_and_kept(
     with launched() as names:
         assert chosen(2, SHAPE, seconds) == CANDIDATES[1]
     assert names == []
+
+
+def test_another_kernel_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    times_s = iter([2.0, 1.0, *[4.0] * (len(CANDIDATES) - 2)])
+    assert chosen(2, SHAPE, lambda *_: next(times_s)) == CANDIDATES[1]
+    changed = tmp_path / "paged_triton.py"
+    changed.write_text("changed")
+    monkeypatch.setattr(kernels.paged_triton, "__file__", str(changed))
+    assert chosen(2, SHAPE, lambda *_: 1.0) == CANDIDATES[0]
+
+
+def test_what_is_timed_reads_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt.gpu.tuning, "POOL_BYTES", 1)
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(kernels.paged_triton, "attend", lambda *of, **_: read.extend(of[:5]))
+    attention(2, SHAPE, Launch())()
+    assert all(float(numbers.std()) > 0.1 for numbers in read)
 
 
 def test_nothing_is_measured_on_a_cpu() -> None:
