@@ -182,7 +182,12 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     ) -> None:
         conn.sock.setblocking(False)
         self._waiting[conn] = ready
-        self.poller.register(conn.sock, events, partial(ready, conn))
+        self.poller.register(conn.sock, events, partial(self._dispatch, conn))
+
+    def _dispatch(self, conn: TConn, client: socket.socket) -> None:
+        """Its connection may have been dropped by an event before this one."""
+        if (ready := self._waiting.get(conn)) is not None:
+            ready(conn, client)
 
     def _read(self, conn: TConn, client: socket.socket) -> None:
         try:
@@ -220,7 +225,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def _take(self, conn: TConn) -> None:
         incoming = conn.incoming
         waits = incoming.whole and incoming.admitted and incoming.refusal is None
-        if waits and incoming.path in GENERATION_PATHS:
+        if waits and incoming.method == b"POST" and incoming.path in GENERATION_PATHS:
             if self.intake.is_full():
                 if (refusal := self.intake.why_not()) is None:
                     self._wake(conn)

@@ -7,9 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+import requests
+
 from api.http.intake import handled_at_once
 from tests.server.hash_app import HOLD, STEP_S
-from tests.server.process import Server, clients, connected, eventually, serving
+from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
 
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
@@ -88,6 +90,9 @@ def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> N
         assert int(refused.headers["Retry-After"]) >= 1
         assert "--max-waiting" in refused.json()["error"]
         assert server.health() == 200
+        assert requests.get(f"{server.url}/", timeout=PATIENCE_S).status_code == 200
+        preflight = requests.options(f"{server.url}/v1/completions", timeout=PATIENCE_S)
+        assert preflight.status_code == 200
         hold.unlink()
         assert [answer.result().status_code for answer in answers] == [200] * (most + 1)
         assert server.counts()["rejected"] == 1
