@@ -105,6 +105,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
         most,
         why_not,
         min(config.stream_heartbeat, config.request_timeout),
+        stats.count_left,
     )
     queue.pending = intake.pending
     return intake

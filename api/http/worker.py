@@ -31,7 +31,7 @@ from api.http.incoming import PIECE_BYTES, Incoming
 from api.http.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.keys import presents_key
 from api.http.outgoing import Outgoing
-from api.http.refusals import RefusedBody, no_thread, too_much_held
+from api.http.refusals import RefusedBody, no_thread, too_few_files, too_much_held
 from api.http.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,11 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         waits = incoming.whole and incoming.admitted and incoming.refusal is None
         if waits and incoming.method == b"POST" and incoming.path in GENERATION_PATHS:
             if self.intake.is_full():
-                if (refusal := self.intake.why_not()) is None:
+                refusal = self.intake.why_not()
+                # the other half is for probes and for clients that are still sending
+                if refusal is None and len(self.intake.pending) >= self.worker_connections // 2:
+                    refusal = too_few_files()
+                if refusal is None:
                     self._wake(conn)
                     self.intake.add(conn)
                     self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._stir, conn))
@@ -251,7 +255,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             gone = True
         if gone:
-            self.intake.remove(conn)
+            self.intake.leave(conn)
             self._forget(conn)
             conn.close()
 
