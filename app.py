@@ -96,10 +96,16 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
         stats.count_rejected()
         return refusal(overload)
 
+    def most() -> float:
+        if manager.ready or manager.recovers:
+            return at_once + queue.deferred
+        return math.inf
+
     intake = Intake[Any](
-        lambda: at_once + queue.deferred if manager.ready else math.inf,
+        most,
         why_not,
         min(config.stream_heartbeat, config.request_timeout),
+        stats.count_left,
     )
     queue.pending = intake.pending
     return intake

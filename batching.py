@@ -105,6 +105,12 @@ class BatchingManager:
         return self.unavailable is None
 
     @property
+    def recovers(self) -> bool:
+        """Whether the model is lost and may return."""
+        lost = self.model is not None and self.model.lost is not None
+        return lost and not self.queue.draining and self._failures.verdict is None
+
+    @property
     def memory(self) -> Ledger:
         """The ledger; it has no blocks until there is a model."""
         return self._life.ledger

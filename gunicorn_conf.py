@@ -111,8 +111,8 @@ def _end(worker: Any, engine: Any, signals: queue.SimpleQueue[int]) -> None:
 
     while signals.get() == signal.SIGTERM:
         threading.Thread(target=drain, name="drain", daemon=True).start()
-    # Ctrl-C: waiting requests fail with an error, and nothing delays the end of the process, not
-    # even a long iteration or a download
+    # Ctrl-C: requests in the queue fail with an error, the connections of those still in the intake
+    # are closed, and nothing delays the end of the process, not even a long iteration or a download
     engine.jobs.stop(timeout_s=1.0)  # running lines are returned, so that none counts as lost
     engine.abort(timeout_s=1.0)
     time.sleep(0.1)  # to send the responses

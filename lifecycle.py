@@ -194,7 +194,7 @@ class Lifecycle:
     def give_up_overdue(self, now_s: float) -> None:
         """Gives up the requests that are past their limit. From any thread."""
         if self.request_timeout_s < math.inf:
-            overdue = [i for i in self._everyone() if self._due_s(i) <= now_s]
+            overdue = [i for i in self._everyone() if not i.ended and self._due_s(i) <= now_s]
             self._give_up(overdue, self._too_late, "timeout", now_s)
 
     def give_up(self, message: str, now_s: float) -> None:

@@ -163,6 +163,12 @@ class Stats:
             self._window.received += 1
             self._window.rejected += 1
 
+    def count_left(self) -> None:
+        """A request whose client left before it was handled."""
+        with self._lock:
+            self._window.received += 1
+            self._window.ended["cancelled"] += 1
+
     # --- reading ----------------------------------------------------------------------------
 
     def summary(self, now_s: float, queue: Queue) -> Figures:

@@ -72,7 +72,10 @@ class Service:
             raise ApiError(400, f"field '{field}': {error}") from error
 
     def require_ready(self) -> None:
-        """Raises ApiError while no requests are accepted; called early, it saves tokenizing."""
+        """Raises ApiError while no requests are accepted; called early, it saves tokenizing. One
+        that was pending was accepted before, and waits for a lost model like those in the queue."""
+        if ARRIVED_S.get() is not None and self.manager.recovers:
+            return
         if (reason := self.manager.unavailable) is not None:
             raise ApiError(503, reason, {"Retry-After": str(RETRY_AFTER_S)})
 

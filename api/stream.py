@@ -79,7 +79,8 @@ def event_stream(
         service.cancel(*inferences)
 
     told = _guarded(events, shape)
-    if not news.wait(service.config.stream_heartbeat):
+    silent_s = service.clock() - inferences[0].arrival_s  # it may have been pending in the intake
+    if not news.wait(max(0.0, service.config.stream_heartbeat - silent_s)):
         told = itertools.chain([COMMENT], told)
     else:
         for inference in inferences:

@@ -116,7 +116,8 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
     """The routes."""
     rules = Rules(
         keys=config.api_keys,
-        names={*own_names(), config.host, *config.allow_hosts},
+        # asks for them only where they count: a resolver without a network delays the start
+        names={*(() if config.api_keys else own_names()), config.host, *config.allow_hosts},
         origins=[config.cors_origin],
         key_option="--api-keys",
         origins_option="--cors-origin",

@@ -12,7 +12,8 @@ from config import Config
 def register_rules(app: Flask, config: Config) -> None:
     rules = Rules(
         keys=config.keys,
-        names={*own_names(), config.host, *config.allow_hosts},
+        # asks for them only where they count: a resolver without a network delays the start
+        names={*(() if config.keys else own_names()), config.host, *config.allow_hosts},
         origins=(config.cors_allow_origin or "").split(","),
         key_option="--api-key",
         origins_option="--cors-allow-origin",

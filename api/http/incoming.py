@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from urllib.parse import unquote_to_bytes
 
 from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-untyped]
 
@@ -23,7 +24,16 @@ BYTES_PER_S = 64 * 1024  # a client may take a second longer for each such numbe
 
 _LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding[ \t]*:[^\r\n]*chunked", re.IGNORECASE)
+_ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)  # of an absolute target
 _EXPECTS = re.compile(rb"\r\nexpect[ \t]*:[ \t]*100-continue", re.IGNORECASE)
+
+
+def _path(target: bytes) -> bytes:
+    """As the application's routes see it."""
+    path = target.partition(b"#")[0].partition(b"?")[0]
+    if (origin := _ORIGIN.match(path)) is not None:
+        path = path[origin.end() :] or b"/"
+    return unquote_to_bytes(path)
 
 
 class Incoming:
@@ -46,7 +56,8 @@ class Incoming:
         self._forget()
 
     def _forget(self) -> None:
-        self.path = b""  # known with the head, as are the next two
+        self.method = b""  # known with the head, as are the next three
+        self.path = b""  # decoded, without the query
         self.admitted = True
         self.gathers_body = False
         self.held_bytes = 0  # of its body
@@ -135,8 +146,9 @@ class Incoming:
         if end < 0:
             return False
         self._body_at = self._chunk_at = body_at = end + 4
-        target = self._received[: self._received.find(b"\r\n")].split(b" ")[1:2]
-        self.path = bytes(target[0].partition(b"?")[0]) if target else b""
+        words = bytes(self._received[: self._received.find(b"\r\n")]).split(b" ")
+        self.method = words[0]
+        self.path = _path(words[1]) if len(words) > 1 else b""
         if _CHUNKED.search(self._received, 0, body_at):
             self._length = None
         else:

@@ -46,11 +46,13 @@ def handled_at_once(max_batch_size: int) -> int:
 @dataclass(slots=True)
 class Intake(Generic[Item]):
     """For one thread. `most`: how many requests may have a handler now. `why_not`: why a further
-    one may not even be pending. No request is pending for longer than `patience_s`."""
+    one may not even be pending. `left` is called for each whose client leaves. No request is
+    pending for longer than `patience_s`."""
 
     most: Callable[[], float] = lambda: math.inf
     why_not: Callable[[], ApiError | None] = lambda: None
     patience_s: float = math.inf
+    left: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter
     handled: int = 0
     pending: dict[Item, float] = field(default_factory=dict)  # since when, in order of arrival
@@ -66,9 +68,10 @@ class Intake(Generic[Item]):
     def add(self, item: Item) -> None:
         self.pending[item] = self.clock()
 
-    def remove(self, item: Item) -> None:
+    def leave(self, item: Item) -> None:
         """Its client has left."""
-        self.pending.pop(item, None)
+        self.left()
+        del self.pending[item]
 
     def take(self) -> tuple[Item, float] | None:
         """The next request to get a handler, with the time of its arrival; None while there is

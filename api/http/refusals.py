@@ -19,6 +19,10 @@ def too_much_held() -> ApiError:
     return _busy("the server holds too many bytes of requests (--max-held-bytes); try again")
 
 
+def too_few_files() -> ApiError:
+    return _busy("the server has too few files for more waiting requests; try again")
+
+
 def no_thread() -> ApiError:
     return _busy("the system allows the server no further thread; try again")
 

@@ -31,7 +31,7 @@ from api.http.incoming import PIECE_BYTES, Incoming
 from api.http.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.keys import presents_key
 from api.http.outgoing import Outgoing
-from api.http.refusals import RefusedBody, no_thread, too_much_held
+from api.http.refusals import RefusedBody, no_thread, too_few_files, too_much_held
 from api.http.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,12 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     ) -> None:
         conn.sock.setblocking(False)
         self._waiting[conn] = ready
-        self.poller.register(conn.sock, events, partial(ready, conn))
+        self.poller.register(conn.sock, events, partial(self._dispatch, conn))
+
+    def _dispatch(self, conn: TConn, client: socket.socket) -> None:
+        """Its connection may have been dropped by an event before this one."""
+        if (ready := self._waiting.get(conn)) is not None:
+            ready(conn, client)
 
     def _read(self, conn: TConn, client: socket.socket) -> None:
         try:
@@ -220,9 +225,13 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def _take(self, conn: TConn) -> None:
         incoming = conn.incoming
         waits = incoming.whole and incoming.admitted and incoming.refusal is None
-        if waits and incoming.path in GENERATION_PATHS:
+        if waits and incoming.method == b"POST" and incoming.path in GENERATION_PATHS:
             if self.intake.is_full():
-                if (refusal := self.intake.why_not()) is None:
+                refusal = self.intake.why_not()
+                # the other half is for probes and for clients that are still sending
+                if refusal is None and len(self.intake.pending) >= self.worker_connections // 2:
+                    refusal = too_few_files()
+                if refusal is None:
                     self._wake(conn)
                     self.intake.add(conn)
                     self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._stir, conn))
@@ -246,7 +255,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             gone = True
         if gone:
-            self.intake.remove(conn)
+            self.intake.leave(conn)
             self._forget(conn)
             conn.close()
 

@@ -67,6 +67,25 @@ def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_
     assert ends == ["failed", "failed", "length", "length"]
 
 
+def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs() -> None:
+    world = World(MODES[1], request_timeout_s=10.0)
+    assert world.policy.answers == "batch"
+    ended, running = world.submit([1, 2], HUNG - 2), world.submit([3], 9)
+
+    def look() -> None:
+        assert ended.end == "length"
+        world.manager.give_up_overdue(10.2)
+        assert running.event.is_set()
+        assert not ended.event.is_set()
+        world.now_s = 10.3
+
+    calls = in_the_hung_iteration(world, look)
+    world.run()
+    assert calls == [HUNG]
+    check_closed(world)
+    assert [i.record and i.record.end for i in world.submitted] == ["length", "failed"]
+
+
 def test_a_verdict_answers_all_and_nothing_more_is_accepted() -> None:
     world = World(MODES[3], max_batch_size=1)
     running, waiting = world.submit([1, 2], 9), world.submit([3], 4)

@@ -183,3 +183,13 @@ def test_a_loop_that_waits_for_its_model_goes_on_when_it_is_back() -> None:
     world.manager.drain()
     thread.join(60.0)
     assert inference.end == "length"
+
+
+def test_a_lost_model_may_return_unless_the_server_ends() -> None:
+    world = World(MODES[3])
+    manager = world.manager
+    assert not manager.recovers
+    away(world, "gone")
+    assert manager.recovers
+    manager.queue.drain()
+    assert not manager.recovers

@@ -6,6 +6,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
+from browsers import own_names
 from config import Config
 from options import OptionError
 from tests.server.hash_app import byte_tokenizer, load
@@ -31,6 +32,15 @@ def test_with_a_key_every_host_is_accepted() -> None:
     headers = {"Authorization": "Bearer sesame"}
     answer = client(api_key="sesame").get("/info", base_url=EVIL, headers=headers)
     assert answer.status_code == 200
+
+
+def test_with_a_key_a_start_asks_no_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> str:
+        raise AssertionError("the resolver was asked")
+
+    monkeypatch.setattr("socket.getfqdn", asked)
+    own_names.cache_clear()
+    client(api_key="sesame")
 
 
 @pytest.mark.parametrize(

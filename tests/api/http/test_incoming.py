@@ -169,3 +169,22 @@ def test_a_refused_request_has_its_head_and_holds_no_body(client: socket.socket)
     message = next(parser)
     assert message.uri == "/a?b"
     assert message.body.read() == b""
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/generate",
+        b"/generate?a=b",
+        b"/%67enerate",
+        b"http://a:1/generate",
+        b"HTTP://a/gener%61te#x",
+    ],
+)
+def test_every_spelling_of_a_path_is_known_as_the_routes_know_it(
+    client: socket.socket, target: bytes
+) -> None:
+    incoming = Incoming(client, MOST_BODY_BYTES, 0.0)
+    incoming.feed(b"POST %b HTTP/1.1\r\n\r\n" % target)
+    assert incoming.is_ready()
+    assert (incoming.method, incoming.path) == (b"POST", b"/generate")

@@ -36,7 +36,7 @@ def test_requests_are_handled_in_order_of_arrival_and_never_more_than_may_be(
                 handled.append(one[0])
         elif event == "leave" and intake.pending:
             leaving = list(intake.pending)[-1]
-            intake.remove(leaving)
+            intake.leave(leaving)
             gone.add(leaving)
         assert intake.handled <= most
         assert not intake.pending or intake.handled == most

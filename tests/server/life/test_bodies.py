@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.server.hash_app import STEP_S
 from tests.server.process import (
     PATIENCE_S,
     Server,
+    clients,
     closed_at_end,
     connected,
     eventually,
@@ -142,3 +144,39 @@ def test_with_few_files_connections_are_kept(tmp_path: Path) -> None:
         assert len(used) == 1
         assert None not in used
     assert "keepalive" not in server.log
+
+
+def generated(stream: str) -> str:
+    """The text in its last event."""
+    _, _, event = stream.strip().rpartition("data: ")
+    text: str = json.loads(event)["generated"]
+    return text
+
+
+def test_a_body_of_nothing_but_errors_disturbs_no_stream_and_no_probe(tmp_path: Path) -> None:
+    streamed = {"prompt": "x", "num_tokens": 200, "seed": 1, "stream": True}
+    poison = {
+        "model": "embedded",
+        "messages": [{"role": "user", "content": "x"}],
+        "modalities": ["x"] * (MIB // 6),
+    }
+    with serving(tmp_path, hash_model={STEP_S: 0.005}) as server:
+        url = f"{server.url}/inference"
+        alone = generated(requests.post(url, json=streamed, timeout=PATIENCE_S).text)
+        with (
+            clients(1) as call,
+            requests.post(url, json=streamed, stream=True, timeout=PATIENCE_S) as running,
+        ):
+            pieces = running.iter_content(None, decode_unicode=True)
+            first = next(pieces)
+            refused = call(
+                requests.post,
+                f"{server.url}/v1/chat/completions",
+                json=poison,
+                timeout=PATIENCE_S,
+            )
+            assert server.health() == 200
+            answer = refused.result()
+            assert answer.status_code == 400
+            assert len(answer.content) < MIB // 100
+            assert generated(first + "".join(pieces)) == alone

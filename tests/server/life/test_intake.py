@@ -7,18 +7,29 @@ import signal
 import time
 from pathlib import Path
 
+import requests
+
 from api.http.intake import handled_at_once
 from tests.server.hash_app import HOLD, STEP_S
-from tests.server.process import Server, clients, connected, eventually, serving
+from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
 
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
+FEW_FILES = 400
 FURTHER = 4  # threads: of /stats, and of refusals
 
 
 def handlers(server: Server) -> int:
     """Threads of the server's processes."""
     return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.members())
+
+
+def sent(body: dict[str, object]) -> bytes:
+    text = json.dumps(body).encode()
+    return (
+        b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(text), text)
+    )
 
 
 def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -> None:
@@ -47,7 +58,7 @@ def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -
         assert (counts["received"], counts["completed"]) == (MANY + 1, MANY + 1)
 
 
-def test_a_pending_request_whose_client_leaves_is_forgotten(tmp_path: Path) -> None:
+def test_a_pending_request_whose_client_leaves_is_counted_as_cancelled(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     at_once = handled_at_once(1)
@@ -57,18 +68,15 @@ def test_a_pending_request_whose_client_leaves_is_forgotten(tmp_path: Path) -> N
     ):
         answers = [call(server.ask, "x", 2) for _ in range(at_once)]
         server.reaches(running=1, waiting=at_once - 1)
-        body = json.dumps({"prompt": "gone", "num_tokens": 2}).encode()
         leaving = connected(server)
-        leaving.sendall(
-            b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        leaving.sendall(sent({"prompt": "gone", "num_tokens": 2}))
         server.reaches(running=1, waiting=at_once)
         leaving.close()
         server.reaches(running=1, waiting=at_once - 1)
         hold.unlink()
         assert [answer.result().status_code for answer in answers] == [200] * at_once
-        assert server.counts()["received"] == at_once
+        counts = server.counts()
+        assert (counts["received"], counts["cancelled"]) == (at_once + 1, 1)
 
 
 def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> None:
@@ -88,9 +96,34 @@ def test_pending_requests_count_towards_those_that_may_wait(tmp_path: Path) -> N
         assert int(refused.headers["Retry-After"]) >= 1
         assert "--max-waiting" in refused.json()["error"]
         assert server.health() == 200
+        assert requests.get(f"{server.url}/", timeout=PATIENCE_S).status_code == 200
+        preflight = requests.options(f"{server.url}/v1/completions", timeout=PATIENCE_S)
+        assert preflight.status_code == 200
         hold.unlink()
         assert [answer.result().status_code for answer in answers] == [200] * (most + 1)
         assert server.counts()["rejected"] == 1
+
+
+def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    limited = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
+    most = handled_at_once(1) + FEW_FILES // 4  # of the connections, which are half of the files
+    with serving(
+        tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1, prefix=limited
+    ) as server:
+        request = sent({"prompt": "x", "num_tokens": 1})
+        waiting = [connected(server) for _ in range(most)]
+        for client in waiting:
+            client.sendall(request)
+        server.reaches(running=1, waiting=most - 1)
+        refused = server.ask("x", 1)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "too few files" in refused.json()["error"]
+        assert server.health() == 200
+        hold.unlink()
+        assert {client.recv(65536)[:12] for client in waiting} == {b"HTTP/1.1 200"}
 
 
 def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
@@ -113,15 +146,11 @@ def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
 def test_clients_that_leave_as_their_requests_are_taken_do_no_harm(tmp_path: Path) -> None:
     """In one round of events, the client of the request that is taken leaves."""
     with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
-        body = json.dumps({"prompt": "gone", "num_tokens": 100}).encode()
-        head = (
-            "POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        ).encode()
+        request = sent({"prompt": "gone", "num_tokens": 100})
         for _ in range(ROUNDS):
             leaving = [connected(server) for _ in range(2 * MANY)]
             for client in leaving:
-                client.sendall(head + body)
+                client.sendall(request)
             server.reaches(running=1, waiting=len(leaving) - 1)
             for client in leaving:
                 client.close()
