@@ -50,8 +50,8 @@ def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
     limits = {x.contestant: x for x in found.limits}
     if hero not in limits:
         return (
-            f"No load brought {spoken(hero)} to its limit, so its throughput there is unknown; "
-            "use higher --loads."
+            f"The throughput of {spoken(hero)} at its limit is unknown: no load brought it there, "
+            "or its figures are void."
         )
     mine = limits[hero]
     told = (

@@ -73,6 +73,9 @@ class Admin:
         models = self._desk.fleet.models()
         if name in models:
             return _json(models[name])
+        if not self._desk.fleet.complete():
+            problem = errors.unavailable("Not every upstream is known yet.", "no_upstream_ready")
+            return errors.response(problem, request.path)
         known = ", ".join(models) or "none"
         message = f"The model {name} does not exist, all available models: {known}."
         return errors.response(errors.invalid(message, 404, "model_not_found"), request.path)

@@ -127,5 +127,5 @@ def test_a_rate_is_in_the_right_number(offered: float, words: str) -> None:
 
 def test_missing_measurements_are_stated_not_guessed() -> None:
     limit, latency, _ = sentences(headline(), POINTS, {})
-    assert limit.startswith("No load brought dynamic batching to its limit")
+    assert limit.startswith("The throughput of dynamic batching at its limit is unknown")
     assert "dynamic batching keeps up, the median time to the first token was 19 ms" in latency

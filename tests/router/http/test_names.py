@@ -29,6 +29,7 @@ def test_names_without_an_address_are_no_reason_to_be_healthy(start: Start) -> N
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["code"] == "no_upstream_ready"
+    assert router.get("/v1/models/m").status_code == 503
 
 
 def test_a_name_without_an_address_leaves_the_other_servers_alone(farm: Farm, start: Start) -> None:
