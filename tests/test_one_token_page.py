@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\[`([^`]+)`, `([^`]+)`\]\(\.\./([^#]+)#L(\d+)\)")
+LINK = re.compile(r"\[`([^`]+)`, `([^`]+)`\]\(\.\./([^#)]+)\)")
 STOPS = LINK.findall((ROOT / "docs" / "one-token.md").read_text())
 
 
@@ -16,9 +16,9 @@ def test_the_walk_has_at_most_eight_stops() -> None:
     assert 1 < len(STOPS) <= 8
 
 
-@pytest.mark.parametrize(("shown", "name", "path", "line"), STOPS)
-def test_a_link_leads_to_the_function_that_it_names(
-    shown: str, name: str, path: str, line: str
+@pytest.mark.parametrize(("shown", "name", "path"), STOPS)
+def test_a_link_leads_to_the_file_of_the_function_that_it_names(
+    shown: str, name: str, path: str
 ) -> None:
     assert shown == path
-    assert f"def {name}(" in (ROOT / path).read_text().splitlines()[int(line) - 1]
+    assert re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
