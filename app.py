@@ -1,7 +1,8 @@
 """Wires the server together: configuration, handlers, queue and engine.
 
-`python app.py MODE ...` checks the options and becomes gunicorn (`gunicorn_conf.py`), whose one
-worker calls `create_app`. This module does not use torch; the engine's thread does (`engine.py`).
+`python app.py MODE ...` checks the options and becomes gunicorn
+(`api/http/gunicorn_conf.py`), whose one worker calls `create_app`. This module does not use torch;
+the engine's thread does (`serving/thread.py`).
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ from api.texts import Texts
 from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
-from config import Config
 from deferred.jobs import Jobs
-from engine import Engine, Load, load_configured_model
-from journal import check_writable
 from options import flag
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
 from scheduling.registry import IN_ORDER, PolicyOptionError, make_policy, with_deferred
 from seams import Policy
-from stats import Recorders, Stats, describe_machine
-from text import Tokenizer, VocabularyError, folder_of, load_tokenizer
-from tracing import start_tracing
+from serving.config import Config
+from serving.thread import Engine, Load, load_configured_model
+from telemetry.journal import check_writable
+from telemetry.stats import Recorders, Stats, describe_machine
+from telemetry.tracing import start_tracing
+from text.tokenizer import Tokenizer, VocabularyError, folder_of, load_tokenizer
 
 ROOT = Path(__file__).resolve().parent
 STORED_IN_HAND = 2  # x the batch limit: requests of stored jobs from which the policy chooses
@@ -231,7 +232,7 @@ def main() -> None:
             flush=True,
         )
     os.chdir(ROOT)
-    command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn_conf.py"]
+    command = [sys.executable, "-m", "gunicorn", "-c", "api/http/gunicorn_conf.py"]
     environment = {**os.environ, **served.as_environment()}
     os.execve(sys.executable, [*command, "app:create_app()"], environment)
 

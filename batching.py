@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from failures import Failures
-from flight import Flight, ServedRows, Wait
+from engine.blocks import Ledger
+from engine.failures import Failures
+from engine.inference import Inference
+from engine.iteration import Flight, ServedRows, Wait
+from engine.lifecycle import Lifecycle
+from engine.queue import RequestQueue
+from engine.records import History, iterated, iteration_record, planned_work
 from generate.modes import LAYOUTS, LayOut, Mode
-from inference import Inference
-from lifecycle import Lifecycle
-from memory import Ledger
-from queueing import RequestQueue
-from records import History, iterated, iteration_record, planned_work
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
 from seams import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gpt.executor import Executor
-    from gpt.part import Part
+    from models.part import Part
+    from runtime.executor import Executor
 
 
 class LoadError(Exception):
@@ -51,11 +51,11 @@ def load_local_model(
     options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
 ) -> Executor:
     """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
-    from gpt.budget import KVMemoryError
-    from gpt.checkpoint import CheckpointError
-    from gpt.gpu.choice import DeviceError
-    from gpt.part import WHOLE
     from model import LoadOptions, UnsupportedDtypeError, load_model
+    from models.part import WHOLE
+    from models.weights.checkpoint import CheckpointError
+    from runtime.budget import KVMemoryError
+    from runtime.gpu.choice import DeviceError
 
     try:
         return load_model(

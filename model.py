@@ -19,19 +19,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from gpt.attention import RectangleAttention, Span, attention_kernel
-from gpt.budget import KVMemoryError, asked_blocks, cpu_blocks, gpu_blocks, worst_activation_bytes
-from gpt.cache import KVShape
-from gpt.checkpoint import read_network
-from gpt.executor import Executor, count_parameters
-from gpt.gpu.choice import resolve_device
-from gpt.gpu.comparison import Heads
-from gpt.gpu.selfcheck import check
-from gpt.iteration import Flat, KnownSequence
-from gpt.linear.quantised import dequantise_linears, is_quantised, quantise_linears
-from gpt.network import Attend
-from gpt.part import WHOLE, Part
-from gpt.shards import connect, join, whole_parameters
+from models.gpt2 import Attend
+from models.part import WHOLE, Part
+from models.weights.checkpoint import read_network
+from runtime.attention import RectangleAttention, Span, attention_kernel
+from runtime.budget import (
+    KVMemoryError,
+    asked_blocks,
+    cpu_blocks,
+    gpu_blocks,
+    worst_activation_bytes,
+)
+from runtime.cache import KVShape
+from runtime.executor import Executor, count_parameters
+from runtime.gpu.choice import resolve_device
+from runtime.gpu.comparison import Heads
+from runtime.gpu.selfcheck import check
+from runtime.iteration import Flat, KnownSequence
+from runtime.linear.quantised import dequantise_linears, is_quantised, quantise_linears
+from runtime.shards import connect, join, whole_parameters
 from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
@@ -60,7 +66,7 @@ class LoadOptions:
     dtype: str  # auto, or one of DTYPES
     seed: int
     max_batch_size: int
-    kv_memory: str = "auto"  # or an amount, as in gpt.budget.asked_blocks
+    kv_memory: str = "auto"  # or an amount, as in runtime.budget.asked_blocks
     part: Part = WHOLE
     rendezvous: str = ""  # of the shards, HOST:PORT
     graphs: bool = True  # iterations as CUDA graphs, on a GPU
@@ -68,8 +74,8 @@ class LoadOptions:
 
 
 def load_model(options: LoadOptions) -> Executor:
-    """The model of a mode. Raises gpt.checkpoint.CheckpointError, gpt.budget.KVMemoryError,
-    gpt.gpu.choice.DeviceError, and UnsupportedDtypeError."""
+    """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
+    runtime.budget.KVMemoryError, runtime.gpu.choice.DeviceError, and UnsupportedDtypeError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from batching import BatchingManager
 from seams import End, IterationRecord, RequestRecord, ServiceClass
-from stats import latency_s, queue_s, ttft_s
+from telemetry.stats import latency_s, queue_s, ttft_s
 
 DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
 LENGTH_BUCKETS = 100

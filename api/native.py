@@ -29,11 +29,11 @@ from api.limits import (
 )
 from api.service import READY, Description, Service
 from api.stream import event, event_stream, pieces
-from figures import Figures
-from inference import Inference
+from engine.inference import Inference
 from seams import RequestRecord, Sampling, ServiceClass
-from stats import latency_s, queue_s, tpot_s, ttft_s
-from text import Detokenizer
+from telemetry.figures import Figures
+from telemetry.stats import latency_s, queue_s, tpot_s, ttft_s
+from text.tokenizer import Detokenizer
 
 MOST_DEADLINE_S = 30 * 86_400
 

@@ -19,11 +19,11 @@ from api.http.writer import Writer
 from api.metrics import Metrics
 from api.texts import Texts
 from batching import BatchingManager
-from config import Config
-from inference import Cut, Inference, OverloadedError, RefusedError
+from engine.inference import Cut, Inference, OverloadedError, RefusedError
 from seams import RequestRecord
-from stats import Stats
-from text import EncodingError, Tokenizer
+from serving.config import Config
+from telemetry.stats import Stats
+from text.tokenizer import EncodingError, Tokenizer
 
 FAILED_STATUS: Mapping[Cut | None, int] = {None: 500, "shutdown": 503, "timeout": 504}
 

@@ -14,8 +14,8 @@ from flask import Response, request
 from api.http.errors import ApiError, Shape, plain_shape
 from api.http.writer import COMMENT
 from api.service import Service
-from inference import Inference
-from text import Detokenizer
+from engine.inference import Inference
+from text.tokenizer import Detokenizer
 
 Item = TypeVar("Item")
 

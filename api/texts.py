@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from inference import Inference
+from engine.inference import Inference
 
 KEPT = 2000
 

@@ -20,9 +20,9 @@ from api.http.body import read_body
 from api.http.errors import ApiError, show
 from api.limits import Count, at_most
 from api.service import Service
-from inference import Inference
+from engine.inference import Inference
 from seams import Sampling
-from text import Detokenizer
+from text.tokenizer import Detokenizer
 from watch.frames import Hello
 from watch.hub import FullError, Hub
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batching import BatchingManager
-from flight import Wait
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate.modes import LAYOUTS, Mode, make_ledger
-from inference import Inference
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
 GREEDY = Sampling(temperature=0)

@@ -50,8 +50,8 @@ from benchmarks.on_gpu.points import (
     read,
 )
 from benchmarks.on_gpu.work import Asked
-from gpt.checkpoint import SHAPES
 from model import DTYPES
+from models.weights.checkpoint import SHAPES
 
 LIMITS = [1, 8, 64, 256]
 CONTEXTS = [128, 1024]

@@ -9,7 +9,7 @@ takes at least the larger of bytes over bandwidth and operations over rate. Norm
 activations and the surrounding program are free in this bound, so no engine reaches it ("roofline":
 Williams et al., CACM 52(4), 2009).
 
-The rates come from loops that do nothing else (kernels/rates.cpp): the fastest instruction for a
+The rates come from loops that do nothing else (benchmarks/rates.cpp): the fastest instruction for a
 dtype over registers, and reading. None is a kernel of this project, so a better kernel raises the
 share of the limit and not the limit.
 """
@@ -17,16 +17,18 @@ share of the limit and not the limit.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from benchmarks.common import save
-from gpt.network import GPTConfig
-from kernels import rates_library
+from kernels import linear_kernel, load_library
 from model import DTYPES
+from models.gpt2 import GPTConfig
 
 READ_BYTES = 2**29
 TIMES = 200_000  # of a loop's round: milliseconds
@@ -36,6 +38,14 @@ RATES = {
     "float32": ("rate_f32",),
     "bfloat16": ("rate_amx_bf16", "rate_dot_bf16", "rate_f32"),
     "int8": ("rate_amx_int8", "rate_dot_int8", "rate_f32"),
+}
+ARGUMENTS = {
+    "read_memory": [ctypes.c_void_p, ctypes.c_int64],
+    "rate_f32": [ctypes.c_int64],
+    "rate_dot_bf16": [ctypes.c_int64],
+    "rate_amx_bf16": [ctypes.c_int64],
+    "rate_dot_int8": [ctypes.c_int64],
+    "rate_amx_int8": [ctypes.c_int64],
 }
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
@@ -110,7 +120,7 @@ def least_seconds(passes: Sequence[Pass], config: GPTConfig, dtype: str, limits:
 
 def measure(dtypes: Sequence[str]) -> Limits:
     """With all cores, the best of several. Raises SystemExit without a compiler."""
-    loops = rates_library()
+    loops = _loops()
     if not loops:
         raise SystemExit("the limits are measured by compiled loops: install a C++ compiler")
     block = torch.ones(READ_BYTES, dtype=torch.int8)
@@ -119,6 +129,19 @@ def measure(dtypes: Sequence[str]) -> Limits:
         dtype: max(_rate(loops[name]) for name in RATES[dtype] if name in loops) for dtype in dtypes
     }
     return Limits(READ_BYTES / read_s, rates)
+
+
+def _loops() -> dict[str, Callable[..., int]]:
+    """The loops of rates.cpp by name, as far as the processor has the instructions."""
+    library = load_library(Path(__file__).with_name("rates.cpp"))
+    tiles = linear_kernel("linear_amx_bf16") is not None  # which requested permission for AMX
+    found: dict[str, Callable[..., int]] = {}
+    for name, arguments in ARGUMENTS.items():
+        function = getattr(library, name, None)
+        if function is not None and (tiles or "amx" not in name):
+            function.restype, function.argtypes = ctypes.c_int64, arguments
+            found[name] = function
+    return found
 
 
 def _rate(function: Callable[..., int]) -> float:

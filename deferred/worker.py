@@ -25,7 +25,7 @@ from deferred.records import Item, Result, Ticket, Usage
 from deferred.store import JobStore
 from deferred.store.items import CLAIM_BYTES
 from deferred.store.transitions import HEARTBEAT_S
-from inference import Inference
+from engine.inference import Inference
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ COPY requirements.txt .
 RUN grep -E '^(aiohttp|msgspec|prometheus-client|opentelemetry-[a-z-]+)[^a-z-]' requirements.txt > router.txt \
  && pip install --no-cache-dir $PIP_OPTIONS -r router.txt \
  && useradd --uid 10001 --no-create-home app
-COPY options.py browsers.py .
-COPY tracing.py journal.py .
+COPY options.py .
+COPY telemetry telemetry
+COPY web web
 COPY router router
 ENV TIB_HOST=0.0.0.0 TIB_PORT=8000 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 10001:10001

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.network import GPT, causal_attention
+from models.gpt2 import GPT, causal_attention
 
 ROWS = 4  # rows in one forward: larger ones were slower here, since their buffers exceed the cache
 CHUNK = 512  # tokens whose logits exist at the same time: 8 MB at 4096 ids, again for the cache

@@ -28,7 +28,7 @@ from embedded.evaluate import complete, stream_loss
 from embedded.report import Outcome, Sample, machine, render, write_report
 from embedded.training import Settings, Training, encode_stream
 from embedded.vocabulary import FOLDER, VOCABULARY_FILE, make_encoding, write_ranks
-from gpt.checkpoint import load_checkpoint, save_checkpoint
+from models.weights.checkpoint import load_checkpoint, save_checkpoint
 
 STATE = FOLDER.parent / "data" / "embedded-training.pt"
 SAVE_EVERY_S = 120.0

@@ -22,7 +22,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from embedded.evaluate import ROWS, summed_loss
 from embedded.vocabulary import END_OF_TEXT
-from gpt.network import GPT, GPTConfig, init_weights
+from models.gpt2 import GPT, GPTConfig, init_weights
 
 SMALLEST_VOCABULARY = 257  # the bytes and the special token
 MAY_BE_ZERO = {"seed", "weight_decay"}

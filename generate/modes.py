@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from engine.blocks import Ledger
 from generate import dynamic, nobatch, static
 from generate.rectangle import RectangleLedger
-from memory import Ledger
 from seams import Model, Step
 
 Mode = Literal["nobatch", "static", "dynamic"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from memory import Ledger
+from engine.blocks import Ledger
 from seams import Advance, Request, Trial
 
 

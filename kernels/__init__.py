@@ -26,16 +26,8 @@ FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
-LINEAR_SOURCES = ("linear", "amx")
+LINEAR_SOURCES = ("linear/linear", "linear/amx")
 ATTENTION = ("attend_f32", "attend_bf16", "attend_dot_bf16", "attend_amx_bf16")
-RATES = {
-    "read_memory": [ctypes.c_void_p, ctypes.c_int64],
-    "rate_f32": [ctypes.c_int64],
-    "rate_dot_bf16": [ctypes.c_int64],
-    "rate_amx_bf16": [ctypes.c_int64],
-    "rate_dot_int8": [ctypes.c_int64],
-    "rate_amx_int8": [ctypes.c_int64],
-}
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
 
@@ -44,7 +36,7 @@ KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of i
 def attention_kernels(head_dim: int) -> dict[str, Callable[..., None]]:
     """The functions of attention.cpp for one of HEAD_DIMS by name, as far as the processor has the
     instructions; empty if they cannot be compiled."""
-    library = _library("attention", f"-DHEAD_DIM={head_dim}")
+    library = _library("attention/attention", f"-DHEAD_DIM={head_dim}")
     found: dict[str, Callable[..., None]] = {}
     for name in ATTENTION:
         function = getattr(library, name, None)
@@ -81,7 +73,7 @@ def linear_kernel(name: str) -> Callable[..., None] | None:
 
 def fetch_in_streams(on: bool) -> None:
     """Whether the kernels of linear.cpp fetch the weights for few rows in several streams."""
-    function = getattr(_linear_library("linear"), "fetch_in_streams", None)
+    function = getattr(_linear_library("linear/linear"), "fetch_in_streams", None)
     if function is not None:
         function(on)
 
@@ -109,7 +101,7 @@ def linear_identity() -> tuple[str, ...]:
 @functools.cache
 def sampling_library() -> ctypes.CDLL | None:
     """`draw_f32` and `draw_bf16` of sampling.cpp, or None if they cannot be compiled."""
-    library = _library("sampling")
+    library = _library("sampling/sampling")
     if library is not None:
         for function in (library.draw_f32, library.draw_bf16):
             function.restype = None
@@ -122,23 +114,9 @@ def sampling_library() -> ctypes.CDLL | None:
     return library
 
 
-@functools.cache
-def rates_library() -> dict[str, Callable[..., int]]:
-    """The loops of rates.cpp by name, as far as the processor has the instructions."""
-    library = _library("rates")
-    tiles = linear_kernel("linear_amx_bf16") is not None  # which requested permission for AMX
-    found: dict[str, Callable[..., int]] = {}
-    for name, arguments in RATES.items():
-        function = getattr(library, name, None)
-        if function is not None and (tiles or "amx" not in name):
-            function.restype, function.argtypes = ctypes.c_int64, arguments
-            found[name] = function
-    return found
-
-
 def attention_identity() -> tuple[str, ...]:
     """What the speed of the attention kernels depends on: their source and the processor."""
-    return _text(_source("attention")), _processor()
+    return _text(_source("attention/attention")), _processor()
 
 
 def cache_folder() -> Path:
@@ -148,19 +126,24 @@ def cache_folder() -> Path:
 
 
 def _library(name: str, *flags: str) -> ctypes.CDLL | None:
-    """Call it after torch was imported: OpenMP's runtime must be torch's, or two thread pools would
-    compete for the cores."""
-    source = _source(name)
+    return load_library(_source(name), *flags)
+
+
+def load_library(source: Path, *flags: str) -> ctypes.CDLL | None:
+    """A C++ file, compiled; None if it cannot be. Call it after torch was imported: OpenMP's
+    runtime must be torch's, or two thread pools would compete for the cores."""
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if compiler is None:
-        log.warning("no C++ compiler found: %s uses torch's slower operators", name)
+        log.warning("no C++ compiler found: %s uses torch's slower operators", source.stem)
         return None
     try:
         return ctypes.CDLL(str(_build(source, compiler, [*FLAGS, *flags])))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # no home: RuntimeError
         detail = getattr(error, "stderr", "") or str(error)
         log.warning(
-            "the %s kernel could not be compiled, torch's operators are used: %s", name, detail
+            "the %s kernel could not be compiled, torch's operators are used: %s",
+            source.stem,
+            detail,
         )
         return None
 
@@ -190,14 +173,14 @@ def _build(source: Path, compiler: str, flags: Sequence[str]) -> Path:
 
 
 def _source(name: str) -> Path:
-    return Path(__file__).with_name(f"{name}.cpp")
+    return Path(__file__).parent / f"{name}.cpp"
 
 
 def _text(source: Path) -> str:
     """Of the source and of the headers beside it that it includes."""
     text = source.read_text()
     headers = re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
-    return "".join([*(_text(source.with_name(header)) for header in headers), text])
+    return "".join([*(_text(source.parent / header) for header in headers), text])
 
 
 @functools.cache

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from config import Config
 from launcher import tgi
 from options import Group, Options
+from serving.config import Config
 
 LAUNCHER = Group("launcher")
 SHARDS = Group("shards")

@@ -19,9 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from config import Config
 from launcher.config import LauncherConfig
 from launcher.processes import Child, json_line, plain_line, tied
+from serving.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER, MODEL_SERVER = "server", "model-server"

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from journal import Journal, check_writable
 from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
 from model_server.group import GRACE_S, Group, Shard, address_of, cores_each
@@ -26,8 +25,9 @@ from model_server.serving.service import ModelService, ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.serving.worker import Worker
 from model_server.wire.access import Access, AccessError
-from text import folder_of
-from tracing import start_tracing
+from telemetry.journal import Journal, check_writable
+from telemetry.tracing import start_tracing
+from text.tokenizer import folder_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD_S = 2.0  # to write the last lines of --record
@@ -152,13 +152,13 @@ def run(config: ServeConfig, rank: int) -> int:
 
 def load(config: ServeConfig, rank: int) -> ServedModel:
     """Raises LoadError."""
-    from gpt.part import Part
+    from models.part import Part
 
     return load_local_model(config, Part(rank, config.shards), config.rendezvous)
 
 
 def download(config: DownloadConfig) -> None:
-    from gpt.checkpoint import CheckpointError, find_folder
+    from models.weights.checkpoint import CheckpointError, find_folder
 
     try:
         print(find_folder(config.model, config.revision))
@@ -167,8 +167,8 @@ def download(config: DownloadConfig) -> None:
 
 
 def quantize(config: QuantizeConfig) -> None:
-    from gpt.checkpoint import CheckpointError
     from model_server.quantise import quantise
+    from models.weights.checkpoint import CheckpointError
 
     out = Path(config.output_dir).expanduser()
     try:

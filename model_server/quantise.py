@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gpt.checkpoint import (
+from models.weights.checkpoint import (
     CheckpointError,
     find_folder,
     has_int8,
@@ -24,8 +24,8 @@ from gpt.checkpoint import (
     read_fields,
     read_tensors,
 )
-from gpt.linear.layers import quantised
-from gpt.linear.quantised import SCHEME
+from runtime.linear.layers import quantised
+from runtime.linear.quantised import SCHEME
 from seams import RANDOM_PREFIX
 
 # what a server reads besides the weights

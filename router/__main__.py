@@ -3,9 +3,9 @@
 import asyncio
 import sys
 
-from journal import check_writable
 from router.config import Config, parse_args
 from router.service import serve
+from telemetry.journal import check_writable
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from browsers import host_names
 from options import Group, Options, comma_separated
 from router.rules.policies import POLICIES
 from router.rules.upstream import Spec
+from web.browsers import host_names
 
 ANY = "any"  # as --batch-upstream: every upstream shares the job store
 

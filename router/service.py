@@ -9,8 +9,6 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from browsers import Rules, own_names
-from journal import Journal
 from router import config as configuration
 from router import log
 from router.config import Config
@@ -28,7 +26,9 @@ from router.rules.fleet import Fleet
 from router.rules.held import HeldBytes
 from router.rules.policies import POLICIES
 from router.rules.ticket import Limits
-from tracing import start_tracing
+from telemetry.journal import Journal
+from telemetry.tracing import start_tracing
+from web.browsers import Rules, own_names
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5). A request sent at that
 # moment is lost, so the router closes idle connections earlier.

@@ -24,10 +24,10 @@ from api.document.paths import OPERATIONS
 from client import client_options, compare_options
 from client.aliases import translate
 from client.load.target import parse_target
-from config import Config
 from launcher.config import read as read_launcher
 from model_server.config import read as read_model_server
 from router.config import parse_args as read_router
+from serving.config import Config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])

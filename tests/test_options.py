@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import Config as ServerConfig
 from options import Group, OptionError, Options
 from router.config import Config as RouterConfig
+from serving.config import Config as ServerConfig
 
 PLACE = Group("place")
 REST = Group("rest")

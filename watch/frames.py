@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from records import KINDS, Arrived, Ended, Event, Iterated, Rows
+from engine.records import KINDS, Arrived, Ended, Event, Iterated, Rows
 from seams import IterationRecord, RequestRecord
 
 US = 1_000_000

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from records import History, Iterated
+from engine.records import History, Iterated
 from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05

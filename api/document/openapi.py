@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 
 from api.document.paths import OPERATIONS, Json, Operation
 from api.http.keys import is_open
-from browsers import READS
+from web.browsers import READS
 
 PATH = "/openapi.json"
 COMPONENTS = "#/components/schemas/{model}"

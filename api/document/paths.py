@@ -44,7 +44,7 @@ from api.tgi.tokens import (
     Tokens,
 )
 from api.watch import FORMATS, TRACE_TYPE, PlayAnswer, PlayRequest, TextAnswer
-from figures import Iterations
+from telemetry.figures import Iterations
 from watch.frames import Frame, Hello
 
 Json = dict[str, Any]

@@ -1,12 +1,12 @@
-"""Refuses requests that a web page of others sent: the rules of `browsers.py`, for every path."""
+"""Refuses requests that a foreign web page sent: the rules of `web/browsers.py`, for every path."""
 
 from __future__ import annotations
 
 from flask import Flask, request
 
 from api.http.errors import ApiError
-from browsers import HEADERS, Rules, own_names
-from config import Config
+from serving.config import Config
+from web.browsers import HEADERS, Rules, own_names
 
 
 def register_rules(app: Flask, config: Config) -> None:

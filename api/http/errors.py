@@ -21,7 +21,7 @@ from werkzeug.exceptions import (
     RequestEntityTooLarge,
 )
 
-from inference import DrainingError, OverloadedError, RefusedError, TooLongError
+from engine.inference import DrainingError, OverloadedError, RefusedError, TooLongError
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from flask import Flask, Response, g, has_request_context, request
 
 from api.http.errors import show
 from api.http.intake import ARRIVED_S
-from inference import Inference
-from stats import queue_s, ttft_s
+from engine.inference import Inference
+from telemetry.stats import queue_s, ttft_s
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from flask import Flask, Response, g, has_request_context, request
 
 from api.http.logs import PROBES
-from inference import Inference
-from tracing import Traced, Tracing
+from engine.inference import Inference
+from telemetry.tracing import Traced, Tracing
 
 
 def register_traces(app: Flask, tracing: Tracing, model: str) -> None:

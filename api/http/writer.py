@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 
-from inference import Inference
+from engine.inference import Inference
 
 COMMENT = b": waiting\n\n"
 

@@ -15,7 +15,7 @@ from api.openai.schemas import ChatRequest, CompletionRequest
 from api.service import Service
 from deferred.records import Usage
 from deferred.worker import Answer, NotNowError
-from inference import Inference
+from engine.inference import Inference
 
 LATER = (429, 503)  # failures that are not the line's fault
 FAILED = 500

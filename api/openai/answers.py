@@ -26,7 +26,7 @@ from api.openai.shapes import (
     OpenAIError,
     Usage,
 )
-from text import Tokenizer
+from text.tokenizer import Tokenizer
 
 Chunk = CompletionChunk | ChatChunk
 Answer = Completion | ChatCompletion

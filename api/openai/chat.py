@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from text import Tokenizer, VocabularyError, folder_of
+from text.tokenizer import Tokenizer, VocabularyError, folder_of
 
 PLAIN = """\
 {% for message in messages %}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from api.service import Service
-from inference import Inference
+from engine.inference import Inference
 from seams import TokenLogprobs
-from text import Detokenizer, StopFinder
+from text.tokenizer import Detokenizer, StopFinder
 
 Finish = Literal["stop", "length"]
 

@@ -24,10 +24,10 @@ from api.openai.schemas import (
 )
 from api.openai.shapes import Usage
 from api.service import Service
-from config import Config
-from inference import Inference
+from engine.inference import Inference
 from seams import Sampling
-from text import EncodingError, folder_of
+from serving.config import Config
+from text.tokenizer import EncodingError, folder_of
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from api.tgi import shapes
 from api.tgi.schemas import Parameters
 from api.tgi.shapes import Details, Generated, PromptToken, TgiError, TopToken
 from api.tgi.steps import Step
-from inference import Inference
-from text import Tokenizer
+from engine.inference import Inference
+from text.tokenizer import Tokenizer
 
 STATUS = {400: 422, 500: 424}  # of an error, where TGI's is another one than ours
 PREFIXED = {

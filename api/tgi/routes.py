@@ -46,7 +46,7 @@ from api.tgi.schemas import (
 from api.tgi.shapes import Info, StreamToken
 from api.tgi.steps import follow, to_the_end
 from api.tgi.tokens import register_tokens
-from inference import Inference
+from engine.inference import Inference
 
 ROUTER = "effective-batching"
 

@@ -29,8 +29,8 @@ from api.limits import (
     Seed,
     mass,
 )
-from config import Config
 from seams import Sampling
+from serving.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from api.service import Service
-from inference import Inference
-from text import Detokenizer
+from engine.inference import Inference
+from text.tokenizer import Detokenizer
 
 Finish = Literal["length", "eos_token", "stop_sequence"]
 

@@ -18,7 +18,7 @@ from api.openai.routes import with_openai_errors
 from api.openai.schemas import MESSAGES, ChatRequest, Messages, Text
 from api.service import Service
 from api.tgi.schemas import GenerateRequest, parse
-from text import Detokenizer, Tokenizer
+from text.tokenizer import Detokenizer, Tokenizer
 
 
 class Piece(TypedDict):

@@ -18,15 +18,15 @@ import numpy as np
 from batching import BatchingManager
 from benchmarks.common import Job, Tally
 from benchmarks.deferred.points import Measured, Step
-from flight import Wait
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import make_ledger
-from inference import Inference
 from scheduling.classes.budget import Allowance, Budget
 from scheduling.classes.predictor import Predictor, StepTime
 from scheduling.classes.step_time import Work
 from seams import Model, Plan, Policy, Sampling, ServiceClass, View
-from stats import Recorders
+from telemetry.stats import Recorders
 
 JOBS = 512  # different deferred requests
 

@@ -117,7 +117,7 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     import torch
 
     from kernels.gpu import layers, sampling
-    from kernels.paged_triton import CANDIDATES, attend
+    from kernels.gpu.attention import CANDIDATES, attend
 
     def some(*size: int, dtype: Any = torch.int32) -> Any:
         return torch.empty(size, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Linear layers alone, size by size: every variant that this machine can run (gpt/linear/).
+"""Linear layers alone, size by size: every variant that this machine can run (runtime/linear/).
 
     python -m benchmarks.kernels.linear
     python -m benchmarks.kernels.linear --sizes 768x3072 --rows 1 8 64 --precisions int8
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from benchmarks.alternate import Ratio, in_turns, ratio
 from benchmarks.common import save
 from benchmarks.limits import WEIGHT_BYTES
-from gpt.linear.layers import Int8Linear, Precision, variants
 from model import DTYPES
+from runtime.linear.layers import Int8Linear, Precision, variants
 
 SIZES = [(1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024)]  # a block of gpt2-medium
 ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256]

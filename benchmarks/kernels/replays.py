@@ -16,21 +16,21 @@ from torch import Tensor
 
 from benchmarks.bare import offline_work, run_bare
 from generate.modes import Mode
-from gpt.attention import Counts
-from gpt.executor import Executor
-from gpt.gpu.buckets import Buckets
-from gpt.gpu.graphs import load_of
-from gpt.gpu.paged import pack
-from gpt.iteration import Flat
-from gpt.network import GPT, GPTConfig
 from model import DynamicBatchingServerModel, ServerModel
+from models.gpt2 import GPT, GPTConfig
+from runtime.attention import Counts
+from runtime.executor import Executor
+from runtime.gpu.buckets import Buckets
+from runtime.gpu.graphs import load_of
+from runtime.gpu.paged import pack
+from runtime.iteration import Flat
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from seams import Policy
 
 LIMITS = (8, 32, 64, 128, 256)
-TILE_TOKENS = 64  # of a prompt; kernels.paged_triton.queries_per_tile of bfloat16
+TILE_TOKENS = 64  # of a prompt; kernels.gpu.attention.queries_per_tile of bfloat16
 CONFIG = GPTConfig(vocab_size=97, context=1024, n_layer=1, n_head=1, n_embd=16)
 MODES: dict[str, tuple[Mode, type[Executor], Callable[[], Policy]]] = {
     "static": ("static", ServerModel, lambda: Static(max_wait_s=0.0)),

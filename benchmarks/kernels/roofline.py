@@ -22,8 +22,8 @@ from torch import nn
 from benchmarks.common import cpu_name, save
 from benchmarks.kernels.linear import PRECISIONS
 from benchmarks.limits import WEIGHT_BYTES, Limits, measure
-from gpt.linear.layers import AnyLinear, Int8Linear, Precision, variants
 from model import DTYPES
+from runtime.linear.layers import AnyLinear, Int8Linear, Precision, variants
 
 FEATURES = 1024
 KEPT_BYTES = 24 * 2**20  # of weights, in turn: more than the core's own caches hold

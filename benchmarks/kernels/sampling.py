@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import Job, run_bare, save, threads_kept
-from gpt.executor import Executor
 from model import DTYPES, LoadOptions, load_model
+from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from seams import Sampling
 

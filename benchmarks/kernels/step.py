@@ -24,10 +24,10 @@ from torch import nn
 
 from benchmarks.common import save
 from benchmarks.limits import WEIGHT_BYTES, Limits, describe, measure, pass_of
-from gpt.attention import RaggedAttention
-from gpt.executor import Executor
-from gpt.network import GPTConfig
 from model import DTYPES, LoadOptions, load_model
+from models.gpt2 import GPTConfig
+from runtime.attention import RaggedAttention
+from runtime.executor import Executor
 from seams import Opening, Sampling, Step
 
 ROUNDS = 7

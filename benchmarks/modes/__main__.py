@@ -31,9 +31,9 @@ from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.__main__ import run_http, text_work
 from benchmarks.modes.original import run_original
 from generate.modes import Mode
-from gpt.checkpoint import load_network, save_checkpoint
-from gpt.network import GPT
 from model import DTYPES, LoadOptions, load_model
+from models.gpt2 import GPT
+from models.weights.checkpoint import load_network, save_checkpoint
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst

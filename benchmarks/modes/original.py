@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.common import Job
-from gpt.network import GPT
+from models.gpt2 import GPT
 
 
 @torch.inference_mode()

@@ -29,9 +29,9 @@ from benchmarks.on_gpu.work import (
     blocks_each,
 )
 from generate.modes import Mode
-from gpt.gpu import selfcheck
-from gpt.gpu.choice import resolve_device
-from gpt.gpu.comparison import Heads
+from runtime.gpu import selfcheck
+from runtime.gpu.choice import resolve_device
+from runtime.gpu.comparison import Heads
 from seams import Opening, Sampling, Step
 
 Tell = Callable[[Point], None]
@@ -53,7 +53,7 @@ OWN_HEADS = "attention, the model's own shape"
 
 
 def find_device(name: str) -> torch.device:
-    """With an index if it is a GPU. Raises gpt.gpu.choice.DeviceError."""
+    """With an index if it is a GPU. Raises runtime.gpu.choice.DeviceError."""
     return resolve_device(name).device
 
 

@@ -19,7 +19,7 @@ from benchmarks.bare import run_bare
 from benchmarks.on_gpu.points import LeftOut, Peer, Point
 from benchmarks.on_gpu.timing import timed
 from benchmarks.on_gpu.work import POLICIES, Asked, Models
-from gpt.network import GPTConfig
+from models.gpt2 import GPTConfig
 
 Tell = Callable[[Point], None]
 LIMIT = 64  # rows, or the batch limit
@@ -48,7 +48,7 @@ def flashinfer(asked: Asked, tell: Tell) -> None:
 def _decode_attention(asked: Asked, version: str) -> Peer:
     import flashinfer as theirs  # type: ignore[import-not-found]
 
-    from kernels.paged_triton import attend
+    from kernels.gpu.attention import attend
 
     config, context = asked.config, asked.contexts[-1]
     device, heads, dim, size = asked.device, config.n_head, config.head_dim, 16

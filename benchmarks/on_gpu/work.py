@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.bare import Job, offline_work
 from generate.modes import Mode
-from gpt.cache import KVPool, KVShape
-from gpt.checkpoint import SHAPES
-from gpt.executor import Executor
-from gpt.gpu.device import Device
-from gpt.network import GPT, GPTConfig, init_weights
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
+from models.gpt2 import GPT, GPTConfig, init_weights
+from models.weights.checkpoint import SHAPES
+from runtime.cache import KVPool, KVShape
+from runtime.executor import Executor
+from runtime.gpu.device import Device
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static

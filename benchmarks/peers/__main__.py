@@ -41,7 +41,7 @@ from benchmarks.peers.environments import (
     variables_of,
 )
 from benchmarks.peers.runner import Task
-from gpt.checkpoint import read_config
+from models.weights.checkpoint import read_config
 
 LIMIT = 64
 NOBATCH_REQUESTS = 8

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from gpt.checkpoint import load_network, save_checkpoint
 from model_server.quantise import quantise
-from text import bytes_of_characters, load_tokenizer
+from models.weights.checkpoint import load_network, save_checkpoint
+from text.tokenizer import bytes_of_characters, load_tokenizer
 
 _END = "<|endoftext|>"
 

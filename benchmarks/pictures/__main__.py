@@ -20,10 +20,10 @@ import numpy as np
 from batching import BatchingManager
 from benchmarks.common import Tally, cpu_name
 from benchmarks.pictures.page import save
+from engine.inference import Inference
+from engine.records import Event, Iterated
 from generate.modes import LAYOUTS, Mode, make_ledger
-from inference import Inference
 from model import LoadOptions, load_model
-from records import Event, Iterated
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst

@@ -32,7 +32,7 @@ from benchmarks.common import cpu_name
 from benchmarks.http.__main__ import ROOT, free_port, serving
 from benchmarks.pictures.page import command, save, without_frame
 from benchmarks.pictures.watched import Span
-from config import Config
+from serving.config import Config
 
 REQUESTS, TOKENS = 12, 50
 PROMPT = "def mean(numbers):\n    "
@@ -91,7 +91,7 @@ def measure() -> tuple[list[Sent], list[Span]]:
     with tempfile.TemporaryDirectory() as folder:
         config = Config(mode="dynamic", port=free_port(), dtype="float32", data_dir=folder)
         command = [
-            sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py"),
+            sys.executable, "-m", "gunicorn", "-c", str(ROOT / "api/http/gunicorn_conf.py"),
             "benchmarks.pictures.watched:make_app()",
         ]  # fmt: skip
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}

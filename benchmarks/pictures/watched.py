@@ -17,10 +17,10 @@ from flask import Flask, Response, jsonify
 from api.http.writer import _Stream
 from app import create_app
 from batching import BatchingManager
-from config import Config
-from engine import LoadedModel, load_configured_model
-from memory import Ledger
-from queueing import RequestQueue
+from engine.blocks import Ledger
+from engine.queue import RequestQueue
+from serving.config import Config
+from serving.thread import LoadedModel, load_configured_model
 
 LINEARS = {"qkv", "attn_proj", "fc", "mlp_proj", "head"}
 
@@ -55,7 +55,7 @@ def _note(owner: Any, function: str, name: str) -> None:
 
 def load(config: Config) -> LoadedModel:
     """Called by the engine's thread, the only one that imports torch."""
-    from gpt.attention import RaggedAttention
+    from runtime.attention import RaggedAttention
 
     model: Any = load_configured_model(config)
     for path, module in model.network.named_modules():

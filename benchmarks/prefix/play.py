@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from batching import BatchingManager
 from benchmarks.common import Job, Tally
-from flight import Wait
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Wait
+from engine.records import Iterated
 from generate.modes import LAYOUTS
-from inference import Inference
-from memory import Ledger
-from records import Iterated
 from scheduling.policies.orca import Orca
 from seams import Model, Sampling
 

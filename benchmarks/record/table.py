@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOOP = (
-    "batching.py", "embedded", "failures.py", "flight.py", "generate", "gpt", "inference.py",
-    "kernels", "lifecycle.py", "memory.py", "model.py", "queueing.py", "records.py", "scheduling",
+    "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "runtime",
+    "scheduling",
 )  # fmt: skip
 SERVER = (
     *LOOP,
     "api",
     "app.py",
-    "engine.py",
-    "gunicorn_conf.py",
     "loading.py",
-    "stats.py",
-    "text.py",
+    "serving",
+    "telemetry",
+    "text",
 )
 COMPARE = (*SERVER, "client", "compare.sh")
 PYTHON = "{python} -m "
@@ -69,7 +68,7 @@ def _peers(work: str, minutes: float, options: str) -> Recording:
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _PEERS = "results/reference-peers"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
-_KERNELS, _PRODUCTS = "results/reference-kernels", ("gpt/linear", "kernels")
+_KERNELS, _PRODUCTS = "results/reference-kernels", ("runtime/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store")
 
 TABLE: tuple[Recording, ...] = (

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from batching import BatchingManager
 from benchmarks.common import Tally
 from benchmarks.remote.servers import HASH, connected, serving
+from engine.inference import Inference
 from generate import dynamic
 from generate.modes import make_ledger
-from inference import Inference
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from seams import Sampling, TokenLogprobs

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from batching import BatchingManager
 from benchmarks.common import Tally, offline_work
 from benchmarks.remote.servers import connected, serving
-from flight import Wait
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import make_ledger
-from inference import Inference
 from model_server.__main__ import ROOT, free_port
 from scheduling.policies.orca import Orca
 from seams import Model, Sampling
@@ -77,8 +77,8 @@ def run(model: Model) -> tuple[list[Inference], float]:
 
 PROGRAM = """
 import json, statistics, sys, time, torch, torch.distributed as dist
-from gpt.part import Part
-from gpt.shards import join
+from models.part import Part
+from runtime.shards import join
 rank, rendezvous, rows, width, times = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
 torch.set_num_threads(1)
 join(rendezvous, Part(rank, 2), torch.device("cpu"))

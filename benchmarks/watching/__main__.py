@@ -32,12 +32,12 @@ from batching import BatchingManager
 from benchmarks.alternate import in_turns, ratio
 from benchmarks.bare import GREEDY
 from benchmarks.common import save
-from flight import Wait
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate.modes import LAYOUTS, make_ledger
-from inference import Inference
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
-from stats import Stats
+from telemetry.stats import Stats
 from watch.frames import Hello
 from watch.hub import Hub
 

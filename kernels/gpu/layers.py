@@ -1,6 +1,6 @@
 """Triton kernels of what a layer computes between its matrix products.
 
-`gpt.network` defines it: `AddNorm` and `GeluLinear`, the latter with the approximation by tanh.
+`models.gpt2` defines it: `AddNorm` and `GeluLinear`, the latter with the approximation by tanh.
 Sums are in float32; a row's result does not depend on the rows beside it.
 """
 

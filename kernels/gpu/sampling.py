@@ -1,4 +1,4 @@
-"""Triton kernels that draw the next tokens; `gpt.drawing.draw` defines what they compute.
+"""Triton kernels that draw the next tokens, as `runtime.sampling.drawing.draw` defines them.
 
 `_race` reads each score once: it hashes, adds noise and keeps the best token, many programs to a
 row. `_finish` takes the best of them and appends it to what the row knows. Rows that truncate need

@@ -36,7 +36,7 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """`gpt.executor.ModelInfo`, and where the model runs."""
+    """`runtime.executor.ModelInfo`, and where the model runs."""
 
     name: str
     parameters: int

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from journal import Journal
 from model_server.serving.service import ServedModel
 from seams import Opening, Outcome, Pending, Step
+from telemetry.journal import Journal
 
 
 class RecordedModel:

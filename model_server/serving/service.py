@@ -30,7 +30,7 @@ class ServedModel(Model, Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def info(self) -> Any: ...  # as gpt.executor.ModelInfo
+    def info(self) -> Any: ...  # as runtime.executor.ModelInfo
 
     def warm_up(self) -> None: ...
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from model_server.serving.service import ServedModel
 from seams import Opening, Outcome, Pending, Step
-from tracing import Traced, Tracing
+from telemetry.tracing import Traced, Tracing
 
 
 @dataclass(slots=True)

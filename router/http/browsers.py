@@ -1,10 +1,10 @@
-"""Refuses requests that a web page of others sent: the rules of `browsers.py`, for every path."""
+"""Refuses requests that a foreign web page sent: the rules of `web/browsers.py`, for every path."""
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from browsers import HEADERS, Rules
 from router.rules import errors
+from web.browsers import HEADERS, Rules
 
 
 def guarded_by(rules: Rules) -> Middleware:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from router.rules.ticket import Ticket
-from tracing import Traced
+from telemetry.tracing import Traced
 
 
 class ClientGoneError(ConnectionError):

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from journal import Journal, Line
 from router import log
 from router.config import Config
 from router.desk import Desk
@@ -22,7 +21,8 @@ from router.rules import ask, errors, headers
 from router.rules.errors import Problem
 from router.rules.held import HeldBytes
 from router.rules.ticket import Refusal, Ticket
-from tracing import Traced, Tracing
+from telemetry.journal import Journal, Line
+from telemetry.tracing import Traced, Tracing
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0

@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from config import Config
+from serving.config import Config
 from tests.server.hash_app import byte_tokenizer, load
 
 

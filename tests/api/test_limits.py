@@ -18,10 +18,10 @@ from api.http.errors import ApiError
 from api.native import InferenceRequest
 from api.openai.schemas import MOST_MESSAGES, ChatRequest, CompletionRequest
 from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, sampling_of, validate
-from config import Config
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from seams import Opening, Sampling
+from serving.config import Config
 
 MANY = 20_000
 MOST_ERRORS = 64

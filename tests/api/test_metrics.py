@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.metrics import DURATIONS_S, Histogram, Metrics
 from app import create_app
 from batching import BatchingManager
-from config import Config
-from flight import Flight
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Flight
 from generate import dynamic
-from inference import Inference
-from memory import Ledger
 from scheduling.policies.orca import Orca
 from seams import IterationRecord, RequestRecord, Sampling, ServiceClass
+from serving.config import Config
 from tests.hash_model import HashModel
 from tests.server.hash_app import FAIL_ON, byte_tokenizer, load
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from flask.testing import FlaskClient
 
-from config import Config
+from serving.config import Config
 from tests.api.conftest import serving
 
 PROMPT = "You are a helpful assistant. "

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from config import Config
-from recording import Recording
-from records import Arrived, History
+from engine.records import Arrived, History
+from serving.config import Config
+from telemetry.recording import Recording
 from tests.api.conftest import serving
 
 

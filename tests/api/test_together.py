@@ -13,10 +13,10 @@ from flask.testing import FlaskClient
 
 from app import create_app
 from batching import BatchingManager
-from config import Config
-from inference import Inference
-from queueing import RequestQueue
+from engine.inference import Inference
+from engine.queue import RequestQueue
 from seams import End
+from serving.config import Config
 from tests.api.openai.openai_calls import PATHS, ask, is_error
 from tests.hash_model import HashModel, reference
 from tests.server.hash_app import END_ID, byte_tokenizer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference import Inference, TooLongError
+from engine.inference import Inference, TooLongError
 from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
 from tests.examples import examples
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import Inference
-from memory import Ledger
+from engine.blocks import Ledger
+from engine.inference import Inference
 from tests.batching.test_any_workload import WORKLOADS, Client, admitted_s, play
 from tests.batching.virtual import (
     DYNAMIC_MODES,

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference import Inference
-from memory import Ledger
+from engine.blocks import Ledger
+from engine.inference import Inference
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
 from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
 from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
-from stats import Recorders
+from telemetry.stats import Recorders
 from tests.batching.test_any_workload import CLIENTS, Client, moments
 from tests.batching.virtual import (
     ADMISSIONS,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from batching import BatchingManager
-from failures import REGROW_S
-from inference import DrainingError, Inference, OverloadedError
-from memory import Ledger
+from engine.blocks import Ledger
+from engine.failures import REGROW_S
+from engine.inference import DrainingError, Inference, OverloadedError
 from scheduling.policies.orca import Orca
 from seams import Plan, Request, Sampling, View
 from tests.batching.virtual import MODES, Books, Mode, World, check_closed

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from batching import LOOPS, BatchingManager
+from engine.inference import Inference, RefusedError
 from generate.modes import make_ledger
-from inference import Inference, RefusedError
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static

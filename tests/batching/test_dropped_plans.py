@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import Config
-from memory import Ledger
+from engine.blocks import Ledger
 from scheduling.classes.budget import Budget
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.orca import Orca
 from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES, make_policy, with_deferred
 from seams import Observer, Plan, Policy, Request, Served, View
-from stats import Recorders
+from serving.config import Config
+from telemetry.stats import Recorders
 from tests.batching.test_any_workload import WORKLOADS, Client
 from tests.batching.test_deferred import Sender, play
 from tests.batching.test_rows import kinds

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from batching import BatchingManager, EngineFailedError
-from failures import FAILURES_IN_A_ROW
+from engine.blocks import Ledger
+from engine.failures import FAILURES_IN_A_ROW
+from engine.inference import DrainingError, Inference
 from generate import dynamic
-from inference import DrainingError, Inference
-from memory import Ledger
 from scheduling.policies.orca import Orca
 from seams import Plan, Sampling, View
 from tests.batching.virtual import Books

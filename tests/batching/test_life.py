@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from inference import DrainingError, Inference, OverloadedError
+from engine.inference import DrainingError, Inference, OverloadedError
 from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, World, check_closed
 
 TOKENS = st.integers(0, 12)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference import OverloadedError
-from queueing import RETRY_AFTER_S
+from engine.inference import OverloadedError
+from engine.queue import RETRY_AFTER_S
 from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
 
 NOBATCH, STATIC, *_ = MODES

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from failures import LOSSES_IN_COMPANY
+from engine.failures import LOSSES_IN_COMPANY
 from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
 from tests.batching.virtual import (
     DYNAMIC_MODES,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inference import Inference
-from memory import Ledger
-from records import Arrived, Ended, History, Iterated, Row, planned_work
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.records import Arrived, Ended, History, Iterated, Row, planned_work
 from seams import Sampling
-from stats import Stats
+from telemetry.stats import Stats
 from tests.batching.test_any_workload import TICK_S, WORKLOADS, Client, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
 from tests.examples import examples

@@ -10,10 +10,10 @@ import pytest
 
 from batching import BatchingManager
 from benchmarks.common import Tally
-from flight import Wait
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate import dynamic
-from inference import Inference
-from memory import Ledger
 from scheduling.contract import PolicyError, check_plan, check_retired
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst

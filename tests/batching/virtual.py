@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batching import BatchingManager
-from flight import Flight, Wait
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Flight, Wait
 from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
-from inference import Inference
-from memory import Ledger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -40,7 +40,7 @@ from seams import (
     ServiceClass,
     View,
 )
-from stats import Recorders
+from telemetry.stats import Recorders
 from tests.hash_model import HashModel, reference, virtual_duration_s
 
 TICK_S = 2**-10

@@ -13,7 +13,7 @@ from benchmarks.limits import (
     pass_of,
     weights_of,
 )
-from gpt.network import GPT, GPTConfig
+from models.gpt2 import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=11, context=16, n_layer=2, n_head=2, n_embd=4)
 

@@ -9,8 +9,8 @@ from benchmarks.common import Job, run_bare
 from benchmarks.http.__main__ import text_work
 from benchmarks.modes.__main__ import NOBATCH_REQUESTS, Result, ratios
 from benchmarks.modes.original import run_original
-from gpt.checkpoint import load_network
 from model import LoadOptions, load_model
+from models.weights.checkpoint import load_network
 from scheduling.policies.nobatch import NoBatch
 
 

@@ -13,9 +13,9 @@ from benchmarks.limits import Limits, Pass
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.checkpoint import prepare_int8
 from benchmarks.peers.environments import HERE, PEERS
-from gpt.checkpoint import load_checkpoint, save_checkpoint
-from gpt.linear.quantised import is_quantised
-from gpt.network import GPT, GPTConfig
+from models.gpt2 import GPT, GPTConfig
+from models.weights.checkpoint import load_checkpoint, save_checkpoint
+from runtime.linear.quantised import is_quantised
 
 
 class SmallWork(peers.Work):

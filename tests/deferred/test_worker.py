@@ -16,7 +16,7 @@ from deferred.records import Batch, Usage
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
 from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
-from inference import Inference
+from engine.inference import Inference
 from seams import Sampling
 from tests.deferred.jobs import MODEL, OWNER, create, new_items, unrun
 

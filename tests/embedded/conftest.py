@@ -6,8 +6,8 @@ import pytest
 import tiktoken
 
 from embedded.vocabulary import FOLDER, load_embedded_encoding
-from gpt.checkpoint import load_checkpoint
-from gpt.network import GPT
+from models.gpt2 import GPT
+from models.weights.checkpoint import load_checkpoint
 
 
 @pytest.fixture(scope="session")

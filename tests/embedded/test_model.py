@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 from embedded.evaluate import complete, stream_loss
 from embedded.report import BEGIN, END, README_FILE, read_report, render, write_report
 from embedded.vocabulary import END_OF_TEXT, FOLDER
-from gpt.network import GPT, causal_attention
+from models.gpt2 import GPT, causal_attention
 
 SNIPPET = '''"""Counts the words of a text file."""
 

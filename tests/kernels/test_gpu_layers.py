@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpt.gpu.layers import KernelAddNorm, KernelGeluLinear, PaddedHead, adapt
-from gpt.network import GPT, AddNorm, Block, GeluLinear, GPTConfig, causal_attention, init_weights
-from gpt.shards import GatheredLinear
+from models.gpt2 import GPT, AddNorm, Block, GeluLinear, GPTConfig, causal_attention, init_weights
+from runtime.gpu.layers import KernelAddNorm, KernelGeluLinear, PaddedHead, adapt
+from runtime.shards import GatheredLinear
 from tests.kernels.launches import launched
 
 # the interpreter rounds float32 to bfloat16 towards zero

@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 import kernels.gpu.sampling
-from gpt.drawing import _mix as mix
-from gpt.drawing import keys, perturbed
-from gpt.sampling import SPARE, Batch, Known, Sampler, asked_of, history_of
+from runtime.sampling.drawing import _mix as mix
+from runtime.sampling.drawing import keys, perturbed
+from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, asked_of, history_of
 from seams import Opening, Sampling
-from tests.gpt.test_sampling import CPU, Operators, row, samplings, some_logits
 from tests.kernels.launches import launched
+from tests.runtime.sampling.test_sampler import CPU, Operators, row, samplings, some_logits
 
 TIE = 1e-4  # the best two scores are closer: rounding decides
 

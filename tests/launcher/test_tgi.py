@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from config import Config
 from launcher import tgi
 from launcher.config import LauncherConfig, read
 from model_server.config import ServeConfig
+from serving.config import Config
 
 DOCS = Path(__file__).parents[2] / "docs" / "tgi.md"
 

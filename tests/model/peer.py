@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import gpt.attention
-import gpt.linear.layers
-import gpt.sampling
-from gpt.executor import Executor
-from gpt.sampling import Known, Sampler
+import runtime.attention
+import runtime.linear.layers
+import runtime.sampling.sampler
 from model import LoadOptions, load_model
+from runtime.executor import Executor
+from runtime.sampling.sampler import Known, Sampler
 
 VOCAB, CONTEXT = 307, 96
 
@@ -69,7 +69,7 @@ class LogitsTap:
 def without_kernel() -> Iterator[None]:
     """A machine without a C++ compiler."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt.attention, "attention_kernels", lambda head_dim: {})
-        patch.setattr(gpt.linear.layers, "linear_kernel", lambda _: None)
-        patch.setattr(gpt.sampling, "sampling_library", lambda: None)
+        patch.setattr(runtime.attention, "attention_kernels", lambda head_dim: {})
+        patch.setattr(runtime.linear.layers, "linear_kernel", lambda _: None)
+        patch.setattr(runtime.sampling.sampler, "sampling_library", lambda: None)
         yield

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.bare import Job, run_bare
 from generate.modes import LAYOUTS, Mode
-from gpt.executor import Executor
-from gpt.network import GPT, GPTConfig, init_weights
 from model import DynamicBatchingServerModel, ServerModel
+from models.gpt2 import GPT, GPTConfig, init_weights
+from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static

@@ -16,18 +16,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import gpt.executor
-import gpt.iteration
+import runtime.executor
+import runtime.iteration
 from batching import BatchingManager
 from benchmarks.common import Tally
-from flight import Flight
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Flight
 from generate.modes import LAYOUTS, Mode, make_ledger
-from gpt.executor import Executor
-from gpt.iteration import Launched
-from gpt.network import GPT, GPTConfig, init_weights
-from inference import Inference
-from memory import Ledger
 from model import DynamicBatchingServerModel, ServerModel
+from models.gpt2 import GPT, GPTConfig, init_weights
+from runtime.executor import Executor
+from runtime.iteration import Launched
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
@@ -257,8 +257,8 @@ def test_the_durations_of_iterations_that_overlap_count_no_time_twice(
 ) -> None:  # type: ignore[no-untyped-def]
     ticks = itertools.count(1.0)
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))
-    monkeypatch.setattr(gpt.iteration, "time", clock)
-    monkeypatch.setattr(gpt.executor, "time", clock)
+    monkeypatch.setattr(runtime.iteration, "time", clock)
+    monkeypatch.setattr(runtime.executor, "time", clock)
     model = models["dynamic"]
     model.forget()
     model.open([Opening(0, COMMON[:6], 6, Sampling(temperature=0))])

@@ -9,11 +9,11 @@ import math
 import pytest
 import torch
 
-from gpt.executor import Executor
 from model import LoadOptions, UnsupportedDtypeError, load_model
+from runtime.executor import Executor
 from seams import Opening, Sampling, Step
-from tests.gpt.gpu.pretend import pretend_gpus
-from text import load_tokenizer
+from tests.runtime.gpu.pretend import pretend_gpus
+from text.tokenizer import load_tokenizer
 
 WINDOWS = 4  # of the model's context
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from config import Config
 from loading import LoadError, load_local_model
 from model_server.config import ServeConfig
+from serving.config import Config
 
 CONFIGS = {"server": Config, "model server": ServeConfig}
 

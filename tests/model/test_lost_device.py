@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpt.errors import with_our_errors
+from runtime.errors import with_our_errors
 from seams import DeviceLostError, DeviceMemoryError
 
 

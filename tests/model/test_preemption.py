@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from batching import BatchingManager
 from benchmarks.common import Tally
-from flight import Wait
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate import dynamic
-from gpt.executor import Executor
-from inference import Inference
-from memory import Ledger
 from model import LoadOptions, load_model
+from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI

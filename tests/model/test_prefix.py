@@ -14,11 +14,11 @@ from transformers import GPT2LMHeadModel
 
 from batching import BatchingManager
 from benchmarks.common import Tally
-from flight import Flight
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Flight
 from generate import dynamic
-from gpt.executor import Executor
-from inference import Inference
-from memory import Ledger
+from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from seams import Outcome, Policy, Sampling

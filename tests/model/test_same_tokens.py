@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from batching import BatchingManager
 from benchmarks.common import Tally
-from flight import Wait
+from engine.inference import Inference
+from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import LAYOUTS, Mode, make_ledger
-from gpt.drawing import perturbed
-from gpt.sampling import Known, Sampler, asked_of, history_of
-from inference import Inference
 from model import LoadOptions, load_model
+from runtime.sampling.drawing import perturbed
+from runtime.sampling.sampler import Known, Sampler, asked_of, history_of
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static

@@ -13,9 +13,9 @@ import torch.distributed
 from transformers import GPT2LMHeadModel
 
 from generate.modes import LAYOUTS, Mode
-from gpt.budget import KVMemoryError
-from gpt.errors import with_our_errors
 from model import LoadOptions, load_model
+from runtime.budget import KVMemoryError
+from runtime.errors import with_our_errors
 from seams import DeviceMemoryError
 from tests.bare import Bare
 from tests.model.peer import load, peer_logits

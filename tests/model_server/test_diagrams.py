@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from batching import BatchingManager
+from engine.inference import Inference
 from generate import dynamic
 from generate.modes import make_ledger
-from inference import Inference
 from scheduling.policies.orca import Orca
 from seams import Sampling
 from tests.batching.virtual import Books

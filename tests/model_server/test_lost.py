@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from batching import BatchingManager
+from engine.inference import Inference
 from generate import dynamic
 from generate.modes import make_ledger
-from inference import Inference
 from model_server.group import Group, Shard
 from model_server.remote.model import RemoteModel
 from model_server.wire.access import Access

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import Config
-from gpt.executor import Executor
 from model import LoadOptions, load_model
 from model_server.__main__ import main
 from model_server.quantise import quantise
+from runtime.executor import Executor
 from seams import Sampling
+from serving.config import Config
 from tests.model_server.served import connected, unix
 from tests.model_server.test_shards import generate
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
@@ -127,7 +127,7 @@ def test_a_server_reads_from_the_folder_that_its_weights_are_int8(
     config = Config(
         mode="dynamic", model=str(folder), port=free_port(), data_dir=str(tmp_path / "data")
     )
-    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py")]
+    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "api/http/gunicorn_conf.py")]
     env = environment(**config.as_environment())
     with spawned(tmp_path, config, [*gunicorn, "app:create_app()"], env) as server:
         wait_ready(server)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batching import BatchingManager
-from inference import Inference
+from engine.inference import Inference
 from model_server.__main__ import named
 from model_server.remote.life import (
     NotYetError,

@@ -12,12 +12,12 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from browsers import Rules, host_names
-from config import Config as ServerConfig
 from launcher import tgi
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from router.config import Config, parse_args
+from serving.config import Config as ServerConfig
+from web.browsers import Rules, host_names
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from engine.blocks import Ledger
 from generate.rectangle import RectangleLedger
-from memory import Ledger
 from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from config import Config
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES, PolicyOptionError, make_policy
+from serving.config import Config
 from tests.scheduling.shown import Shown, view
 
 MINE = """

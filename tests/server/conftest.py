@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from config import Config
+from serving.config import Config
 from tests.server.hash_app import STEP_S
 from tests.server.process import (
     ROOT,
@@ -31,7 +31,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With the embedded model's weights."""
     folder = tmp_path_factory.mktemp("embedded")
     config = Config(mode="dynamic", port=free_port(), data_dir=str(folder / "data"))
-    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py")]
+    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "api/http/gunicorn_conf.py")]
     env = environment(**config.as_environment())
     with spawned(folder, config, [*gunicorn, "app:create_app()"], env) as server:
         wait_ready(server)

@@ -13,12 +13,12 @@ from pathlib import Path
 from flask import Flask
 
 from app import create_app
-from config import Config
-from engine import LoadedModel, find_remote_model
-from liveness import Limit
 from loading import LoadError
+from serving.config import Config
+from serving.liveness import Limit
+from serving.thread import LoadedModel, find_remote_model
 from tests.hash_model import VOCAB_SIZE, HashModel
-from text import Tokenizer
+from text.tokenizer import Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes
 FAIL_ON = "HASH_FAIL_ON"  # numbers of the iterations that fail, comma separated

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 import requests
 
-from config import Config
+from serving.config import Config
 from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -176,7 +176,7 @@ def starting(
     env = environment(
         **config.as_environment(), **{k: str(v) for k, v in (hash_model or {}).items()}
     )
-    arguments = ["-c", str(ROOT / "gunicorn_conf.py"), app]
+    arguments = ["-c", str(ROOT / "api/http/gunicorn_conf.py"), app]
     if prefix:
         command = [*prefix, sys.executable, "-m", "gunicorn", *arguments]
         with spawned(folder, config, command, env) as server:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from config import MODES, Config
+from serving.config import MODES, Config
 from tests.forked import Forked
 from tests.server.process import (
     PATIENCE_S,

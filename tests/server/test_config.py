@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import Config
 from options import OptionError, flag
+from serving.config import Config
 
 VARIABLES = {option.name: option.variables[0] for option in Config.declared()}
 

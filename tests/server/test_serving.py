@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import requests
 
-from config import MODES
+from serving.config import MODES
 from tests.hash_model import reference
 from tests.server.hash_app import HOLD, STEP_S, UNUSED_GPU, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
-from text import Detokenizer
+from text.tokenizer import Detokenizer
 
 
 def expected(prompt: str, num_tokens: int, seed: int | None) -> str:

@@ -21,10 +21,10 @@ from model_server.serving.service import ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.wire import messages
 from seams import Opening, Sampling, Step
+from telemetry.tracing import start_tracing
 from tests.hash_model import HashModel
 from tests.router.conftest import RouterProcess
 from tests.server.process import PATIENCE_S, serving
-from tracing import start_tracing
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

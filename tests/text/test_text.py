@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
 from tests.server.hash_app import byte_tokenizer
-from text import (
+from text.tokenizer import (
     HUB_NAMES,
     Detokenizer,
     EncodingError,
@@ -231,6 +231,6 @@ def test_folders_without_a_byte_level_vocabulary_are_refused(tmp_path: Path) -> 
 
 
 def test_all_hub_names_share_one_vocabulary_and_are_known_to_the_loader() -> None:
-    from gpt.checkpoint import SHAPES
+    from models.weights.checkpoint import SHAPES
 
     assert set(HUB_NAMES) == set(SHAPES)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from recording import as_json
-from records import KINDS, Arrived, Ended, Event, Iterated, Row, Rows
+from engine.records import KINDS, Arrived, Ended, Event, Iterated, Row, Rows
 from seams import IterationRecord, RequestRecord
+from telemetry.recording import as_json
 from watch import film, trace
 from watch.frames import Hello, event_of, make_frame
 from watch.runs import RECORDED, RunError, read, read_folder

@@ -6,10 +6,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from browsers import own_names
-from config import Config
 from options import OptionError
+from serving.config import Config
 from tests.server.hash_app import byte_tokenizer, load
+from web.browsers import own_names
 
 FRIEND, APP, EVIL = "https://friend.example", "chrome-extension://abc", "http://evil.example"
 

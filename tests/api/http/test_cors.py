@@ -6,8 +6,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from app import create_app
-from config import Config
 from options import OptionError
+from serving.config import Config
 from tests.server.hash_app import byte_tokenizer, load
 
 ALLOW = "Access-Control-Allow-Origin"

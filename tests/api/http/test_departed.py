@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from api.http.departed import Departures
-from config import Config
+from serving.config import Config
 from tests.api.conftest import serving
 
 PATIENCE_S = 60.0

@@ -14,7 +14,7 @@ from flask import Flask
 from api.http.intake import ARRIVED_S
 from api.stream import event_stream
 from app import create_app
-from config import Config
+from serving.config import Config
 from tests.server.hash_app import byte_tokenizer, load
 
 CONTEXT = 10

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from api.http.writer import COMMENT, Writer
-from inference import Inference
+from engine.inference import Inference
 from seams import Sampling
 
 PATIENCE_S = 30.0

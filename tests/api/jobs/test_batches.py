@@ -11,7 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from config import Config
+from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.jobs.test_files import ONE, TWO, error_of, upload
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flask.testing import FlaskClient
 
-from config import Config
+from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.jobs.test_files import error_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config import Config
+from serving.config import Config
 from tests.api.conftest import serving
 
 WHERE = "postgresql://secret-user:secret-password@127.0.0.3:1/secret-database"

@@ -11,7 +11,7 @@ from api.openai.schemas import seed_of_choice
 from tests.api.openai.openai_calls import CONTEXT, Json, chat, chunks, complete
 from tests.hash_model import reference, reference_logprob
 from tests.server.hash_app import END_ID, byte_tokenizer
-from text import Detokenizer
+from text.tokenizer import Detokenizer
 
 
 def expected(prompt: bytes, n: int, seed: int | None, stop: str | None) -> tuple[str, int, str]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from api.openai.schemas import MOST_STOPS
 from app import create_app
-from config import Config
 from options import OptionError
+from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.openai.openai_calls import CONTEXT, PATHS, Json, ask, chat, complete, is_error
 from tests.server.hash_app import byte_tokenizer, load

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import limits
 from benchmarks.kernels import step
 from benchmarks.limits import Limits, bytes_of, operations_of, pass_of, weights_of
-from gpt.network import GPTConfig
+from models.gpt2 import GPTConfig
 
 CONFIG = GPTConfig(vocab_size=11, context=64, n_layer=3, n_head=2, n_embd=4)
 

@@ -143,7 +143,7 @@ def test_prompts_come_from_sharegpt_and_from_lines(tmp_path: Path) -> None:
     lines.write_text("one\n\ntwo\n")
     entries = [
         {"id": "a", "conversations": [{"from": "human", "value": "hello"}]},
-        {"id": "b", "conversations": [{"from": "gpt", "value": "not this"}]},
+        {"id": "b", "conversations": [{"from": "runtime", "value": "not this"}]},
         {"id": "c", "conversations": []},
     ]
     share = tmp_path / "share.json"

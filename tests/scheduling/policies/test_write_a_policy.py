@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from config import Config
 from scheduling.registry import make_policy
 from seams import Served
+from serving.config import Config
 from tests.scheduling.shown import Shown, view
 
 PAGE = Path(__file__).parents[3] / "docs" / "write-a-policy.md"

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2LMHeadModel
 
 from benchmarks.peers.environments import BUILD, install, python_of
-from config import Config
+from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
-from text import bytes_of_characters
+from text.tokenizer import bytes_of_characters
 
 ENVIRONMENT = "lmeval"
 TOLERANCE = 1e-3
@@ -93,7 +93,7 @@ def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -
         port=free_port(),
         data_dir=str(tmp_path / "data"),
     )
-    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn_conf.py")]
+    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "api/http/gunicorn_conf.py")]
     env = environment(**config.as_environment())
     with spawned(tmp_path, config, [*gunicorn, "app:create_app()"], env) as server:
         wait_ready(server)

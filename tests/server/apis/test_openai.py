@@ -14,11 +14,11 @@ import pytest
 import requests
 from openai import OpenAI
 
-from config import MODES
+from serving.config import MODES
 from tests.hash_model import reference
 from tests.server.hash_app import END_ID, FAIL_ON, HURRY, LOAD_GATE, STEP_S, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving, starting
-from text import Detokenizer, load_tokenizer
+from text.tokenizer import Detokenizer, load_tokenizer
 
 USER: Any = [{"role": "user", "content": "x"}]
 

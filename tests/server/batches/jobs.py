@@ -13,7 +13,7 @@ from openai.types import Batch
 from tests.hash_model import reference
 from tests.server.hash_app import END_ID, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, closed_at_end, eventually
-from text import Detokenizer
+from text.tokenizer import Detokenizer
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 Json = dict[str, Any]

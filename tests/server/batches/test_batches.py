@@ -11,7 +11,7 @@ import openai
 import pytest
 import requests
 
-from config import MODES
+from serving.config import MODES
 from tests.server.batches.jobs import (
     done,
     ended,

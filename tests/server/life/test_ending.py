@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from failures import FAILURES_IN_A_ROW
+from engine.failures import FAILURES_IN_A_ROW
 from tests.server.hash_app import FAIL_ON, HOLD, LOAD_ERROR, LOAD_GATE, LOST_FROM, STEP_S
 from tests.server.process import (
     PATIENCE_S,

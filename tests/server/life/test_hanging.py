@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from app import POLICY_FOLDER
-from engine import FAILED
+from serving.thread import FAILED
 from tests.server.hash_app import ENDLESS, HOLD, LEAST_S
 from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config import MODES
+from serving.config import MODES
 from tests.server.hash_app import HOLD, HURRY, STEP_S
 from tests.server.process import Server, connected, serving
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from config import MODES
+from serving.config import MODES
 from tests.server.hash_app import STEP_S
 from tests.server.life.test_leaving import send
 from tests.server.process import Server, clients, serving

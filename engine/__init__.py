@@ -1,0 +1,1 @@
+"""What batching.py drives: requests, their queue and life, iterations, the ledger of KV blocks."""

@@ -1,0 +1,241 @@
+"""How requests become resident and leave, and how they end: done, cancelled, overdue, failed, shut
+down. All of it runs in the loop's thread, except `give_up`, for when that thread hangs."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.blocks import Ledger
+from engine.inference import Cut, Inference
+from engine.queue import RequestQueue
+from engine.records import Ended, History, arrived, request_record
+from scheduling.contract import check_retired
+from seams import Policy, Recorder
+
+log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """The waiting requests, and the residents, which hold blocks."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        policy: Policy,
+        recorder: Recorder,
+        history: History,
+        request_timeout_s: float,
+    ) -> None:
+        self.queue = queue
+        self.policy = policy
+        self.recorder = recorder
+        self.history = history
+        self.request_timeout_s = request_timeout_s
+        self.ledger = Ledger(0)  # until there is a model
+        self.resident: dict[int, Inference] = {}
+        self.next_due_s = math.inf  # no request is overdue before this time
+        self.deferred = 0  # unfinished requests of that class
+        self.preempted: list[int] = []  # since the last iteration that was recorded
+        self._released: list[int] = []  # released sequences not yet reported to the model
+        self._lanes: list[int] = []  # a heap of those that were given back
+        self._idle_since_s = -math.inf
+        self._answering = threading.Lock()  # held for moments, and not while anything else runs
+
+    def present(self) -> list[Inference]:
+        return [*self.queue.waiting, *self.resident.values()]
+
+    # --- arrivals and departures ------------------------------------------------------------
+
+    def take_in(self, now_s: float) -> float:
+        """Adds arrivals to the queue; ends requests that were cancelled or cannot be finished.
+        Returns the time, since some may have arrived after the clock was read."""
+        mail = self.queue.read()
+        now_s = max([now_s, *(inference.arrival_s for inference in mail.arrivals)])
+        for inference in mail.arrivals:
+            self.deferred += inference.service_class == "deferred"
+            self.next_due_s = min(self.next_due_s, self._due_s(inference))
+            self.history.add(arrived(inference))
+        if mail.arrivals and self.queue.busy_since_s is None:
+            # arrivals during the last iteration of a stretch do not lengthen it twice
+            first_s = min(inference.arrival_s for inference in mail.arrivals)
+            self.queue.busy_since_s = max(first_s, self._idle_since_s)
+        if overdue := self.next_due_s <= now_s:
+            self._end_overdue(now_s)
+        for inference, end in mail.departures:
+            if not inference.ended:
+                inference.end = end
+                # like an end token, a stop string ends a static row's response with its batch
+                if end != "stop" or self.policy.answers == "own":
+                    self.answer(inference, now_s)
+        if mail.aborting is not None:
+            for inference in self.present():
+                inference.cut_by = "shutdown"
+            self.fail(self.present(), mail.aborting, now_s)
+        elif mail.departures or overdue:
+            self.drop_ended(now_s)
+        return now_s
+
+    def _end_overdue(self, now_s: float) -> None:
+        running = [inference for inference in self.present() if not inference.ended]
+        for inference in running:
+            if self._due_s(inference) <= now_s:
+                inference.end, inference.cut_by = "failed", "timeout"
+                inference.error = self._too_late
+                self.answer(inference, now_s)
+        self.next_due_s = min((self._due_s(i) for i in running if not i.ended), default=math.inf)
+
+    @property
+    def _too_late(self) -> str:
+        return f"not done {self.request_timeout_s:g} s after its arrival (--request-timeout)"
+
+    def _due_s(self, inference: Inference) -> float:
+        return math.inf if inference.stored else inference.arrival_s + self.request_timeout_s
+
+    # --- residents --------------------------------------------------------------------------
+
+    def admit(self, new: Sequence[Inference], now_s: float) -> None:
+        """Makes requests resident together and assigns their blocks. Tokens of a prefix hit count
+        as computed."""
+        for inference, hit_tokens in zip(new, self.ledger.open(new), strict=True):
+            inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
+            self.resident[inference.id] = inference
+            inference.resident = True
+            inference.computed = hit_tokens
+            if inference.admitted_s is None:
+                inference.admitted_s = now_s
+                if self.ledger.prefix_caching:
+                    inference.cached_tokens = inference.computed
+        self.queue.remove_settled()
+
+    def retire(self, now_s: float) -> None:
+        """Retires residents, and completes the responses that leave with them."""
+        if self.resident:
+            residents = list(self.resident.values())
+            retired = self.policy.retire(residents)
+            check_retired(retired, residents)
+            for request in retired:
+                inference = self.resident[request.id]
+                if not inference.flights:  # otherwise its blocks are still being written
+                    self._release(inference)
+                    self.answer(inference, now_s)
+        self._go_idle(now_s)
+
+    def preempt(self, inference: Inference, now_s: float) -> None:
+        """Preempts a resident; it is recomputed later from its known tokens."""
+        self._release(inference)
+        if inference.ended:  # it was only held in its batch and need not return
+            self.answer(inference, now_s)
+            return
+        inference.computed = 0
+        inference.preemptions += 1
+        self.preempted.append(inference.id)
+        self.queue.put_back(inference)
+
+    def lose_model(self, now_s: float) -> None:
+        """Preempts all residents: the next model has no sequences, and its blocks are empty."""
+        for inference in list(self.resident.values()):
+            self.preempt(inference, now_s)
+        self.ledger.clear()
+        self._released.clear()
+
+    def take_released(self) -> list[int]:
+        """Sequences that lost their blocks since the last call. One that has new blocks is opened
+        again, which replaces its old state in the model."""
+        released = [id for id in self._released if id not in self.resident]
+        self._released = []
+        return released
+
+    def _release(self, inference: Inference) -> None:
+        del self.resident[inference.id]
+        inference.resident = False
+        heapq.heappush(self._lanes, inference.lane)
+        self.ledger.release(inference)
+        self._released.append(inference.id)
+
+    # --- ends -------------------------------------------------------------------------------
+
+    def fail(self, batch: Iterable[Inference], message: str, now_s: float) -> None:
+        for inference in batch:
+            if not inference.ended:
+                inference.end, inference.error = "failed", message
+            self.answer(inference, now_s)
+            if inference.resident and not inference.flights:
+                self._release(inference)
+        self.drop_ended(now_s)
+
+    def drop_ended(self, now_s: float) -> None:
+        for inference in self.queue.remove_settled():
+            self.answer(inference, now_s)
+        self.retire(now_s)
+
+    def answer(self, inference: Inference, now_s: float) -> None:
+        """Records it first, so that statistics include a request before its client has the
+        response."""
+        if inference.recorded:
+            return
+        with self._answering:
+            if inference.record is not None:  # given up
+                inference.end = "failed"
+            assert inference.end is not None
+            inference.record = request_record(inference, inference.end, now_s)
+        inference.recorded = True
+        self.ledger.forget(inference)
+        self.queue.note_end(now_s)
+        self.deferred -= inference.service_class == "deferred"
+        self.record(self.recorder.request, inference.record)
+        self.history.add(Ended(inference.id, inference.record))
+        inference.event.set()
+        inference.news.set()
+
+    def give_up_overdue(self, now_s: float) -> None:
+        """Gives up the requests that are past their limit. From any thread."""
+        if self.request_timeout_s < math.inf:
+            overdue = [i for i in self._everyone() if not i.ended and self._due_s(i) <= now_s]
+            self._give_up(overdue, self._too_late, "timeout", now_s)
+
+    def give_up(self, message: str, now_s: float) -> None:
+        """Answers all clients with an error, although the loop may hang. It still owns the
+        requests: if it continues, it ends and records them, as failed whatever they have received.
+        From any thread."""
+        self._give_up(self._everyone(), message, "shutdown", now_s)
+
+    def _everyone(self) -> list[Inference]:
+        return [*self.queue.everyone(), *list(self.resident.values())]
+
+    def _give_up(
+        self, inferences: Iterable[Inference], message: str, cut: Cut, now_s: float
+    ) -> None:
+        for inference in inferences:
+            with self._answering:
+                if inference.record is not None:
+                    continue
+                inference.error, inference.cut_by = message, cut
+                inference.record = request_record(inference, "failed", now_s)
+            inference.event.set()
+            inference.news.set()
+
+    def _go_idle(self, now_s: float) -> None:
+        busy_since_s = self.queue.busy_since_s
+        if self.resident or self.queue.waiting or busy_since_s is None:
+            return
+        # in this order, or a reader in between would miss the whole stretch
+        self.record(self.recorder.busy, busy_since_s, now_s)
+        self.queue.busy_since_s, self._idle_since_s = None, now_s
+        if self.ledger.used:
+            log.critical(
+                "the KV ledger is wrong: the server is idle, and %d of %d blocks are in use",
+                self.ledger.used,
+                self.ledger.budget,
+            )
+
+    @staticmethod
+    def record(take: Callable[..., None], *what: object) -> None:
+        """An error in the statistics loses a record, never a response."""
+        try:
+            take(*what)
+        except Exception:
+            log.exception("not recorded: %s", what)

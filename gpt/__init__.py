@@ -1,6 +1,0 @@
-"""The network with its checkpoints, KV caches, attention variants and sampling."""
-
-import os
-
-# Pages of 2 MB for weights and KV memory. Torch reads this when it first allocates memory.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

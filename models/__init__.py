@@ -1,0 +1,1 @@
+"""The networks, what describes them, and where their weights come from."""

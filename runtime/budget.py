@@ -1,0 +1,165 @@
+"""How many blocks of keys and values a server has: fixed at start, with the arithmetic in the
+log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+
+import torch
+
+from runtime.cache import KVShape
+from runtime.container import container_room_bytes
+from runtime.executor import Executor
+from seams import DeviceMemoryError, Opening, Sampling, Step
+
+log = logging.getLogger(__name__)
+
+AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
+FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
+WARM_UP_BLOCKS = 1  # for Executor.warm_up
+
+
+class KVMemoryError(ValueError):
+    """The requested KV memory is not available."""
+
+
+_COSTLIEST = Sampling(
+    top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20, prompt_logprobs=20
+)
+_UNITS = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+}  # fmt: skip
+
+
+def _parse(amount: str, shape: KVShape) -> int:
+    """`2GiB` or `30000tokens` as blocks. Raises KVMemoryError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", amount)
+    if found is None or found[2] not in (*_UNITS, "tokens"):
+        raise KVMemoryError(
+            f"--kv-memory is '{amount}'; allowed: auto, or a number with one of "
+            f"{', '.join(_UNITS)}, tokens"
+        )
+    number, unit = float(found[1]), found[2]
+    if unit == "tokens":
+        return math.ceil(number / shape.block_tokens)
+    return int(number * _UNITS[unit] / shape.block_bytes)
+
+
+def asked_blocks(amount: str, shape: KVShape) -> int:
+    """Raises KVMemoryError if it is less than the server's own warm-up needs."""
+    blocks = _parse(amount, shape)
+    if blocks < WARM_UP_BLOCKS:
+        raise KVMemoryError(
+            f"--kv-memory {amount} is less than a block: {shape.block_tokens} tokens of "
+            f"{shape.token_bytes} bytes; allowed: {WARM_UP_BLOCKS} block or more"
+        )
+    log.info("KV budget: --kv-memory %s: %s", amount, _in_words(blocks, shape))
+    return blocks
+
+
+def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
+    """The most that `rows` sequences of `context` tokens can use, or a share of the available
+    memory if that is less.
+
+    Available is the memory of the machine or, if less, what the container's limit leaves.
+    Raises KVMemoryError if the share is less than the server's own warm-up needs.
+    """
+    import psutil  # here: benchmarks/gpu.py runs without it
+
+    machine_bytes, room_bytes = psutil.virtual_memory().available, container_room_bytes()
+    available_bytes, whose = machine_bytes, "on the machine"
+    if room_bytes is not None and room_bytes < machine_bytes:
+        available_bytes = room_bytes
+        whose = f"under the container's limit, of {machine_bytes / 2**30:.1f} GiB on the machine"
+    fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.block_bytes
+    if fitting < WARM_UP_BLOCKS:
+        raise KVMemoryError(
+            f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
+            f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} blocks of "
+            f"{shape.block_bytes} bytes; at least {WARM_UP_BLOCKS} is needed"
+        )
+    share = (
+        f"{100 * AVAILABLE_MEMORY_SHARE:.0f} % of {available_bytes / 2**30:.1f} GiB available "
+        f"({whose})"
+    )
+    return _smaller(shape, rows, context, fitting, share)
+
+
+def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -> int:
+    """As on a CPU, from the memory that the worst iteration leaves free. Raises KVMemoryError."""
+    torch.cuda.empty_cache()
+    free_bytes = torch.cuda.mem_get_info(shape.device)[0]
+    fitting = int((free_bytes - activation_bytes) * FREE_GPU_MEMORY_SHARE) // shape.block_bytes
+    if fitting < WARM_UP_BLOCKS:
+        raise KVMemoryError(
+            f"the GPU has {free_bytes / 2**30:.1f} GiB free beside the weights, the worst "
+            f"iteration takes {activation_bytes / 2**30:.1f} GiB of it; a smaller "
+            "--max-batch-size leaves more"
+        )
+    share = (
+        f"{100 * FREE_GPU_MEMORY_SHARE:.0f} % of ({free_bytes / 2**30:.1f} GiB free - "
+        f"{activation_bytes / 2**30:.1f} GiB for the worst iteration)"
+    )
+    return _smaller(shape, rows, context, fitting, share)
+
+
+def blocks_of(rows: int, context: int, shape: KVShape) -> int:
+    """For `rows` sequences of `context` tokens."""
+    return rows * math.ceil(context / shape.block_tokens)
+
+
+def _smaller(shape: KVShape, rows: int, context: int, fitting: int, share: str) -> int:
+    most = blocks_of(rows, context, shape)
+    blocks = min(most, fitting)
+    log.info(
+        "KV budget: the smaller of batch limit x context = %d x %d tokens = %d blocks, and %s / "
+        "%d bytes a block = %d blocks: %s",
+        rows,
+        context,
+        most,
+        share,
+        shape.block_bytes,
+        fitting,
+        _in_words(blocks, shape),
+    )
+    return blocks
+
+
+def _in_words(blocks: int, shape: KVShape) -> str:
+    tokens, size = shape.block_tokens, blocks * shape.block_bytes / 2**30
+    return (
+        f"{blocks} blocks of {tokens} tokens x {shape.token_bytes} bytes = {blocks * tokens} "
+        f"tokens, {size:.2f} GiB"
+    )
+
+
+def worst_activation_bytes(model: Executor, rows: int) -> int:
+    """The memory of an iteration on a CUDA device beside weights, keys and values, measured with
+    `rows` prompts of the model's context, the most that a batch can hold. If these do not fit, the
+    batch is halved, as the loop does. The model has no KV memory afterwards. Raises
+    KVMemoryError."""
+    while True:
+        try:
+            return _activation_bytes(model, rows)
+        except DeviceMemoryError as error:
+            if rows == 1:
+                raise KVMemoryError(f"no sequence fits into the GPU: {error}") from error
+            rows //= 2
+        finally:
+            model.forget()
+            model.allocate(0)
+
+
+def _activation_bytes(model: Executor, rows: int) -> int:
+    context = model.context
+    each = blocks_of(1, context, model.shape)
+    model.allocate(rows * each)
+    model.warm_up()  # a kernel's launch is chosen at first use, with memory that no later one takes
+    model.open([Opening(i, [0] * context, context, _COSTLIEST) for i in range(rows)])
+    steps = [Step(i, 0, context, True, range(i * each, (i + 1) * each)) for i in range(rows)]
+    torch.cuda.reset_peak_memory_stats(model.device)
+    held_bytes = torch.cuda.memory_allocated(model.device)
+    model.start(steps, ()).result()
+    return torch.cuda.max_memory_allocated(model.device) - held_bytes

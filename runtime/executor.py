@@ -1,0 +1,296 @@
+"""Executes iterations of the local model: one network and its sequences.
+
+An iteration is a flat axis of tokens. Linear layers see nothing else; a layout (`model.py`) says
+which tokens lie where on it, and how attention finds each one's past. On a CPU everything is
+computed within `start`; a GPU is given its work there, and its results are read in
+`Started.result` (runtime/iteration.py), while the next iteration may run already.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.gpt2 import GPT
+from runtime.attention import Counts, RaggedAttention, Span
+from runtime.cache import KVPool, KVShape
+from runtime.errors import with_our_errors
+from runtime.gpu.device import Device
+from runtime.gpu.layers import adapt
+from runtime.iteration import Flat, KnownSequence, Launched, Started
+from runtime.linear.choice import is_batch_invariant, pack_linears
+from runtime.linear.layers import Int8Linear
+from runtime.sampling.sampler import Sampler
+from runtime.sampling.scoring import Wanted, numbers_of, score, score_all
+from runtime.transfer import ReadBack, send
+from seams import RANDOM_PREFIX, Opening, Sampling, Step
+
+# of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
+# the system maps new memory for each of them
+PASS_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is running, for people and reports."""
+
+    name: str
+    parameters: int
+    dtype: str
+    device: str
+    note: str | None
+    kernels: dict[str, str]  # what computes the linear layers, by inputs x outputs; none on a GPU
+    batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
+    unused_gpu: str | None = None  # why the machine's GPU is not used, and the remedy
+
+
+def count_parameters(network: GPT) -> int:
+    # an int8 head is a copy of the embedding; elsewhere they are one tensor
+    return sum(p.numel() for name, p in network.named_parameters() if name != "head.weight")
+
+
+def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slice, list[Span]]]:
+    """Divides an axis of `tokens` between rows, each part with its spans. A part has at most `most`
+    positions, or is a single row; the padding before a row belongs to it."""
+    if tokens <= most:
+        yield slice(0, tokens), list(spans)
+        return
+    begin, end, own = 0, 0, list[Span]()
+    for span in sorted(spans, key=lambda span: span.first):
+        if own and span.first + span.length - begin > most:
+            yield slice(begin, end), own
+            begin, own = end, []
+        own.append(span._replace(first=span.first - begin))
+        end = span.first + span.length
+    yield slice(begin, tokens), own
+
+
+class Executor(ABC):
+    """A `seams.Model`. Call `allocate`, which reserves its KV memory, before serving."""
+
+    lost: str | None = None  # it cannot be lost without its process
+    pool: KVPool
+
+    def __init__(
+        self, network: GPT, dtype: torch.dtype, name: str, *, kernel: bool | None = None
+    ) -> None:
+        """`kernel`: whether attention uses the Triton kernel, on a GPU or interpreted on a CPU;
+        None: on a CPU, with the attention for CPUs."""
+        self.network = network
+        self.device = network.wte.weight.device
+        self.context = network.config.context
+        self.vocab_size = network.config.vocab_size
+        self.shape = KVShape.of(network.config, dtype, self.device)
+        parameters = count_parameters(network)
+        int8 = any(isinstance(module, Int8Linear) for module in network.modules())
+        kernels: dict[str, str] = {}
+        if kernel is None:
+            kernels = pack_linears(network)
+        else:
+            adapt(network, kernels=kernel)
+        self.info = ModelInfo(
+            name=name,
+            parameters=parameters,
+            dtype="int8" if int8 else str(dtype).removeprefix("torch."),
+            device=torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else str(self.device),
+            note="random weights: real work, meaningless text"
+            if name.startswith(RANDOM_PREFIX)
+            else None,
+            kernels=kernels,
+            batch_invariant=is_batch_invariant(kernels),
+        )
+        self._sequences: dict[int, KnownSequence] = {}
+        self._sampler = Sampler(kernel=bool(kernel))
+        self._started: Started | None = None
+        self._kernel = kernel
+        widest_bytes = 4 * network.config.n_embd * dtype.itemsize  # of a token, within an MLP
+        self._pass_tokens = PASS_BYTES // widest_bytes
+        self.gpu: Device | None = None
+
+    @with_our_errors
+    def allocate(self, blocks: int) -> None:
+        """Reserves KV memory for all sequences together; earlier memory is freed first. Raises
+        DeviceMemoryError."""
+        if self.gpu is not None:
+            self.gpu.graphs = None  # they and the device refer to each other
+            self.gpu = None
+        if hasattr(self, "pool"):
+            del self.pool
+        self.pool = KVPool(self.shape, blocks)
+        if self._kernel is not None:
+            self.gpu = Device(self.network, self.pool, kernel=self._kernel)
+
+    def graph_bytes(self, max_rows: int) -> int:
+        """Memory of a CUDA device that recorded iterations of up to `max_rows` rows take, wherever
+        it is allocated: they are recorded over a pool of one block, and dropped. Raises
+        DeviceMemoryError."""
+        self.allocate(1)
+        assert self.gpu is not None
+        before_bytes = _free_bytes(self.device)
+        self.gpu.record_graphs(max_rows)
+        taken_bytes = before_bytes - _free_bytes(self.device)
+        self.gpu.graphs = None
+        return max(0, taken_bytes)
+
+    @property
+    def blocks(self) -> int:
+        return int(self.pool.keys.shape[1])
+
+    @property
+    def block_tokens(self) -> int:
+        return self.shape.block_tokens
+
+    def describe(self) -> str:
+        note = f" ({self.info.note})" if self.info.note else ""
+        return (
+            f"model {self.info.name}{note}: {self.info.parameters / 1e6:.1f} M parameters, "
+            f"{self.info.dtype} on {self.info.device} ({torch.get_num_threads()} CPU threads), "
+            f"context {self.context}, KV memory of {self.blocks} blocks of {self.block_tokens} "
+            f"tokens: {self.blocks * self.block_tokens} tokens"
+        )
+
+    @with_our_errors
+    def warm_up(self) -> None:
+        """A prefill and a decode that fill a block, so that no request waits for what is built at
+        first use. Raises DeviceMemoryError, DeviceLostError."""
+        prompt = self.block_tokens - 1
+        self.open([Opening(0, [0] * prompt, prompt, Sampling())])
+        self.start([Step(0, 0, prompt, True, (0,))], ()).result()
+        self.start([Step(0, prompt, 1, True, ())], ()).result()
+        self.forget()
+        if self.gpu is not None:
+            self.gpu.warm_up()
+        if self._kernel is not None:
+            with torch.inference_mode():
+                hidden = self.network.wte.weight.new_zeros(1, self.network.config.n_embd)
+                logits = self.network.head(hidden)  # by all ranks, with or without the kernel
+                if self._kernel:
+                    self._sampler.warm_up(logits)
+
+    # --- seams.Model ------------------------------------------------------------------------
+
+    def open(self, new: Sequence[Opening]) -> None:
+        for opening in new:
+            self._sequences[opening.id] = KnownSequence(opening)
+
+    @torch.inference_mode()
+    @with_our_errors
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Started:
+        """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
+        before, newest = self._started, None
+        if before is not None:
+            before.settle()  # one iteration may be in flight
+            newest = before.in_flight
+        start_s = time.perf_counter()
+        for id in released:
+            self._sequences.pop(id, None)
+        rows = [self._sequences[step.id] for step in steps]
+        flat = self.lay_out(steps, rows)
+        drawing = [i for i, step in enumerate(steps) if step.draw]
+        prompts = _prompts_to_score(steps, rows, flat.ends)
+        ends = np.array([flat.ends[i] - 1 for i in drawing], dtype=np.int64)
+        kept = np.unique(np.concatenate([ends, *(wanted.places for wanted in prompts)]))
+        prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
+        scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
+        also = numbers_of(prompts) if prompts else []
+        if scored and len(scored) < len(drawing):
+            also.append(np.searchsorted(drawing, scored))  # both ascend
+        hidden, logits, sent = self._run(flat, kept, np.searchsorted(kept, ends), newest, also)
+        found: list[Tensor] = []
+        drawn: Tensor | None = None
+        if drawing:
+            draws = [rows[i] for i in drawing]
+            if before is not None and newest is not None and self._sampler.reads(draws):
+                before.result()  # while the device computes this iteration
+            drawn = self._sampler.draw(logits, draws)
+            found.append(drawn)
+        if prompts:
+            most = max(wanted.alternatives for wanted in prompts)
+            found += score_all(sent[0], sent[1], most, hidden, self.network.head)
+        if scored:
+            assert drawn is not None
+            most = max(rows[i].alternatives for i in scored)
+            of = (logits, drawn)
+            if len(scored) < len(drawing):
+                of = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
+            found += score(*of, most)
+        launched = Launched(
+            rows, steps, len(flat.tokens), drawing, drawn, prompts, scored,
+            ReadBack(found, self.device), start_s,
+        )  # fmt: skip
+        launched.expect()
+        self._started = Started(launched, self.device, before)
+        if self.gpu is None:
+            self._started.result()  # its duration ends here
+        return self._started
+
+    def _run(
+        self,
+        flat: Flat,
+        kept: Counts,
+        drawn: Counts,
+        newest: Tensor | None,
+        also: Sequence[Counts],
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Hidden states `[K, C]` of the places `kept`, in ascending order, logits `[draws, V]`
+        after those of them at `drawn`, and the numbers `also`, on the device."""
+        if self.gpu is not None:
+            return self.gpu(flat.tokens, flat.positions, kept, drawn, flat.spans, newest, also)
+        if flat.attend is not None:
+            parts = [(slice(0, len(flat.tokens)), flat.attend)]
+        else:
+            divided = passes(flat.spans, len(flat.tokens), self._pass_tokens)
+            parts = [(part, RaggedAttention(spans, self.pool)) for part, spans in divided]
+        tokens, positions = torch.tensor(flat.tokens), torch.from_numpy(flat.positions)
+        found, bounds = [], np.searchsorted(kept, [part.stop for part, _ in parts])
+        for (part, attend), own in zip(parts, np.split(kept, bounds[:-1]), strict=True):
+            of_part = tokens[part]
+            these = torch.from_numpy(own - part.start) if len(own) < len(of_part) else None
+            found.append(self.network(of_part, positions[part], attend, these))
+        hidden = torch.cat(found)
+        logits = self.network.head(hidden[drawn]) if len(drawn) else hidden[:0]
+        return hidden, logits, send(also, self.device) if also else []
+
+    @staticmethod
+    def _take_blocks(steps: Sequence[Step], rows: Sequence[KnownSequence]) -> None:
+        for step, row in zip(steps, rows, strict=True):
+            if step.blocks:
+                row.table.extend(step.blocks)
+
+    @abstractmethod
+    def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
+        """Assigns the steps' new blocks to their sequences; returns where the tokens are stored."""
+
+    def forget(self) -> None:
+        """Drops all sequences."""
+        self._started = None
+        self._sequences.clear()
+
+
+def _free_bytes(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def _prompts_to_score(
+    steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Sequence[int]
+) -> list[Wanted]:
+    """Prompt tokens after the new positions that were not scored before."""
+    wanted = []
+    for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
+        if row.sampling.prompt_logprobs is not None:
+            first = max(step.start, row.scored) + 1
+            ahead = row.ids[first : min(step.start + step.tokens + 1, row.prompt_tokens)]
+            if ahead:
+                at = ends[i] - step.tokens + first - 1 - step.start  # the place before the first
+                wanted.append(Wanted(i, first, at, ahead, row.sampling.prompt_logprobs))
+    return wanted

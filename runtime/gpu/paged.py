@@ -1,0 +1,159 @@
+"""An iteration over a pool of KV blocks on a GPU, without a launch or a transfer for a single row.
+
+One copy (`send`) transfers an iteration's numbers to the device. Attention is then one launch for
+all rows (`PagedAttention`) or, if the kernel cannot be used, two batched calls of torch's operators
+for decodes and for prompts (`TwoCallAttention`), so that a long prompt does not widen every decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.gpu.paged import attend_rectangle
+from runtime.attention import Span
+from runtime.cache import KVPool
+from runtime.gpu.tuning import decode_launch
+from runtime.transfer import Array, send
+
+if TYPE_CHECKING:
+    from kernels.gpu.attention import Launch
+
+Numbers = TypeVar("Numbers", Array, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed(Generic[Numbers]):
+    """An iteration of `N` tokens and `R` rows; tokens of no row are padding. All but the slots are
+    int32. `tiles`, `singles` and `longest` are those of `kernels.gpu.attention.attend`."""
+
+    tokens: Numbers  # [N]; -1 - j: token j of those that the iteration in flight draws
+    positions: Numbers  # [N]
+    kept: Numbers  # [K] places on the flat axis whose hidden states are wanted, ascending
+    drawn: Numbers  # [draws] those of `kept` after which a token is drawn
+    slots: Numbers  # [N] int64: slot in the pool; -1: none
+    rows: Numbers  # [R, 3] first on the flat axis, new tokens, keys
+    tables: Numbers  # [R, blocks]
+    tiles: Numbers  # [T, 2] row, first of its tokens
+    singles: int  # rows with one new token
+    longest: int  # most keys of one of them
+
+
+def pack(
+    tokens: Sequence[int],
+    positions: Array,
+    kept: Array,
+    drawn: Array,
+    spans: Sequence[Span],
+    block_tokens: int,
+    tile_tokens: int,
+) -> Packed[Array]:
+    """`tile_tokens`: tokens of a prompt that the kernel computes together."""
+    spans = [span for span in spans if span.length]
+    rows = np.array([(s.first, s.length, s.start + s.length) for s in spans], dtype=np.int32)
+    first, count, length = rows.reshape(-1, 3).T
+    held = [span.table.blocks for span in spans]
+    sizes = np.array([len(blocks) for blocks in held])
+    tables = np.zeros((len(spans), sizes.max(initial=1)), dtype=np.int32)
+    if held:
+        tables[np.arange(tables.shape[1]) < sizes[:, None]] = np.concatenate(held)
+    row, within = _counted(count)
+    position = (length - count)[row] + within
+    slots = np.full(len(tokens), -1, dtype=np.int64)
+    in_block = tables[row, position // block_tokens].astype(np.int64)
+    slots[first[row] + within] = in_block * block_tokens + position % block_tokens
+    is_single = count == 1
+    single, prompts = np.flatnonzero(is_single), np.flatnonzero(~is_single)
+    of, piece = _counted(-(-count[prompts] // tile_tokens))
+    tiles = np.zeros((len(single) + len(of), 2), dtype=np.int32)
+    tiles[: len(single), 0] = single
+    tiles[len(single) :] = np.stack([prompts[of], piece * tile_tokens], axis=1)
+    return Packed(
+        np.array(tokens, dtype=np.int32),
+        positions.astype(np.int32),
+        kept.astype(np.int32),
+        drawn.astype(np.int32),
+        slots,
+        rows.reshape(-1, 3),
+        tables,
+        tiles,
+        len(single),
+        int(length[single].max(initial=0)),
+    )
+
+
+def _counted(counts: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For counts 2, 3: 0 0 1 1 1 and 0 1 0 1 2."""
+    which = np.arange(len(counts)).repeat(counts)
+    return which, np.arange(len(which)) - (counts.cumsum() - counts)[which]
+
+
+def arrays_of(packed: Packed[Array]) -> list[Array]:
+    """In the order of its fields."""
+    arrays = [packed.tokens, packed.positions, packed.kept, packed.drawn, packed.slots]
+    return [*arrays, packed.rows, packed.tables, packed.tiles]
+
+
+class PagedAttention:
+    """`attend` by the kernels, for any number of rows: one launch a layer for decodes, which also
+    stores their keys and values, another if one of them reads enough keys to be split, and two for
+    prompts."""
+
+    def __init__(self, packed: Packed[Tensor], pool: KVPool) -> None:
+        self._packed, self._pool = packed, pool
+        self._launch: Launch | None = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from kernels.gpu.attention import attend  # Triton is part of torch's CUDA build only
+
+        if self._launch is None:
+            self._launch = decode_launch(q.shape[1], self._pool.shape)
+        of = self._packed
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        return attend(
+            q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.longest,
+            launch=self._launch,
+        )  # fmt: skip
+
+
+class TwoCallAttention:
+    """`attend` by torch's operators: a call for the rows with one new token, one for the others,
+    each padded to its own longest row."""
+
+    def __init__(self, packed: Packed[Array], pool: KVPool) -> None:
+        self._pool = pool
+        is_single = packed.rows[:, 1] == 1
+        there = np.flatnonzero(packed.slots >= 0)
+        arrays: list[Array] = [there, packed.slots[there]]
+        for chosen in (is_single, ~is_single):
+            if chosen.any():
+                arrays += _rectangle(packed.rows[chosen], packed.tables[chosen], pool)
+        self._there, self._slots, *rectangles = send(arrays, pool.shape.device)
+        self._rectangles = [rectangles[i : i + 5] for i in range(0, len(rectangles), 5)]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        keys.flatten(0, 1).index_copy_(0, self._slots, k.index_select(0, self._there))
+        values.flatten(0, 1).index_copy_(0, self._slots, v.index_select(0, self._there))
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        for queries, positions, tables, flat, place in self._rectangles:
+            attended = attend_rectangle(q[queries], keys, values, tables, positions)
+            out.index_copy_(0, flat, attended.flatten(0, 1).index_select(0, place))
+        return out
+
+
+def _rectangle(rows: Array, tables: Array, pool: KVPool) -> list[Array]:
+    """Places on the flat axis and positions `[R, W]`, tables, and the places of the results."""
+    first, count, length = rows.astype(np.int64).T
+    column = np.arange(count.max())
+    there = column < count[:, None]  # [R, W]
+    queries = np.where(there, first[:, None] + column, 0)
+    positions = np.where(there, (length - count)[:, None] + column, -1)
+    blocks = -(-int(length.max()) // pool.shape.block_tokens)
+    return [queries, positions, tables[:, :blocks], queries[there], np.flatnonzero(there)]

@@ -1,0 +1,103 @@
+"""How the attention kernel for decodes is launched on this GPU: measured at first use, and kept.
+
+Warps and stages change the last bits of results, so one choice serves all batches, and restarts
+read it (kernels/choice.py). The self-check uses the same choice, and so compares what will run.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.choice import kept_choices
+from runtime.cache import KVShape
+
+if TYPE_CHECKING:
+    from kernels.gpu.attention import Launch
+
+KEYS = 512  # of each row that is timed: two splits
+POOL_BYTES = 2**26  # of keys and values of all rows, which most caches do not hold
+ROUNDS, REPEATS = 5, 10
+
+# seconds that a call takes on a device
+Timer = Callable[[Callable[[], object], torch.device], float]
+
+
+@functools.cache
+def decode_launch(heads: int, shape: KVShape) -> Launch:
+    """`heads`: of queries."""
+    from kernels.gpu.attention import Launch  # Triton is part of torch's CUDA build only
+
+    if shape.device.type != "cuda":
+        return Launch()
+    return chosen(heads, shape, seconds_on_gpu)
+
+
+def chosen(heads: int, shape: KVShape, seconds: Timer) -> Launch:
+    """The fastest of the candidates, now or at an earlier start."""
+    import triton
+
+    from kernels.gpu import attention as paged_triton
+    from kernels.gpu.attention import CANDIDATES
+
+    by_name = {f"{launch.warps} warps, {launch.stages} stages": launch for launch in CANDIDATES}
+    dtype = str(shape.dtype).removeprefix("torch.")
+    key = f"{heads}:{shape.kv_heads} x {shape.head_dim} {dtype}, blocks of {shape.block_tokens}"
+
+    def identity() -> list[str]:
+        on_gpu = shape.device.type == "cuda"
+        name = torch.cuda.get_device_name(shape.device) if on_gpu else "cpu"
+        source = hashlib.sha256(Path(paged_triton.__file__).read_bytes()).hexdigest()
+        return [name, torch.__version__, triton.__version__, source]
+
+    def measure(_: object) -> dict[str, str]:
+        timed = {
+            name: seconds(attention(heads, shape, launch), shape.device)
+            for name, launch in by_name.items()
+        }
+        return {key: min(timed, key=timed.__getitem__)}
+
+    return by_name[kept_choices("decode", identity, [key], by_name, measure)[key]]
+
+
+def attention(heads: int, shape: KVShape, launch: Launch) -> Callable[[], object]:
+    """A decode of as many rows as fill the pool."""
+    from kernels.gpu.attention import attend
+
+    held = (shape.block_tokens, shape.kv_heads, shape.head_dim)
+    each = KEYS // shape.block_tokens
+    token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+    rows = max(1, POOL_BYTES // (KEYS * token_bytes))
+    device, dtype = shape.device, shape.dtype
+    # random, since a GPU computes zeros with less power, and so faster
+    keys, values = torch.randn(2, rows * each, *held, dtype=dtype, device=device)
+    width = heads + 2 * shape.kv_heads
+    qkv = torch.randn(rows, width, shape.head_dim, dtype=dtype, device=device)
+    q, k, v = qkv.split_with_sizes([heads, shape.kv_heads, shape.kv_heads], 1)
+    row = torch.arange(rows, device=device)
+    layout = torch.stack([row, torch.ones_like(row), torch.full_like(row, KEYS)], 1).int()
+    tables = torch.arange(rows * each, device=device).view(rows, each).int()
+    tiles = torch.stack([row, torch.zeros_like(row)], 1).int()
+    slots = torch.full_like(row, -1)
+    return lambda: attend(
+        q, k, v, keys, values, slots, layout, tables, tiles, rows, KEYS, launch=launch
+    )
+
+
+def seconds_on_gpu(run: Callable[[], object], device: torch.device) -> float:
+    run()  # which compiles
+    best_s = float("inf")
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize(device)
+        start_s = time.perf_counter()
+        for _ in range(REPEATS):
+            run()
+        torch.cuda.synchronize(device)
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return best_s / REPEATS

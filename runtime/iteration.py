@@ -1,0 +1,127 @@
+"""An iteration of the local model: its axis of tokens, and its results, which may be read late.
+
+A drawn token is in flight until its iteration is read: it exists on the device only, and its place
+among the known ids holds a negative number, -1 - j for token j of that iteration's draws. So the
+next iteration can be laid out and launched, and finds the token on the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.gpt2 import Attend
+from runtime.attention import Counts, Span
+from runtime.cache import BlockTable
+from runtime.errors import with_our_errors
+from runtime.sampling.scoring import Wanted, in_words
+from runtime.transfer import ReadBack
+from seams import Opening, Outcome, Step
+
+
+class KnownSequence:
+    """The model's copy of a sequence; a `runtime.sampling.sampler.Known`."""
+
+    __slots__ = ("ids", "prompt_tokens", "sampling", "scored", "table")
+
+    def __init__(self, opening: Opening) -> None:
+        self.ids = list(opening.ids)  # extended by drawn tokens; negative: in flight
+        self.prompt_tokens = opening.prompt_tokens
+        self.sampling = opening.sampling
+        self.scored = opening.scored
+        self.table = BlockTable()
+
+    @property
+    def alternatives(self) -> int:
+        return self.sampling.logprobs or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """An iteration of `N` positions on one axis."""
+
+    tokens: Sequence[int]  # [N]
+    positions: Counts  # [N]
+    ends: Sequence[int]  # where each step's tokens end
+    spans: Sequence[Span]
+    attend: Attend | None = None  # None: the default of the device
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The results of an iteration that are read back, and their meaning."""
+
+    rows: Sequence[KnownSequence]
+    steps: Sequence[Step]
+    positions: int  # computed, padding included
+    drawing: Sequence[int]  # rows for which a token is drawn
+    drawn: Tensor | None  # these tokens, on the device
+    prompts: Sequence[Wanted]  # prompt tokens that are scored
+    scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
+    numbers: ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, if any
+    start_s: float
+
+    def expect(self) -> None:
+        """The drawn tokens are in flight from now on."""
+        for j, i in enumerate(self.drawing):
+            self.rows[i].ids.append(-1 - j)
+
+    def read(self, after_s: float) -> Outcome:
+        """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
+        before was read; what this one takes begins no earlier."""
+        arrays = self.numbers.arrays()
+        tokens: list[list[int]] = [[] for _ in self.rows]
+        if self.drawing:
+            for i, token in zip(self.drawing, arrays.pop(0).tolist(), strict=True):
+                tokens[i] = [token]
+                # a token is drawn where all known ones are computed
+                self.rows[i].ids[self.steps[i].start + self.steps[i].tokens] = token
+        new = [Wanted(i, 0, 0, tokens[i], self.rows[i].alternatives) for i in self.scored]
+        of_prompts = zip(self.prompts, in_words(self.prompts, arrays[:3]), strict=True)
+        of_tokens = zip(self.scored, in_words(new, arrays[-3:]), strict=True)
+        return Outcome(
+            tokens,
+            self.positions,
+            time.perf_counter() - max(self.start_s, after_s),
+            dict(of_tokens),
+            {wanted.row: (wanted.first, words) for wanted, words in of_prompts},
+        )
+
+
+class Started:
+    """An iteration that was launched (on a CPU: computed). A `seams.Pending`."""
+
+    def __init__(
+        self, launched: Launched, device: torch.device, before: Started | None = None
+    ) -> None:
+        """`before`: the iteration that was launched before this one."""
+        self.device = device
+        self._launched = launched
+        self._before = before
+        self._outcome: Outcome | None = None
+        self._after_s = self._read_s = 0.0
+
+    @property
+    def in_flight(self) -> Tensor | None:
+        """The drawn tokens that are not read yet."""
+        return self._launched.drawn if self._outcome is None else None
+
+    def settle(self) -> None:
+        """Reads the iteration before this one. Raises DeviceLostError."""
+        if self._before is not None:
+            self._before.result()
+            self._after_s = self._before._read_s
+            self._before = None
+
+    @with_our_errors
+    def result(self) -> Outcome:
+        """Raises DeviceLostError."""
+        if self._outcome is None:
+            self.settle()
+            self._outcome = self._launched.read(self._after_s)
+            self._read_s = time.perf_counter()
+        return self._outcome

@@ -1,0 +1,209 @@
+"""Which variant computes a network's linear layers: measured on this machine and kept.
+
+Each shape is timed with weights of its own size, for a single row, a decoding batch and a prefill;
+the variant with the smallest geometric mean is used.
+One variant serves a shape at all row counts: results of different variants differ in their last
+bits, and a request's logits should not depend on the other rows. A variant that does not guarantee
+that must be clearly faster.
+
+Another processor, number of threads, torch or kernel source is measured again (kernels/choice.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from kernels import fetch_in_streams, linear_identity
+from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
+from runtime.linear.layers import (
+    AnyLinear,
+    Int8Linear,
+    KernelLinear,
+    Precision,
+    Variant,
+    precision_of,
+    variants,
+)
+
+log = logging.getLogger(__name__)
+
+ROWS = (1, 8, 64, 256)
+TRIED_WEIGHTS = 2**20  # of a layer: more outputs take longer and change nothing
+ROUNDS = 3  # at least, for a shape and number of rows; more while they have taken less than
+ROUNDS_S = 0.02
+FETCHED_BYTES, FETCHED_ROUNDS = 2**27, 5
+
+Shape = tuple[int, int]  # inputs, outputs
+
+
+def pack_linears(network: nn.Module) -> dict[str, str]:
+    """Replaces the linear layers of a CPU network by the fastest variants on this machine; returns
+    their names by shape."""
+    if next(network.parameters()).device.type != "cpu":
+        return {}
+    places = [
+        _Place(module, name, child, precision)
+        for module in network.modules()
+        for name, child in module.named_children()
+        if isinstance(child, nn.Linear | Int8Linear)
+        and (precision := precision_of(child)) is not None
+    ]
+    available, chosen = {}, {}
+    for precision in dict.fromkeys(place.precision for place in places):
+        available[precision] = {variant.name: variant for variant in variants(precision)}
+        shapes = [place.shape for place in places if place.precision == precision]
+        chosen[precision] = choose(precision, shapes)
+    names = agreed(
+        [Offer(chosen[p.precision][p.shape].name, list(available[p.precision])) for p in places]
+    )
+    found: dict[str, str] = {}
+    for place, name in zip(places, names, strict=True):
+        setattr(place.module, place.name, available[place.precision][name].make(place.linear))
+        found[_key(place.shape)] = f"{place.precision} {name}"
+    choose_fetching(module for module in network.modules() if isinstance(module, KernelLinear))
+    log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
+    return found
+
+
+@torch.inference_mode()
+def choose_fetching(layers: Iterable[KernelLinear]) -> None:
+    """How the layers fetch weights for few rows: line after line, or in several streams, as some
+    machines prefer. Timed on the network's own layers, up to more than most caches hold. Results
+    are the same. AMX always fetches in streams."""
+    tried: list[tuple[KernelLinear, torch.Tensor]] = []
+    for layer in layers:
+        if sum(layer.weight.nbytes for layer, _ in tried) < FETCHED_BYTES:
+            dtype = torch.float32 if layer.weight.dtype == torch.float32 else torch.bfloat16
+            tried.append((layer, torch.zeros(1, layer.inputs, dtype=dtype)))
+    if not tried:
+        return
+    best = dict.fromkeys((False, True), math.inf)
+    for _ in range(FETCHED_ROUNDS):
+        for streams in best:
+            fetch_in_streams(streams)
+            start_s = time.perf_counter()
+            for layer, x in tried:
+                layer(x)
+            best[streams] = min(best[streams], time.perf_counter() - start_s)
+    fetch_in_streams(best[True] < best[False])
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A layer and its place in a network."""
+
+    module: nn.Module
+    name: str
+    linear: AnyLinear
+    precision: Precision
+
+    @property
+    def shape(self) -> Shape:
+        return self.linear.in_features, self.linear.out_features
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """For one layer: the variant that a rank would take, and all that it has."""
+
+    chosen: str
+    available: Sequence[str]
+
+
+def agreed(offers: Sequence[Offer]) -> list[str]:
+    """The variant for each layer. Shards of one network take the same: that of rank 0, or of the
+    next rank whose choice all have; their machines may differ."""
+    if not dist.is_initialized():
+        return [offer.chosen for offer in offers]
+    ranks: list[Sequence[Offer]] = [()] * dist.get_world_size()
+    dist.all_gather_object(ranks, offers)
+    return [common(layer) for layer in zip(*ranks, strict=True)]
+
+
+def common(offers: Sequence[Offer]) -> str:
+    """Of one layer, by rank. Every rank has torch's own."""
+    shared = set[str].intersection(*(set(offer.available) for offer in offers))
+    return next((offer.chosen for offer in offers if offer.chosen in shared), "torch")
+
+
+def is_batch_invariant(kernels: dict[str, str]) -> bool:
+    """Whether all of `pack_linears`' choices give a row the same result whatever the other rows
+    are."""
+    exact = {
+        f"{precision} {variant.name}"
+        for precision in dict.fromkeys(name.split()[0] for name in kernels.values())
+        for variant in variants(precision)  # type: ignore[arg-type]
+        if variant.batch_invariant
+    }
+    return bool(kernels) and exact.issuperset(kernels.values())
+
+
+def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant]:
+    """The variant for each shape, read from the file of earlier choices or measured."""
+    available = {variant.name: variant for variant in variants(precision)}
+    by_key = {_key(shape): shape for shape in shapes}
+    if len(available) == 1:
+        return dict.fromkeys(by_key.values(), *available.values())
+
+    def measured(keys: Sequence[str]) -> Choices:
+        wanted = [by_key[key] for key in keys]
+        fastest = _measure_all(precision, wanted, list(available.values()))
+        return {_key(shape): variant.name for shape, variant in fastest.items()}
+
+    def identity() -> object:
+        return linear_identity(), torch.__version__, torch.get_num_threads()
+
+    chosen = kept_choices(precision, identity, list(by_key), available, measured)
+    return {shape: available[chosen[key]] for key, shape in by_key.items()}
+
+
+def _measure_all(
+    precision: Precision, shapes: Iterable[Shape], tried: Sequence[Variant]
+) -> dict[Shape, Variant]:
+    """In one thread and in CPU time, so that other work on the machine changes little."""
+    alike = {(k, n): (k, max(1, min(n, TRIED_WEIGHTS // k))) for k, n in shapes}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        fastest = {of: measure(precision, of, tried) for of in dict.fromkeys(alike.values())}
+    finally:
+        torch.set_num_threads(threads)
+    return {shape: fastest[of] for shape, of in alike.items()}
+
+
+@torch.inference_mode()
+def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Variant:
+    """The fastest for the shape; variants take turns, and the best of several rounds counts."""
+    inputs, outputs = shape
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    linear = nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
+    plain: AnyLinear = Int8Linear(linear) if precision == "int8" else linear
+    layers = [variant.make(plain) for variant in tried]
+    mean = [1.0] * len(tried)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        best = [math.inf] * len(tried)
+        rounds, since_s = 0, time.thread_time()
+        while rounds < ROUNDS or time.thread_time() - since_s < ROUNDS_S:
+            rounds += 1
+            for i, layer in enumerate(layers):
+                start_s = time.thread_time()
+                layer(x)
+                best[i] = min(best[i], time.thread_time() - start_s)
+        mean = [m * b ** (1 / len(ROWS)) for m, b in zip(mean, best, strict=True)]
+    for variant, seconds in zip(tried, mean, strict=True):
+        log.debug("%s %s %s: %.0f us", precision, _key(shape), variant.name, seconds * 1e6)
+    handicap = [1.0 if variant.batch_invariant else 1 / CLEARLY_FASTER for variant in tried]
+    return tried[min(range(len(tried)), key=lambda i: mean[i] * handicap[i])]
+
+
+def _key(shape: Shape) -> str:
+    return f"{shape[0]} x {shape[1]}"

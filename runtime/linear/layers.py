@@ -1,0 +1,215 @@
+"""Linear layers with weights laid out once for a CPU's kernels, instead of in every call.
+
+`KernelLinear` runs one of this project's kernels (kernels/linear/).
+`PackedLinear` runs oneDNN's through private operators of torch; if they are missing, or do not
+compute a linear layer, they are not offered. The plain layer is always a variant: torch's own, or
+for int8 weights `Int8Linear`, which also defines what the int8 kernels compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernels import linear_kernel
+from models.gpt2 import GeluLinear
+
+Precision = Literal["float32", "bfloat16", "int8"]  # of a layer's weights
+LEAST = 1e-30  # a row of smaller inputs counts as zeros, as in kernels/linear/linear.h
+GROUP = (
+    32  # outputs whose weights are stored together: two panels of 16, as in kernels/linear/linear.h
+)
+
+
+def quantised(weight: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`[out, in]` -> int8 weights, and the scale of each output `[out]`."""
+    weight = weight.float()
+    if largest is None:
+        largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest, 1.0) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+class Int8Linear(nn.Module):
+    """A linear layer over int8 weights with a scale for each output.
+
+    Inputs are quantised row by row, each to its own largest value; products are summed in integers,
+    which is exact, so the result for a row does not depend on other rows. Scales and bias are
+    float32, whatever the type of the network's inputs.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, linear: nn.Linear, largest: Tensor | None = None) -> None:
+        """`largest`: of the weights of each output `[out]`, where some of them are elsewhere."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.approximate = linear.approximate if isinstance(linear, GeluLinear) else None
+        rounded, scale = quantised(linear.weight.detach(), largest)
+        self.register_buffer("scale", scale)  # [out]
+        self.weight = nn.Parameter(rounded, requires_grad=False)  # [out, in]
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, in_features]` -> `[N, out_features]`"""
+        largest = x.float().abs().amax(1, keepdim=True)  # [N, 1]
+        # torch takes 127 / tensor as a product with the reciprocal, which rounds twice
+        factor = torch.where(largest > LEAST, torch.full_like(largest, 127) / largest, 0.0)
+        whole = (x.double() * factor).round().to(torch.int8)  # in double the product is exact
+        sums = torch._int_mm(whole, self.weight.t())
+        y = sums.float() * (self.scale * (largest / 127))
+        if self.bias is not None:
+            y = y + self.bias
+        if self.approximate is not None:
+            y = F.gelu(y, approximate=self.approximate)
+        return y.to(x.dtype)
+
+
+AnyLinear = nn.Linear | Int8Linear
+
+
+def precision_of(linear: AnyLinear) -> Precision | None:
+    """None if there are no kernels for it."""
+    if isinstance(linear, Int8Linear):
+        return "int8"
+    names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    return names.get(linear.weight.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled kernel, and the layout of weights that it expects."""
+
+    name: str
+    function: str
+    per_word: int  # inputs in a word of 32 bits
+    words: int  # of a row that it processes at once
+
+
+KERNELS: dict[Precision, list[Kernel]] = {
+    "float32": [
+        Kernel("fma", "linear_f32", 1, 1),
+        Kernel("fma-embedded", "linear_embedded_f32", 1, 1),
+    ],
+    "bfloat16": [
+        Kernel("amx", "linear_amx_bf16", 2, 16),
+        Kernel("widened", "linear_widened_bf16", 2, 1),
+        Kernel("dot", "linear_dot_bf16", 2, 1),
+    ],
+    "int8": [
+        Kernel("amx", "linear_amx_int8", 4, 16),
+        Kernel("vnni", "linear_int8", 4, 1),
+    ],
+}
+
+
+class KernelLinear(nn.Module):
+    """`x @ weight.T + bias`, followed by the layer's GELU if it has one, by a compiled kernel.
+
+    The result for a row does not depend on other rows, to the last bit.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    scale: Tensor
+
+    def __init__(self, linear: AnyLinear, kernel: Kernel) -> None:
+        super().__init__()
+        function = linear_kernel(kernel.function)
+        assert function is not None, "ask variants"
+        self.function = function
+        self.inputs, self.outputs = linear.in_features, linear.out_features
+        absent = -self.outputs % GROUP
+        weight = F.pad(
+            linear.weight.detach(), (0, -self.inputs % (kernel.per_word * kernel.words), 0, absent)
+        )
+        words = weight.view(-1, GROUP, weight.shape[1] // kernel.per_word, kernel.per_word)
+        self.register_buffer("weight", words.transpose(1, 2).contiguous())
+        bias = torch.zeros(self.outputs) if linear.bias is None else linear.bias.detach().float()
+        self.register_buffer("bias", F.pad(bias, (0, absent)))
+        scale = torch.zeros(0)
+        if isinstance(linear, Int8Linear):
+            # the integers that the kernel for unsigned inputs subtracts follow the scales
+            excess = 128 * weight.sum(1, dtype=torch.int32)
+            scale = torch.cat([F.pad(linear.scale, (0, absent)), excess.view(torch.float32)])
+        self.register_buffer("scale", scale)
+        # read in every layer of every iteration, slow to look up: nothing moves these buffers
+        self.addresses = self.weight.data_ptr(), self.bias.data_ptr(), self.scale.data_ptr()
+        gelu = _activation(linear)
+        self.fused_gelu = gelu == "tanh"
+        self.gelu_after = None if self.fused_gelu else gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, in_features]` -> `[N, out_features]`"""
+        x = x.contiguous()
+        y = x.new_empty(len(x), self.outputs)
+        self.function(
+            x.data_ptr(), len(x), self.inputs, *self.addresses, self.fused_gelu, y.data_ptr(),
+            self.outputs,
+        )  # fmt: skip
+        return y if self.gelu_after is None else F.gelu(y, approximate=self.gelu_after)
+
+
+class PackedLinear(nn.Module):
+    """`x @ weight.T + bias` over a weight in oneDNN's own layout, an activation fused with it."""
+
+    def __init__(self, linear: AnyLinear) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = linear.bias
+        approximate = _activation(linear)
+        self.activation = ("none", "") if approximate is None else ("gelu", approximate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, in_features]` -> `[N, out_features]`"""
+        name, approximate = self.activation
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.packed, self.bias, name, [], approximate
+        )
+        return y
+
+
+def _activation(linear: AnyLinear) -> str | None:
+    return linear.approximate if isinstance(linear, GeluLinear | Int8Linear) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to compute a linear layer on this machine."""
+
+    name: str
+    make: Callable[[AnyLinear], nn.Module]
+    batch_invariant: bool  # a row's result does not depend on other rows, to the last bit
+
+
+def variants(precision: Precision) -> list[Variant]:
+    """Every variant that this machine can run, torch's own last."""
+
+    def made_by(kernel: Kernel) -> Callable[[AnyLinear], nn.Module]:
+        return lambda linear: KernelLinear(linear, kernel)
+
+    found = [
+        Variant(kernel.name, made_by(kernel), True)
+        for kernel in KERNELS[precision]
+        if linear_kernel(kernel.function) is not None
+    ]
+    if precision != "int8" and _packing_works(getattr(torch, precision)):
+        found.append(Variant("oneDNN", PackedLinear, False))
+    return [*found, Variant("torch", lambda linear: linear, precision == "int8")]
+
+
+def _packing_works(dtype: torch.dtype) -> bool:
+    linear = GeluLinear(64, 96, "tanh").to(dtype).requires_grad_(False)
+    x = torch.randn(3, 64, dtype=dtype)
+    try:
+        packed = PackedLinear(linear)(x)
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(packed, linear(x), rtol=2e-2, atol=2e-2)

@@ -1,0 +1,1 @@
+"""How the next tokens are drawn, and what their logprobs are."""

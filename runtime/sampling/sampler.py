@@ -1,0 +1,215 @@
+"""The next tokens of a batch, and their logprobs.
+
+The settings of the rows are staged as tensors when the batch changes, and reused until it changes
+again. `drawing.py` defines what is drawn; kernels draw it, on CPUs kernels/sampling/sampling.cpp,
+on GPUs kernels/gpu/sampling.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import sampling_library
+from runtime.sampling.drawing import Asked, History, Wants, draw, shaped
+from runtime.transfer import send
+from seams import Opening, Sampling
+
+ALWAYS = 2**62  # known tokens that no sequence reaches
+SPARE = 64  # tokens that a staged batch may draw
+
+
+# one of each kind: by whether a batch draws with noise, truncates, and changes its logits before
+KINDS = [
+    Sampling(temperature=temperature, top_p=top_p, presence_penalty=penalty)
+    for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))
+    for penalty in (0.0, 1.0)
+]
+
+
+class Known(Protocol):
+    """The parts of a sequence that sampling reads; a `seams.Opening` has them."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...  # the prompt, then what was generated
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+
+class Sampler:
+    """Draws for one batch after the other. A batch with the same rows, each longer by what was
+    drawn, is staged once."""
+
+    def __init__(self, *, kernel: bool = False) -> None:
+        """`kernel`: whether Triton kernels draw, on a GPU or interpreted on a CPU."""
+        self._kernel = kernel
+        self._rows: list[tuple[Sequence[int], Sampling]] = []
+        self._known: list[int] = []
+        self._batch: Batch | None = None
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Draws after logits `[1, V]` in all ways that Triton compiles separately, so that no
+        request waits for it."""
+        for sampling in KINDS:
+            row = Opening(0, (0,), 1, sampling)
+            Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
+
+    def draw(self, logits: Tensor, rows: Sequence[Known]) -> Tensor:
+        """logits `[R, V]` -> next tokens `[R]`. Does not change the logits."""
+        known = [len(row.ids) for row in rows]
+        if self._batch is None or not self._batch.left or not self._continues(rows, known):
+            # not the rows themselves, which may hold more than they know
+            self._rows = [(row.ids, row.sampling) for row in rows]
+            self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
+        self._known = [count + 1 for count in known]
+        return self._batch.draw(logits)
+
+    def reads(self, rows: Sequence[Known]) -> bool:
+        """Whether drawing for these rows needs their newest ids, and not only their number: some
+        have penalties, and the batch has to be staged."""
+        known = [len(row.ids) for row in rows]
+        staged = self._batch is not None and self._batch.left and self._continues(rows, known)
+        return not staged and any(_is_penalised(row.sampling) for row in rows)
+
+    def _continues(self, rows: Sequence[Known], known: list[int]) -> bool:
+        return known == self._known and all(
+            row.ids is ids and row.sampling is sampling
+            for row, (ids, sampling) in zip(rows, self._rows, strict=True)
+        )
+
+
+class Batch:
+    """Rows that draw together, token after token, while the staged tensors have space."""
+
+    def __init__(
+        self, rows: Sequence[Known], vocab_size: int, device: torch.device, *, kernel: bool
+    ) -> None:
+        self.asked = asked_of(rows, vocab_size, device)
+        self.history = history_of(rows, device)
+        self.left = SPARE
+        self._wants = wants_of([row.sampling for row in rows], self.asked.edited.shape[1] > 0)
+        self._triton = kernel
+        members = [getattr(self.asked, field.name).data_ptr() for field in fields(Asked)]
+        self._members = (ctypes.c_void_p * len(members))(*members)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
+        self.left -= 1
+        if self._triton:
+            return self._by_triton(logits)
+        kernel = _kernel(logits)
+        if kernel is None:
+            tokens = draw(logits, self.asked, self.history, self._wants)
+            self.history.append(tokens)
+            return tokens
+        logits = logits.contiguous()
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        ids = self.history.ids
+        kernel(
+            logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1],
+            ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
+        )  # fmt: skip
+        return tokens
+
+    def _by_triton(self, logits: Tensor) -> Tensor:
+        from kernels.gpu.sampling import draw  # Triton is part of torch's CUDA build only
+
+        asked, wants = self.asked, self._wants
+        tokens: Tensor = draw(
+            shaped(logits, asked, self.history, wants),
+            asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
+            self.history.ids, self.history.known, wants.noise, wants.cuts,
+        )  # fmt: skip
+        return tokens
+
+
+def _kernel(logits: Tensor) -> Callable[..., None] | None:
+    name = {torch.float32: "draw_f32", torch.bfloat16: "draw_bf16"}.get(logits.dtype)
+    library = sampling_library() if logits.device.type == "cpu" else None
+    return getattr(library, name, None) if library is not None and name else None
+
+
+def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Asked:
+    """The settings of `rows`, in one transfer."""
+    samplings = [row.sampling for row in rows]
+    numbers = np.array(
+        [
+            [sampling.seed % 2**64 for sampling in samplings],
+            [row.prompt_tokens for row in rows],
+            [min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings],
+        ],
+        dtype=np.uint64,
+    )
+    rates = np.array(
+        [
+            [sampling.temperature for sampling in samplings],
+            [sampling.top_p for sampling in samplings],
+            [sampling.min_p for sampling in samplings],
+            [sampling.typical_p for sampling in samplings],
+            [sampling.repetition_penalty for sampling in samplings],
+            [sampling.presence_penalty for sampling in samplings],
+            [sampling.frequency_penalty for sampling in samplings],
+        ],
+        dtype=np.float32,
+    )
+    edits = [_edits(row, vocab_size) for row in rows]
+    most = max(map(len, edits))
+    named = np.zeros((2, len(rows), most), dtype=np.int64)
+    gains = np.zeros((len(rows), most), dtype=np.float32)
+    for i, found in enumerate(edits):
+        for j, (token, until, gain) in enumerate(found):
+            named[:, i, j], gains[i, j] = (token, until), gain
+    sent = send([numbers.view(np.int64), rates, named, gains], device)
+    return Asked(*sent[0], *sent[1], *sent[2], sent[3])  # type: ignore[call-arg]  # uncounted
+
+
+def _edits(row: Known, vocab_size: int) -> list[tuple[int, int, float]]:
+    """(token, number of known tokens until which it applies, what is added to its logit)"""
+    sampling = row.sampling
+    edits = [(token, ALWAYS, gain) for token, gain in sampling.logit_bias]
+    if sampling.min_tokens:
+        until = row.prompt_tokens + sampling.min_tokens
+        edits += [(token, until, -torch.inf) for token in sampling.end_ids]
+    return [edit for edit in edits if edit[0] < vocab_size]
+
+
+def wants_of(samplings: Sequence[Sampling], edits: bool) -> Wants:
+    noisy = [sampling for sampling in samplings if sampling.temperature > 0]
+    typical = any(sampling.typical_p < 1 for sampling in noisy)
+    return Wants(
+        penalties=any(map(_is_penalised, samplings)),
+        edits=edits,
+        noise=bool(noisy),
+        cuts=typical or any(s.top_k is not None or s.top_p < 1 or s.min_p > 0 for s in noisy),
+        typical=typical,
+    )
+
+
+def _is_penalised(sampling: Sampling) -> bool:
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+    )
+
+
+def history_of(rows: Sequence[Known], device: torch.device) -> History:
+    """The known tokens of `rows`; their ids only if a row has a penalty."""
+    known = [len(row.ids) for row in rows]
+    penalised = any(_is_penalised(row.sampling) for row in rows)
+    ids = np.zeros((len(rows), max(known) + SPARE if penalised else 1), dtype=np.int64)
+    if penalised:
+        for i, row in enumerate(rows):
+            ids[i] = row.ids[0]
+            ids[i, : known[i]] = row.ids
+    return History(*send([ids, np.array(known)], device))

@@ -1,0 +1,101 @@
+"""A network as one of several shards, and the collectives between them.
+
+Each iteration has two sums a layer, after attention and after the MLP, and one for the embedding.
+The logits are gathered, so that every rank draws the same token. `torch.distributed` transports
+them: gloo between CPUs, NCCL between GPUs.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.gpt2 import GPT, Block, GPTConfig
+from models.part import Part
+
+TIMEOUT_S = 600.0  # of a collective, the first one included; heartbeats detect a loss much earlier
+
+
+def join(rendezvous: str, part: Part, device: torch.device) -> None:
+    """Waits for the other ranks at `rendezvous`, HOST:PORT, where rank 0 listens. A GPU must be the
+    current device."""
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"tcp://{rendezvous}",
+        rank=part.rank,
+        world_size=part.shards,
+        timeout=datetime.timedelta(seconds=TIMEOUT_S),
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def connect(network: GPT, part: Part) -> None:
+    """Replaces layers with partial results by layers that combine the parts of all ranks."""
+    vocab_size = network.config.vocab_size
+    for block in cast("list[Block]", network.blocks):
+        block.attn_proj = SummedLinear(block.attn_proj)  # type: ignore[assignment]
+        block.mlp_proj = SummedLinear(block.mlp_proj)  # type: ignore[assignment]
+    network.head = GatheredLinear(network.head, part.shards, vocab_size)  # type: ignore[assignment]
+    network.wte = SplitEmbedding(network.wte, part.of(vocab_size).start)  # type: ignore[assignment]
+
+
+def whole_parameters(config: GPTConfig) -> int:
+    """The parameters of all shards together; those that every shard has count once."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in GPT(replace(config, shards=1)).parameters())
+
+
+class SummedLinear(nn.Module):
+    """A linear layer over some of the inputs; the sum over ranks is the layer's output."""
+
+    def __init__(self, part: nn.Linear) -> None:
+        super().__init__()
+        self.bias = part.bias
+        part.register_parameter("bias", None)  # added once, after the sum
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.part(x)
+        dist.all_reduce(y)
+        return y + self.bias
+
+
+class SplitEmbedding(nn.Module):
+    """An embedding of part of the vocabulary, from `first` on; zeros for other tokens."""
+
+    def __init__(self, part: nn.Embedding, first: int) -> None:
+        super().__init__()
+        self.weight = part.weight
+        self.first = first
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        own = tokens - self.first
+        absent = (own < 0) | (own >= len(self.weight))
+        x = F.embedding(own.masked_fill(absent, 0), self.weight)
+        x.masked_fill_(absent[..., None], 0)
+        dist.all_reduce(x)
+        return x
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer `[N, in] -> [N, outputs]` with some of the outputs; all are gathered."""
+
+    def __init__(self, part: nn.Linear, shards: int, outputs: int) -> None:
+        super().__init__()
+        self.part = part
+        self.shards = shards
+        self.outputs = outputs
+        self.width = -(-outputs // shards)  # the last rank may have fewer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.part(x)
+        y = F.pad(y, (0, self.width - y.shape[-1])).contiguous()
+        parts = [torch.empty_like(y) for _ in range(self.shards)]
+        dist.all_gather(parts, y)
+        return torch.cat(parts, dim=-1)[..., : self.outputs]

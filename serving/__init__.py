@@ -1,0 +1,1 @@
+"""The serving process: its options, and the thread that runs the engine."""

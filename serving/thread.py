@@ -1,0 +1,236 @@
+"""The engine: the thread that loads the model and runs the mode's loop, how it ends, and the thread
+that watches it.
+
+Only this thread imports torch, loads the model and runs it, since a second thread that uses torch
+slows decoding by an eighth.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from batching import LOOPS, BatchingManager, EngineFailedError
+from deferred.jobs import Jobs
+from generate.modes import make_ledger
+from loading import LoadError, load_local_model
+from scheduling.classes.predictor import Predictor
+from seams import Model
+from serving.config import Config
+from serving.liveness import Limit, Liveness
+from telemetry.recording import Recording
+from text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from model_server.remote.model import RemoteModel
+
+log = logging.getLogger(__name__)
+
+GROWTH_TOKENS = 64  # of optimistic admission: kept free for a newcomer, so that it can continue
+FAILED = 3  # gunicorn's status for a worker that must not be restarted: the server ends with it
+LAST_WORDS_S = 1.0  # to send responses, and to answer probes with the reason
+JOBS_STOP_S = 5.0  # to return the lines of stored jobs; those of a dead process return later
+RECORD_S = 5.0  # to write the last lines of --record
+COLLECT_AFTER = 10_000  # new objects; Python's default is 700
+ABORT_S = 5.0  # for an iteration whose requests were given up
+LOOK_EVERY_S = 0.5  # whether the loop still advances
+
+
+class LoadedModel(Model, Protocol):
+    """What the server needs of a model besides executing iterations."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def info(self) -> Any: ...  # runtime.executor.ModelInfo
+
+    def warm_up(self) -> None: ...
+
+
+Load = Callable[[Config], LoadedModel]
+
+
+def load_configured_model(config: Config) -> LoadedModel:
+    """Raises LoadError. Called by the engine's thread: torch, or gRPC, is imported here."""
+    if config.remote_model is not None:
+        return find_remote_model(config, config.remote_model)
+    return load_local_model(config)
+
+
+def find_remote_model(config: Config, address: str) -> RemoteModel:
+    """Waits for it. Raises LoadError."""
+    from model_server.remote.life import RemoteModelError, RemoteOptions
+    from model_server.remote.model import RemoteModel
+    from model_server.wire.access import Access
+
+    options = RemoteOptions(
+        address=address,
+        access=Access(config.model_token, config.model_tls),
+        model=config.model,
+        mode=config.mode,
+        max_batch_size=config.max_batch_size,
+        patience_s=config.model_patience,
+        deadline_s=config.model_deadline,
+    )
+    try:
+        return RemoteModel(options)
+    except RemoteModelError as error:
+        raise LoadError(f"--remote-model {address}: {error}") from error
+
+
+def collect_less() -> None:
+    """Leaves what exists now, modules and the model, out of garbage collection, and makes it rarer.
+    Each waiting request adds objects that live for long; with hundreds of them the collector takes
+    much of the server's time."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)
+
+
+class Engine:
+    """The thread that owns the model: loads it, warms it up, runs the mode's loop, and ends when
+    the server drains. A model that cannot be loaded ends the whole server."""
+
+    def __init__(
+        self,
+        config: Config,
+        manager: BatchingManager,
+        jobs: Jobs,
+        tokenizer: Tokenizer,
+        load: Load,
+        predictor: Predictor,
+    ) -> None:
+        self.config = config
+        self.manager = manager
+        self.jobs = jobs
+        self.tokenizer = tokenizer
+        self.load = load
+        self.predictor = predictor
+        self.limit = Limit()  # of an iteration
+        self.model: LoadedModel | None = None
+        self.recording: Recording | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Accepts no more requests, and returns when the accepted ones have ended: by themselves
+        within the drain timeout, otherwise with an error. Running lines of stored jobs are
+        returned to the store."""
+        self.manager.drain()
+        self.jobs.stop(JOBS_STOP_S)
+        if self.manager.model is None:  # still loading, nothing was accepted
+            return
+        self._thread.join(self.config.drain_timeout)
+        if self._thread.is_alive():
+            log.warning(
+                "requests still running after %s s end with an error", self.config.drain_timeout
+            )
+            self.abort(ABORT_S)
+        self._stop_recording()
+
+    def abort(self, timeout_s: float) -> None:
+        """Ends running requests with an error to their clients."""
+        self.manager.abort("the server is shutting down")
+        if self.manager.model is not None:
+            self._thread.join(timeout_s)
+        self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self.recording is not None:
+            self.recording.stop(RECORD_S)
+
+    def _record(self, path: str, model: LoadedModel) -> Recording:
+        facts = {
+            "mode": self.config.mode,
+            "policy": self.config.policy if self.config.mode == "dynamic" else self.config.mode,
+            "max_batch_size": self.config.max_batch_size,
+            "model": model.info.name,
+            "blocks": self.manager.memory.budget,
+            "block_tokens": self.manager.memory.block_tokens,
+        }
+        recording = Recording(Path(path), self.manager.history, facts)
+        recording.start()
+        return recording
+
+    def _run(self) -> None:
+        try:
+            model = self.load(self.config)
+            if self.tokenizer.vocab_size > model.vocab_size:
+                raise LoadError(
+                    f"the vocabulary of '{self.config.model}' has {self.tokenizer.vocab_size} "
+                    f"tokens; allowed: at most {model.vocab_size}, the network's"
+                )
+            model.warm_up()
+        except LoadError as error:
+            log.critical("%s", error)
+            os._exit(FAILED)
+        except BaseException:
+            log.critical("the model cannot be loaded", exc_info=True)
+            os._exit(FAILED)
+        self.model = model
+        if self.config.remote_model is not None:
+            cast("RemoteModel", model).on_return = self.manager.wake
+            # a remote model that takes too long is lost first, which costs no response
+            least_s = self.limit.least_s + self.config.model_deadline
+            self.limit = replace(self.limit, least_s=least_s)
+        growth_tokens = GROWTH_TOKENS if self.config.grows else None
+        device = str(model.info.device)
+        self.manager.lookahead = self.config.iterations_ahead(device)
+        computes_here = self.config.remote_model is None and device == "cpu"
+        if self.manager.lookahead and computes_here:
+            log.warning(
+                "--lookahead 1 only delays tokens here: a model on a CPU computes an iteration "
+                "when it is started"
+            )
+        self.manager.serve(
+            model,
+            make_ledger(
+                self.config.mode,
+                model,
+                growth_tokens,
+                prefix_caching=self.config.prefix_caching,
+            ),
+        )
+        if self.config.record is not None:
+            self.recording = self._record(self.config.record, model)
+        collect_less()
+        url = self.config.url
+        ready = f"ready: {self.config.mode} on {url}; see it work on {url}/watch"
+        if model.info.unused_gpu is None:
+            log.info("%s", ready)
+        else:
+            log.warning("%s; the model runs on a CPU: %s", ready, model.info.unused_gpu)
+        # not here: it may wait for a database that is being opened
+        threading.Thread(target=self.jobs.start, name="jobs-start", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            LOOPS[self.config.mode](self.manager, time.perf_counter)
+        except EngineFailedError as error:
+            self._fail(str(error))
+        except BaseException:  # better no server than one that does not respond
+            log.critical("the engine's loop has ended", exc_info=True)
+            os._exit(FAILED)
+
+    def _watch(self) -> None:
+        liveness = Liveness(self.manager, self.predictor.foretell, self.limit)
+        while self._thread.is_alive():
+            now_s = time.perf_counter()
+            if (verdict := liveness.look(now_s)) is not None:
+                self.manager.give_up(verdict, now_s)
+                self._fail(verdict)
+            time.sleep(LOOK_EVERY_S)
+
+    def _fail(self, verdict: str) -> None:
+        log.critical("the server failed and is shutting down: %s", verdict)
+        self._stop_recording()
+        time.sleep(LAST_WORDS_S)
+        os._exit(FAILED)

@@ -1,0 +1,1 @@
+"""What the engine's records become: /stats, recordings and traces."""

@@ -1,0 +1,72 @@
+"""`--record FILE` of a server: its history, as JSON lines.
+
+The journal's thread reads the history as any other reader does: where the disk is too slow, lines
+are missing, and a line says how many. docs/metrics.md has the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.records import Arrived, Ended, Event, History, Iterated
+from telemetry.journal import Journal, Line
+
+
+class Recording(Journal):
+    """What happens from now on. `facts`: what the first line says of the server."""
+
+    def __init__(self, path: Path, history: History, facts: Line) -> None:
+        super().__init__(path, "server", facts)
+        self._history = history
+        self._next = 0
+
+    def news(self) -> Iterable[Line]:
+        news = self._history.since(self._next)
+        self._next = news.next
+        if news.missed:
+            yield {"type": "missed", "events": news.missed}
+        yield from map(as_json, news.events)
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """A line of the file. Times in seconds, on the clock of the first line's `clock_s`."""
+    match event:
+        case Arrived():
+            return {
+                "type": "arrived",
+                "request": event.request,
+                "at_s": event.at_s,
+                "prompt_tokens": event.prompt_tokens,
+                "max_tokens": event.max_tokens,
+                "class": event.service_class,
+                "request_id": event.request_id,
+            }
+        case Iterated(sums=sums):
+            return {
+                "type": "iteration",
+                "start_s": sums.start_s,
+                "duration_s": sums.duration_s,
+                "rows": list(event.rows),
+                "generated": sums.generated,
+                "padding": event.padding,
+                "waiting": event.waiting,
+                "used": event.used,
+                "cached": event.cached,
+                "free": event.free,
+                "preempted": event.preempted,
+            }
+        case Ended(record=record):
+            return {
+                "type": "ended",
+                "request": event.request,
+                "end": record.end,
+                "arrival_s": record.arrival_s,
+                "admitted_s": record.admitted_s,
+                "first_token_s": record.first_token_s,
+                "last_token_s": record.last_token_s,
+                "end_s": record.end_s,
+                "generated": record.generated,
+                "preemptions": record.preemptions,
+            }

@@ -1,0 +1,161 @@
+"""The Triton kernel computes what its plain-torch twin defines, interpreted on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.gpu.attention import attend, queries_per_tile
+from kernels.gpu.paged import attend_rectangle
+
+BLOCK_TOKENS = 16
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def check(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int = 2,
+    kv_heads: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    window: int | None = None,
+    seed: int = 0,
+) -> None:
+    """`rows`: of each, the tokens before and the new ones."""
+    torch.manual_seed(seed)
+    blocks = [-(-(start + count) // BLOCK_TOKENS) for start, count in rows]
+    keys = torch.full((sum(blocks) + 1, BLOCK_TOKENS, kv_heads, dim), torch.nan, dtype=dtype)
+    values = keys.clone()
+    tables = torch.zeros(len(rows), max(blocks), dtype=torch.int32)
+    order = torch.randperm(len(keys)).int()
+    layout, slots, first, taken = [], [], 0, 0
+    for r, (start, count) in enumerate(rows):
+        tables[r, : blocks[r]] = order[taken : taken + blocks[r]]
+        n = torch.arange(start + count)
+        slot = tables[r, n // BLOCK_TOKENS].long() * BLOCK_TOKENS + n % BLOCK_TOKENS
+        for pool in (keys, values):
+            pool.flatten(0, 1)[slot[:start]] = torch.randn(start, kv_heads, dim).to(dtype)
+        slots.append(slot[start:])
+        layout.append((first, count, start + count))
+        first, taken = first + count, taken + blocks[r]
+    qkv = torch.randn(first, heads + 2 * kv_heads, dim).to(dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+    tile = queries_per_tile(dtype, dim) // (heads // kv_heads)
+    singles = [(r, 0) for r, (_, count) in enumerate(rows) if count == 1]
+    pieces = [
+        (r, at) for r, (_, count) in enumerate(rows) if count > 1 for at in range(0, count, tile)
+    ]
+    actual = attend(
+        q,
+        k,
+        v,
+        keys,
+        values,
+        torch.cat(slots),
+        torch.tensor(layout, dtype=torch.int32),
+        tables,
+        torch.tensor(singles + pieces, dtype=torch.int32),
+        len(singles),
+        max((sum(rows[r]) for r, _ in singles), default=0),
+        window,
+    )
+    for r, ((start, count), (at, _, _)) in enumerate(zip(rows, layout, strict=True)):
+        of_row = slice(at, at + count)
+        pasts = keys.flatten(0, 1)[slots[r]], values.flatten(0, 1)[slots[r]]
+        assert torch.equal(pasts[0], k[of_row])
+        assert torch.equal(pasts[1], v[of_row])
+        positions = torch.arange(start, start + count)[None]
+        twin = attend_rectangle(q[of_row][None], keys, values, tables[r : r + 1], positions, window)
+        difference = (actual[of_row].float() - twin[0].float()).abs()
+        assert difference.max() <= TOLERANCE[dtype] * max(1.0, float(twin.float().abs().max()))
+
+
+def test_one_launch_serves_prompts_chunks_and_decodes() -> None:
+    check([(0, 5), (99, 1), (63, 1), (20, 37), (0, 1), (0, 70)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    check([(99, 1), (20, 37)], dtype=dtype)
+
+
+def test_query_heads_share_kv_heads() -> None:
+    check([(99, 1), (20, 37), (0, 70)], heads=6, kv_heads=2, dim=40)
+
+
+def test_long_decodes_are_split_over_their_keys() -> None:
+    check([(600, 1), (255, 1), (256, 1), (7, 9), (0, 1)])
+
+
+@pytest.mark.parametrize("window", [20, 300])
+def test_a_window_hides_what_is_older(window: int) -> None:
+    check([(600, 1), (19, 1), (120, 40), (0, 70)], window=window)
+
+
+shapes = st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2, 3, 8]))
+
+
+@pytest.mark.long
+@given(
+    st.lists(st.tuples(st.integers(0, 700), st.integers(1, 150)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 700), max_size=4),
+    shapes,
+    st.sampled_from([16, 40, 64, 128, 256]),
+    st.sampled_from(list(TOLERANCE)),
+    st.none() | st.integers(1, 400),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60)
+def test_any_mixture(prompts, decodes, shape, dim, dtype, window, seed) -> None:
+    kv_heads, group = shape
+    rows = [*prompts, *((start, 1) for start in decodes)]
+    check(
+        rows,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        dim=dim,
+        dtype=dtype,
+        window=window,
+        seed=seed,
+    )
+
+
+def test_a_rows_result_does_not_depend_on_what_it_is_batched_with() -> None:
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 64, BLOCK_TOKENS, 2, 16)
+    tables = torch.randperm(64).int().view(2, 32)
+    qkv = torch.randn(2, 6, 16)
+
+    def one(qkv: Tensor, rows: list[tuple[int, int, int]], tables: Tensor) -> Tensor:
+        tiles = torch.tensor([(r, 0) for r in range(len(rows))], dtype=torch.int32)
+        layout = torch.tensor(rows, dtype=torch.int32)
+        longest = max(length for _, _, length in rows)
+        q, k, v = qkv.split(2, 1)
+        slots = torch.full((len(q),), -1)
+        return attend(q, k, v, keys, values, slots, layout, tables, tiles, len(rows), longest)
+
+    together = one(qkv, [(0, 1, 200), (1, 1, 500)], tables)
+    assert torch.equal(one(qkv[:1], [(0, 1, 200)], tables[:1]), together[:1])
+
+
+def test_the_twin_is_plain_attention() -> None:
+    """Against a softmax in float64, written out."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 5, BLOCK_TOKENS, 2, 16)
+    tables = torch.tensor([[3, 1], [0, 4]])
+    q, window = torch.randn(2, 3, 4, 16), 9
+    positions = torch.tensor([[20, 21, 22], [-1, 0, 1]])
+    actual = attend_rectangle(q, keys, values, tables, positions, window)
+    for r in range(2):
+        for w in range(3):
+            end = int(positions[r, w]) + 1
+            seen = slice(max(0, end - window), end)
+            for head in range(4):
+                k = keys[tables[r]].flatten(0, 1)[seen, head // 2].double()
+                v = values[tables[r]].flatten(0, 1)[seen, head // 2].double()
+                expected = (k @ q[r, w, head].double() / 4).softmax(0) @ v
+                assert torch.allclose(actual[r, w, head].double(), expected, atol=1e-6)

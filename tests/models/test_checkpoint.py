@@ -1,0 +1,186 @@
+"""Every source of weights is read, and what cannot be read is refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.weights.checkpoint import (
+    SHAPES,
+    CheckpointError,
+    find_folder,
+    load_checkpoint,
+    load_network,
+    random_network,
+    read_network,
+    save_checkpoint,
+)
+
+TINY = GPTConfig(vocab_size=61, context=32, n_layer=2, n_head=2, n_embd=32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    network = GPT(TINY)
+    init_weights(network, 3)
+    save_checkpoint(network, tmp_path, torch.float32)
+    return tmp_path
+
+
+def logits_of(network: GPT, tokens: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    logits: torch.Tensor = network.head(network(tokens, positions, causal_attention))
+    return logits
+
+
+@torch.no_grad()
+def test_transformers_reads_our_checkpoints(folder: Path) -> None:
+    tokens = torch.arange(20).view(1, -1)
+    peer = GPT2LMHeadModel.from_pretrained(folder).eval()
+    ours = logits_of(load_checkpoint(folder), tokens)
+    assert (peer(tokens).logits - ours).abs().max() < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
+def test_checkpoints_of_transformers_are_read_also_in_shards(
+    tmp_path: Path, activation: str
+) -> None:
+    peer = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=61,
+            n_positions=32,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            activation_function=activation,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ).eval()
+    peer.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    tokens = torch.arange(20).view(1, -1)
+    assert (peer(tokens).logits - logits_of(load_checkpoint(tmp_path), tokens)).abs().max() < 1e-5
+
+
+def test_names_without_the_transformer_prefix_are_read_as_the_hub_has_them(folder: Path) -> None:
+    expected = load_checkpoint(folder).state_dict()
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1)  # the causal mask that old exports carry along
+    save_file(bare, folder / "model.safetensors")
+    loaded = load_checkpoint(folder).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in expected.items())
+
+
+def test_a_random_model_is_seeded_and_has_the_shape_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = replace(SHAPES["gpt2"], n_layer=1, n_head=1, n_embd=32)
+    monkeypatch.setitem(SHAPES, "small", small)
+    first, second, other = (random_network("small", seed) for seed in (0, 0, 1))
+    assert first.config == small
+    assert torch.equal(first.wte.weight, second.wte.weight)
+    assert not torch.equal(first.wte.weight, other.wte.weight)
+
+
+def test_the_shape_named_gpt2_has_as_many_parameters_as_published() -> None:
+    with torch.device("meta"):
+        network = GPT(SHAPES["gpt2"])
+    assert sum(p.numel() for p in network.parameters()) == 124_439_808
+
+
+def change(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama', allowed: gpt2"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, allowed: False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
+        ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
+        ({"n_layer": "two"}, "field missing or not a number"),
+        ({"n_layer": 3}, "tensors are missing: blocks.2"),
+        ({"n_positions": 64}, "has shape (32, 32), config.json implies (64, 32)"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(
+    folder: Path, fields: dict[str, object], message: str
+) -> None:
+    change(folder, **fields)
+    with pytest.raises(CheckpointError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        load_checkpoint(folder)
+
+
+def test_damaged_weights_are_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(CheckpointError, match=r"no readable model\.safetensors"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "random:gpt5", "gpt3"])
+def test_an_unknown_model_is_refused_with_what_is_allowed(name: str) -> None:
+    with pytest.raises(CheckpointError, match="gpt2, gpt2-medium, gpt2-large, gpt2-xl"):
+        load_network(name, torch.device("cpu"), torch.float32, 0)
+
+
+def test_an_unreachable_hub_is_reported_with_the_alternatives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    import huggingface_hub
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(CheckpointError, match=r"no route to the hub.*--model embedded"):
+        load_network("gpt2", torch.device("cpu"), torch.float32, 0)
+
+
+def in_the_cache(cache: Path, commit: str, seed: int) -> Path:
+    """A snapshot of gpt2 as huggingface_hub keeps it."""
+    snapshot = cache / "models--openai-community--gpt2" / "snapshots" / commit
+    network = GPT(TINY)
+    init_weights(network, seed)
+    save_checkpoint(network, snapshot, torch.float32)
+    return snapshot
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    commits = ["1" * 40, "2" * 40]
+    snapshots = [in_the_cache(tmp_path, commit, seed) for seed, commit in enumerate(commits)]
+    refs = snapshots[0].parents[1] / "refs"
+    refs.mkdir()
+    for name, commit in zip(("main", "v2"), commits, strict=True):
+        (refs / name).write_text(commit)
+    assert find_folder("gpt2") == find_folder("gpt2", "main") == snapshots[0]
+    assert find_folder("gpt2", "v2") == find_folder("gpt2", commits[1]) == snapshots[1]
+    networks = [read_network("gpt2", 0, revision=revision) for revision in ("main", "v2")]
+    assert not torch.equal(networks[0].wte.weight, networks[1].wte.weight)
+    with pytest.raises(CheckpointError, match=r"'gpt2' at revision 'v3' could not be fetched"):
+        find_folder("gpt2", "v3")
+
+
+@pytest.mark.parametrize("model", ["embedded", "random:gpt2", "./my-gpt2"])
+def test_a_revision_of_a_model_that_is_not_downloaded_is_refused(model: str) -> None:
+    with pytest.raises(CheckpointError, match=r"--revision is 'v2', and .* is not downloaded"):
+        read_network(model, 0, revision="v2")

@@ -1,0 +1,98 @@
+"""What each shard holds of a network: together everything, and its own part alone is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_server.quantise import quantise
+from models.gpt2 import GPT, GPTConfig, init_weights
+from models.part import Part
+from models.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, split
+
+CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
+
+
+@pytest.fixture(scope="module")
+def network() -> GPT:
+    network = GPT(CONFIG)
+    init_weights(network, 0)
+    for parameter in network.parameters():  # biases, too
+        torch.nn.init.normal_(parameter)
+    return network.requires_grad_(False)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_checkpoint_is_read_as_the_whole_network_is_split(
+    network: GPT, shards: int, tmp_path: Path
+) -> None:
+    save_checkpoint(network, tmp_path, torch.float32)
+    for rank in range(shards):
+        part = Part(rank, shards)
+        read, cut = load_checkpoint(tmp_path, part).state_dict(), split(network, part).state_dict()
+        assert read.keys() == cut.keys()
+        for name, tensor in read.items():
+            assert torch.equal(tensor, cut[name]), name
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_the_partial_results_of_all_shards_make_those_of_the_network(
+    network: GPT, shards: int
+) -> None:
+    parts: list[Any] = [split(network, Part(rank, shards)) for rank in range(shards)]
+    x = torch.randn(5, CONFIG.n_embd)
+    whole: Any = network.blocks[1]
+    blocks = [part.blocks[1] for part in parts]
+    heads = [block.qkv(x).view(5, 3, -1, CONFIG.head_dim) for block in blocks]
+    expected = whole.qkv(x).view(5, 3, CONFIG.n_head, CONFIG.head_dim)
+    assert torch.allclose(torch.cat(heads, dim=2), expected, atol=1e-5)
+    hidden = [block.fc(x) for block in blocks]
+    summed = torch.stack(
+        [h @ block.mlp_proj.weight.T for h, block in zip(hidden, blocks, strict=True)]
+    ).sum(0)
+    assert torch.allclose(summed + whole.mlp_proj.bias, whole.mlp_proj(whole.fc(x)), atol=1e-4)
+    logits = torch.cat([part.head(x) for part in parts], dim=-1)
+    assert torch.allclose(logits, network.head(x), atol=1e-5)
+    assert sum(len(part.wte.weight) for part in parts) == CONFIG.vocab_size
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_shard_reads_its_own_part_of_the_file_alone(
+    network: GPT, int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from models.weights import checkpoint
+
+    read = 0
+
+    class Counting:
+        def __init__(self, source) -> None:  # type: ignore[no-untyped-def]
+            self.source = source
+            self.get_shape = source.get_shape
+            self.get_dtype = source.get_dtype
+
+        def __getitem__(self, where) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            nonlocal read
+            cut = self.source[where]
+            read += cut.numel()
+            return cut
+
+    folder = tmp_path / "float32"
+    save_checkpoint(network, folder, torch.float32)
+    if int8:
+        quantise(str(folder), tmp_path / "int8")
+        folder = tmp_path / "int8"
+    tensors = checkpoint.read_tensors
+    monkeypatch.setattr(
+        checkpoint, "read_tensors", lambda folder: ((n, Counting(s)) for n, s in tensors(folder))
+    )
+    own = load_checkpoint(folder, Part(1, 3))
+    assert read == sum(tensor.numel() for tensor in (*own.parameters(), *own.buffers()))
+    assert read < 0.4 * sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_heads_that_cannot_be_split_are_refused_with_what_can_be(network: GPT) -> None:
+    with pytest.raises(CheckpointError, match="over 4 shards; allowed: 1, 2, 3, 6"):
+        split(network, Part(0, 4))

@@ -1,0 +1,174 @@
+"""Checkpoints with int8 weights: what is written is what quantising at load computes, and what is
+not computed here is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
+
+from model_server.quantise import quantise
+from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.part import Part
+from models.weights.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_network,
+    save_checkpoint,
+)
+from runtime.linear.layers import Int8Linear
+from runtime.linear.quantised import dequantise_linears, quantise_linears
+
+CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
+TOKENS = torch.arange(16).view(1, -1)
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    network = GPT(CONFIG)
+    init_weights(network, 0)
+    for parameter in network.parameters():  # biases, too
+        torch.nn.init.normal_(parameter, std=0.2)
+    save_checkpoint(network, tmp_path / "original", torch.float32)
+    return tmp_path / "original"
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    quantise(str(original), tmp_path / "int8")
+    return tmp_path / "int8"
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def scheme(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
+@torch.no_grad()
+def logits_of(network: GPT) -> torch.Tensor:
+    positions = torch.arange(TOKENS.shape[1]).expand_as(TOKENS)
+    logits: torch.Tensor = network.head(network(TOKENS, positions, causal_attention).flatten(0, 1))
+    return logits
+
+
+def test_what_is_written_is_what_the_original_becomes_when_it_is_loaded(
+    original: Path, folder: Path
+) -> None:
+    stored, at_load = load_checkpoint(folder), load_checkpoint(original)
+    for network in (stored, at_load):
+        quantise_linears(network, torch.bfloat16)
+    wanted = at_load.state_dict()
+    assert stored.state_dict().keys() == wanted.keys()
+    for name, tensor in stored.state_dict().items():
+        assert tensor.dtype == wanted[name].dtype
+        assert torch.equal(tensor, wanted[name]), name
+    assert {type(layer) for layer in stored.blocks[0].children()} >= {Int8Linear}
+
+
+@torch.no_grad()
+def test_in_float32_its_weights_are_its_integers_times_their_scales(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Computed by `transformers`, from the file by its format alone."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_scale")]:
+        weight = name.removesuffix("_scale")
+        assert tensors[weight].dtype == torch.int8
+        tensors[weight] = tensors[weight] * tensors.pop(name).T  # [in, out] * [1, out]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    (plain / "config.json").write_text((folder / "config.json").read_text())
+    change(plain, quantization_config=None)
+    peer = GPT2LMHeadModel.from_pretrained(plain).eval()
+    ours = load_network(str(folder), torch.device("cpu"), torch.float32, 0)
+    assert (peer(TOKENS).logits[0] - logits_of(ours)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, shards: int) -> None:
+    whole: Any = load_checkpoint(folder)
+    parts: list[Any] = [load_checkpoint(folder, Part(rank, shards)) for rank in range(shards)]
+    for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
+        own = [getattr(part.blocks[1], name) for part in parts]
+        wanted = getattr(whole.blocks[1], name)
+        assert torch.equal(torch.cat([layer.weight for layer in own], axis), wanted.weight)
+        scales = torch.cat([layer.scale for layer in own]) if name == "fc" else own[-1].scale
+        assert torch.equal(scales, wanted.scale)
+    x = torch.randn(5, CONFIG.n_embd)
+    heads = [part.blocks[1].qkv(x).view(5, 3, -1, CONFIG.head_dim) for part in parts]
+    expected = whole.blocks[1].qkv(x).view(5, 3, CONFIG.n_head, CONFIG.head_dim)
+    assert torch.equal(torch.cat(heads, dim=2), expected)
+
+
+def test_a_checkpoint_of_the_same_format_from_elsewhere_is_read(folder: Path) -> None:
+    """With scales in 16 bits, other names of the same tensors, and what else its tools write."""
+    expected = logits_of(load_network(str(folder), torch.device("cpu"), torch.float32, 0))
+    tensors = load_file(folder / "model.safetensors")
+    bare = {
+        name.removeprefix("transformer."): tensor.bfloat16() if "scale" in name else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(bare, folder / "model.safetensors")
+    said = scheme(folder)
+    said["config_groups"]["group_0"]["weights"] |= {"observer": "minmax", "group_size": None}
+    change(folder, quantization_config={**said, "global_compression_ratio": None})
+    found = logits_of(load_network(str(folder), torch.device("cpu"), torch.float32, 0))
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def with_weights(**fields: Any) -> Any:
+    return lambda said: said["config_groups"]["group_0"]["weights"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("alter", "message"),
+    [
+        (lambda said: said.update(quant_method="gptq"), "quant_method is 'gptq', allowed: 'compr"),
+        (lambda said: said.update(format="pack-quantized"), "format is 'pack-quantized', allowed"),
+        (lambda said: said.update(config_groups=None), "config_groups is None, allowed: an object"),
+        (with_weights(num_bits=4), "group_0.weights.num_bits is 4, allowed: 8"),
+        (with_weights(strategy="group"), "weights.strategy is 'group', allowed: 'channel'"),
+        (
+            lambda said: said["config_groups"]["group_0"].update(input_activations=None),
+            "group_0.input_activations is None, allowed: an object",
+        ),
+    ],
+)
+def test_another_way_to_quantise_is_refused_by_name(folder: Path, alter: Any, message: str) -> None:
+    said = scheme(folder)
+    alter(said)
+    change(folder, quantization_config=said)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+def test_tensors_that_are_not_what_the_configuration_says_are_refused(
+    original: Path, folder: Path
+) -> None:
+    said = scheme(folder)
+    change(folder, quantization_config=None)
+    with pytest.raises(CheckpointError, match=r"is I8, config\.json implies a floating-point"):
+        load_checkpoint(folder)
+    change(original, quantization_config=said)
+    with pytest.raises(CheckpointError, match=r"is F32, config\.json implies I8"):
+        load_checkpoint(original)
+
+
+def test_layers_that_are_quantised_and_not_again_compute_nearly_the_same(original: Path) -> None:
+    network = load_checkpoint(original)
+    expected = logits_of(network)
+    quantise_linears(network.blocks, torch.float32)
+    dequantise_linears(network)
+    assert not any(isinstance(module, Int8Linear) for module in network.modules())
+    error = (logits_of(network) - expected).abs().max()
+    assert 0 < error < 0.05 * expected.abs().max()

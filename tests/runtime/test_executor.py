@@ -1,0 +1,164 @@
+"""Passes of a long iteration through the network."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import runtime.executor
+from model import LoadOptions, load_model
+from models.gpt2 import Block, causal_attention
+from runtime.attention import Span, attention_kernel
+from runtime.cache import BlockTable
+from runtime.executor import passes
+from seams import Opening, Outcome, Sampling, Step
+
+PROMPTS = (5, 9, 16, 1, 12)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=8),
+    most=st.integers(1, 20),
+    data=st.data(),
+)
+def test_passes_cover_the_axis_and_divide_no_row(
+    rows: list[tuple[int, int]], most: int, data: st.DataObject
+) -> None:
+    """Rows (padding before, tokens)."""
+    ends = list(accumulate(padding + count for padding, count in rows))
+    spans = [
+        Span(end - count, count, 0, BlockTable([i]))
+        for i, (end, (_, count)) in enumerate(zip(ends, rows, strict=True))
+    ]
+    total = ends[-1] if ends else 0
+    parts = list(passes(data.draw(st.permutations(spans)), total, most))
+    bounds = [0, *(part.stop for part, _ in parts)]
+    assert [part.start for part, _ in parts] == bounds[:-1]
+    assert bounds[-1] == total
+    found = [span._replace(first=span.first + p.start) for p, own in parts for span in own]
+    assert sorted(found, key=lambda span: span.first) == spans
+    for part, own in parts:
+        width = part.stop - part.start
+        assert all(s.first >= 0 and s.first + s.length <= width for s in own)
+        assert len(own) <= 1 or width <= most
+    for (first, _), (second, own) in pairwise(parts):
+        end = second.start + own[0].first + own[0].length
+        assert end - first.start > most, "the row would have fitted"
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_an_iteration_in_passes_computes_the_same(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scores(pass_tokens: int | None) -> tuple[Outcome, int]:
+        model = load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=8))
+        if not model.info.batch_invariant or attention_kernel(model.shape) is None:
+            pytest.skip("torch or oneDNN computes layers here")
+        calls = counted(model.network, monkeypatch)
+        if pass_tokens is not None:
+            monkeypatch.setattr(model, "_pass_tokens", pass_tokens)
+        asked = Sampling(temperature=0, logprobs=2, prompt_logprobs=2)
+        model.open([Opening(i, list(range(n)), n, asked) for i, n in enumerate(PROMPTS)])
+        padded = max(PROMPTS) if mode == "static" else 0
+        new = [Step(i, 0, n, True, (i,), max(padded - n, 0)) for i, n in enumerate(PROMPTS)]
+        return replace(model.start(new, ()).result(), duration_s=0.0), len(calls)
+
+    whole, one = scores(None)
+    divided, several = scores(16)
+    assert divided == whole
+    assert one == 1
+    assert several > 2
+
+
+def counted(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each call."""
+    calls: list[int] = []
+    forward: Callable[..., torch.Tensor] = module.forward
+
+    def counting(first: torch.Tensor, *rest: object) -> torch.Tensor:
+        calls.append(len(first))
+        return forward(first, *rest)
+
+    monkeypatch.setattr(module, "forward", counting)
+    return calls
+
+
+def test_a_pass_keeps_its_widest_activation_small() -> None:
+    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "bfloat16", 0, max_batch_size=8))
+    token_bytes = 2 * 4 * model.network.config.n_embd
+    assert model._pass_tokens * token_bytes <= runtime.executor.PASS_BYTES
+    assert (model._pass_tokens + 1) * token_bytes > runtime.executor.PASS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("draws", "scored", "rows"),
+    [
+        ((True, True), None, 2),
+        ((False, True), None, 1),
+        ((False, False), None, 0),
+        ((True, True), 0, 7),
+    ],
+    ids=["ends of prompts", "a part of a prompt", "parts of prompts", "scored prompts"],
+)
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_the_last_block_computes_only_hidden_states_that_are_used(
+    mode: str,
+    draws: tuple[bool, bool],
+    scored: int | None,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rows of four and three tokens; logits are those of the whole network."""
+    model = load_model(LoadOptions(mode, "embedded", "cpu", "float32", 0, max_batch_size=2))
+    ids = [[5, 6, 7, 8], [9, 10, 11]]
+    asked = Sampling(temperature=0, logprobs=1, prompt_logprobs=scored)
+    model.open([Opening(i, of_one, len(of_one), asked) for i, of_one in enumerate(ids)])
+    last = cast("Block", model.network.blocks[-1])
+    seen = counted(last.fc, monkeypatch)
+    padding = (0, 1 if mode == "static" else 0)
+    steps = [Step(i, 0, len(ids[i]), draws[i], (i,), padding[i]) for i in range(2)]
+    outcome = model.start(steps, ()).result()
+    assert sum(seen) == rows
+    for row, draw in enumerate(draws):
+        assert len(outcome.tokens[row]) == draw
+        if draw:
+            given = torch.tensor(ids[row])
+            hidden = model.network(given, torch.arange(len(given)), one_row)
+            best = model.network.head(hidden)[-1].log_softmax(-1).max(-1)
+            assert outcome.tokens[row] == [int(best.indices)]
+            assert outcome.logprobs[row][0].logprob == pytest.approx(float(best.values), abs=1e-4)
+
+
+def test_no_row_is_searched_for_in_a_list() -> None:
+    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, max_batch_size=8))
+    asked = Sampling(temperature=0, logprobs=1)
+    model.open([Opening(i, [5, 6], 2, asked) for i in range(8)])
+    searches = []
+
+    def note(_: object, event: str, called: object) -> None:
+        if event == "c_call" and called.__name__ == "index" and isinstance(called.__self__, list):  # type: ignore[attr-defined]
+            searches.append(called)
+
+    sys.setprofile(note)
+    try:
+        pending = model.start([Step(i, 0, 2, i % 3 > 0, (i,)) for i in range(8)], ())
+    finally:
+        sys.setprofile(None)
+    assert not searches
+    outcome = pending.result()
+    for row, tokens in enumerate(outcome.tokens):
+        assert [scored.token for scored in outcome.logprobs.get(row, ())] == tokens
+
+
+def one_row(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`[N, H, D]` in and out."""
+    return causal_attention(0, q[None], k[None], v[None])[0]

@@ -1,0 +1,215 @@
+"""A loop that hangs, and the look at it from outside, in virtual time: the hash model calls back in
+the middle of an iteration, which is when the other thread would look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.iteration import Wait
+from scheduling.classes.step_time import Work
+from scheduling.policies.orca import Orca
+from seams import Plan, View
+from serving.liveness import Limit, Liveness
+from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+
+every_mode = pytest.mark.parametrize("mode", [*MODES, DYNAMIC_MODES[1]], ids=lambda mode: mode.name)
+HUNG = 3  # number of the iteration that hangs
+
+
+def in_the_hung_iteration(world: World, look: Callable[[], None]) -> list[int]:
+    """Calls `look` in it. Returns the iterations in which it was called."""
+    calls: list[int] = []
+
+    def before(number: int) -> None:
+        if number == HUNG:
+            look()
+            calls.append(number)
+
+    world.model.before_iteration = before
+    return calls
+
+
+@every_mode
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("tokens", [HUNG, 9], ids=["its last token is computed", "more would come"])
+def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_once(
+    mode: Mode, lookahead: int, tokens: int
+) -> None:
+    world = World(mode, max_batch_size=1, request_timeout_s=10.0, lookahead=lookahead)
+    liveness = Liveness(world.manager, lambda _: None, Limit())
+    running, waiting = world.submit([1, 2], tokens), world.submit([3], 4)
+    stored = world.submit([4], 4, service_class="deferred", stored=True)
+
+    def look() -> None:
+        unread = world.submit([5], 4, at_s=0.5)
+        assert liveness.look(9.9) is None
+        assert not any(inference.event.is_set() for inference in world.submitted)
+        assert liveness.look(10.2) is None
+        for inference in (running, waiting):
+            assert inference.event.is_set()
+            assert inference.news.is_set()
+            assert inference.record is not None
+            assert (inference.record.end, inference.cut_by) == ("failed", "timeout")
+            assert "--request-timeout" in (inference.error or "")
+        assert not stored.event.is_set()
+        assert not unread.event.is_set()
+        assert world.books.requests == []  # the loop's to write
+        world.now_s = 10.3
+
+    calls = in_the_hung_iteration(world, look)
+    world.run()
+    assert calls == [HUNG]
+    check_closed(world)
+    ends = [inference.record and inference.record.end for inference in world.submitted]
+    assert ends == ["failed", "failed", "length", "length"]
+
+
+def test_an_answer_that_waits_for_its_batch_is_not_overdue_while_the_loop_hangs() -> None:
+    world = World(MODES[1], request_timeout_s=10.0)
+    assert world.policy.answers == "batch"
+    ended, running = world.submit([1, 2], HUNG - 2), world.submit([3], 9)
+
+    def look() -> None:
+        assert ended.end == "length"
+        world.manager.give_up_overdue(10.2)
+        assert running.event.is_set()
+        assert not ended.event.is_set()
+        world.now_s = 10.3
+
+    calls = in_the_hung_iteration(world, look)
+    world.run()
+    assert calls == [HUNG]
+    check_closed(world)
+    assert [i.record and i.record.end for i in world.submitted] == ["length", "failed"]
+
+
+def test_a_verdict_answers_all_and_nothing_more_is_accepted() -> None:
+    world = World(MODES[3], max_batch_size=1)
+    running, waiting = world.submit([1, 2], 9), world.submit([3], 4)
+
+    def look() -> None:
+        world.manager.give_up("it hangs", 5.0)
+        assert world.manager.unavailable == "the server has failed: it hangs"
+        for inference in (running, waiting):
+            assert inference.event.is_set()
+            assert inference.cut_by == "shutdown"
+            assert inference.error == "the server has failed: it hangs"
+
+    calls = in_the_hung_iteration(world, look)
+    world.run()
+    assert calls == [HUNG]
+    check_closed(world)
+    assert [i.record and i.record.end for i in world.submitted] == ["failed", "failed"]
+
+
+def step_until_hung(world: World) -> None:
+    while world.model.iterations < HUNG:
+        world.manager.step(world.mode.lay_out, lambda: world.now_s)
+
+
+def looked_at(liveness: Liveness, now_s: float) -> bool:
+    """Whether the process must end, after looks in the seconds before, too."""
+    for before_s in range(999, 0, -50):
+        liveness.look(now_s - before_s)
+    return liveness.look(now_s) is not None
+
+
+def looked(
+    world: World, predict: Callable[[Work], float | None], after_s: Sequence[float]
+) -> list[bool]:
+    """Whether the process must end, seen so long after the hung iteration began."""
+    liveness = Liveness(world.manager, predict, Limit())
+    found: list[bool] = []
+
+    def look() -> None:
+        began_s = world.manager.step_since_s
+        assert began_s is not None
+        found.extend(looked_at(liveness, began_s + s) for s in after_s)
+
+    in_the_hung_iteration(world, look)
+    step_until_hung(world)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "limit_s"), [(None, 600.0), (0.004, 600.0), (60.0, 600.0), (100.0, 1000.0)]
+)
+def test_an_iteration_may_take_ten_times_its_prediction_and_at_least_ten_minutes(
+    predicted_s: float | None, limit_s: float
+) -> None:
+    world = World(MODES[3], context=512)
+    world.submit([1] * 100, 9)
+    world.submit([2], 9)
+    asked: list[Work] = []
+
+    def predict(work: Work) -> float | None:
+        asked.append(work)
+        return predicted_s
+
+    assert looked(world, predict, [1.0, limit_s - 1, limit_s + 1]) == [False, False, True]
+    assert set(asked) == {Work(2, 2, 2, 105, 105)}
+
+
+def test_a_policy_that_hangs_is_measured_without_a_prediction() -> None:
+    class Hanging(Orca):
+        def plan(self, view: View) -> Plan:
+            found.append(liveness.look(700.0))
+            return super().plan(view)
+
+    found: list[str | None] = []
+    world = World(replace(MODES[3], policy=lambda _: Hanging()))
+    liveness = Liveness(world.manager, lambda _: 1000.0, Limit())
+    world.submit([1], 2)
+    world.manager.step(world.mode.lay_out, lambda: 0.0)
+    assert found == [
+        "an iteration has not ended after 700 s; allowed: 10 times its predicted duration, and at "
+        "least 600 s"
+    ]
+
+
+def test_the_time_in_which_the_model_is_lost_does_not_count() -> None:
+    world = World(MODES[3])
+    world.submit([1], 9)
+    liveness = Liveness(world.manager, lambda _: None, Limit())
+    found: list[bool] = []
+
+    def look() -> None:
+        world.model.lost = "it is restarted"
+        found.append(liveness.look(5000.0) is not None)
+        world.model.lost = None
+        found.extend(looked_at(liveness, s) for s in (5599.0, 5601.0))
+
+    in_the_hung_iteration(world, look)
+    step_until_hung(world)
+    assert found == [False, False, True]
+
+
+def test_the_time_in_which_the_whole_process_is_stopped_does_not_count() -> None:
+    world = World(MODES[3])
+    world.submit([1], 9)
+    liveness = Liveness(world.manager, lambda _: None, Limit())
+    found: list[bool] = []
+
+    def look() -> None:
+        found.extend(liveness.look(s) is not None for s in (1.0, 5000.0))
+        found.append(looked_at(liveness, 5601.0))
+
+    in_the_hung_iteration(world, look)
+    step_until_hung(world)
+    assert found == [False, False, True]
+
+
+def test_a_loop_without_work_or_without_a_model_does_not_hang() -> None:
+    world = World(MODES[3])
+    liveness = Liveness(world.manager, lambda _: None, Limit())
+    assert liveness.look(1e6) is None
+    world.submit([1], 2)
+    world.manager.drain()
+    world.manager.drive(world.mode.lay_out, lambda: world.now_s)
+    assert isinstance(world.manager.begin(1.0, world.mode.lay_out), Wait)
+    assert liveness.look(1e6) is None
+    world.manager.model = None
+    assert liveness.look(1e6) is None

@@ -1,0 +1,173 @@
+"""What `Host`, `Origin` and `Sec-Fetch-Site` decide, as tables and for all origins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from web.browsers import Rules, host_names, own_names
+
+KEYS = ("sesame",)
+HERE = "127.0.0.1:8500"
+FRIEND = "https://friend.example"
+CHANGES = ("POST", "PUT", "PATCH", "DELETE", "BREW")
+READS = ("GET", "HEAD", "OPTIONS")
+
+
+def rules(
+    keys: tuple[str, ...] = (), names: Iterable[str] = (), origins: tuple[str, ...] = ()
+) -> Rules:
+    return Rules(
+        keys=keys, names=names, origins=origins, key_option="--key", origins_option="--origins"
+    )
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",  # a client of HTTP/1.0
+        "127.0.0.1", "127.0.0.1:8500", "10.1.2.3:80", "127.0.0.1.",
+        "[::1]", "[::1]:8500", "[2001:DB8::1]:1", "[::ffff:127.0.0.1]",
+        "localhost", "localhost:1", "LocalHost:8500", "localhost.", "localhost:",
+        "box", "Box:9", "box.lan", "box.lan.:9",
+        "a.inside.example", "b.a.inside.example:80", "inside.example",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_server_without_a_key_has_these_names(host: str, method: str) -> None:
+    known = rules(names=("", "box", "box.LAN", ".inside.example"))
+    assert known.refusal(method, host, "", "") is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:8500", "evil.example.", ".", ":8500", " ", "*",
+        "localhost.evil.example", "127.0.0.1.evil.example", "evil.localhost", "notbox", "box.evil",
+        "box.evil.example", "notinside.example", "inside.example.evil", ".box",
+        "evil.example,localhost", "localhost,evil.example", "evil.example,a.inside.example",
+        "localhost:8500:1", "localhost:80a", "user@localhost", "localhost/evil", "http://localhost",
+        "[::1", "::1", "[localhost]", "[127.0.0.1]", "[::1]evil", "1.2.3", "1.2.3.4.5", "0x7f.1",
+        "256.1.1.1", "löcalhost", "localhost\x00",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_host_with_another_name_is_refused_unless_a_key_is_needed(host: str, method: str) -> None:
+    names = ("", "box", ".inside.example")
+    refused = rules(names=names).refusal(method, host, "", "")
+    assert refused is not None
+    assert repr(host) in refused
+    assert "--allow-hosts" in refused
+    assert "--key" in refused
+    assert rules(KEYS, names).refusal(method, host, "", "") is None
+
+
+@pytest.mark.parametrize(
+    ("site", "origin", "passes"),
+    [
+        ("", "", True),  # no browser
+        ("same-origin", "", True),
+        ("none", "", True),
+        ("same-origin", "https://llm.example", True),  # a proxy has changed Host
+        ("", f"http://{HERE}", True),
+        ("", f"https://{HERE}", True),  # a proxy ended TLS
+        ("", FRIEND, True),
+        ("cross-site", FRIEND, True),
+        ("same-site", f"http://{HERE}", False),
+        ("same-site", "", False),
+        ("cross-site", "", False),
+        ("cross-site", "http://evil.example", False),
+        ("cross-site", "null", False),
+        ("same-origin,cross-site", "", False),
+        ("unheard-of", f"http://{HERE}", False),
+        ("", "null", False),
+        ("", "http://evil.example", False),
+        ("", "http://127.0.0.1", False),
+        ("", "http://127.0.0.1:3000", False),
+        ("", "http://localhost:8500", False),
+        ("", f"ftp://{HERE}", False),
+        ("", HERE, False),
+        ("", f"http://{HERE},http://evil.example", False),
+        ("", f"http://{HERE}/", False),
+        ("", "https://friend.example.evil", False),
+        ("", "http://friend.example", False),
+    ],
+)
+@pytest.mark.parametrize("keys", [(), KEYS])
+def test_a_change_passes_from_own_pages_and_allowed_ones_only(
+    site: str, origin: str, passes: bool, keys: tuple[str, ...]
+) -> None:
+    allowed = rules(keys, origins=("", FRIEND))
+    for method in CHANGES:
+        assert (allowed.refusal(method, HERE, origin, site) is None) is passes
+    for method in READS:
+        assert allowed.refusal(method, HERE, origin, site) is None
+
+
+def test_a_star_lets_other_pages_make_changes_only_where_they_need_a_key() -> None:
+    asked = ("POST", HERE, "http://elsewhere.example", "cross-site")
+    assert rules(KEYS, origins=("*",)).refusal(*asked) is None
+    refused = rules(origins=("*",)).refusal(*asked)
+    assert refused is not None
+    assert "http://elsewhere.example" in refused
+    assert "--origins (* only with --key)" in refused
+
+
+PORTS = {"http": 80, "https": 443}
+HOSTS = st.sampled_from(["127.0.0.1", "[::1]", "localhost", "10.0.0.1"])
+SITES = st.tuples(st.sampled_from(sorted(PORTS)), HOSTS, st.sampled_from([80, 443, 8500, 3000]))
+
+
+def authority(site: tuple[str, str, int]) -> str:
+    """As a browser writes it: without the scheme's default port."""
+    scheme, host, port = site
+    return host if port == PORTS[scheme] else f"{host}:{port}"
+
+
+@given(SITES, SITES)
+def test_a_page_that_an_old_browser_shows_may_change_its_own_server_and_no_other(
+    page: tuple[str, str, int], server: tuple[str, str, int]
+) -> None:
+    """An old browser sends Origin alone. Of two schemes at one address a server behind a proxy
+    cannot know which is its own."""
+    refused = rules().refusal("POST", authority(server), f"{page[0]}://{authority(page)}", "")
+    if page == server or authority(page) == authority(server):
+        assert refused is None
+    elif page[1:] != server[1:]:
+        assert refused is not None
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=12))
+def test_whatever_the_headers_say_there_is_a_decision(host: str, origin: str, site: str) -> None:
+    for method, keys in itertools.product(("GET", "POST"), ((), KEYS)):
+        refused = rules(keys).refusal(method, host, origin, site)
+        assert refused is None or refused.startswith(("this server", "a web page"))
+
+
+def test_a_machine_knows_its_own_name() -> None:
+    assert own_names()
+    for name in own_names():
+        assert rules(names=own_names()).refusal("GET", f"{name}:8500", "", "") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("a", ("a",)),
+        ("server-a, eb_server.default.svc", ("server-a", "eb_server.default.svc")),
+        (".svc,10.0.0.1", (".svc", "10.0.0.1")),
+    ],
+)
+def test_names_are_given_with_commas(text: str, names: tuple[str, ...]) -> None:
+    assert host_names(text) == names
+
+
+@pytest.mark.parametrize("text", ["http://a", "a:80", "a/b", "*", "*.a", "a b", "a..b", "[::1]"])
+def test_what_is_no_name_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a host name; allowed: names such as"):
+        host_names(text)

@@ -1,0 +1,1 @@
+"""Tokenizers: text to tokens, and tokens to text as they arrive."""

@@ -1,0 +1,1 @@
+"""What the server and the router have in common as HTTP servers."""
