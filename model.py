@@ -36,7 +36,7 @@ from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check
 from runtime.iteration import Flat, KnownSequence
-from runtime.linear.quantised import dequantise_linears, is_quantised, quantise_linears
+from runtime.linear.quantised import is_quantised, quantise_linears, with_int8_linears
 from runtime.shards import connect, join, whole_parameters
 from seams import DeviceMemoryError, Step
 
@@ -83,14 +83,19 @@ def load_model(options: LoadOptions) -> Executor:
             f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
         )
-    network = read_network(options.model, options.seed, options.part, options.revision)
-    as_stored = options.dtype == "auto" and device.type == "cpu"
-    int8 = options.dtype == "int8" or (as_stored and is_quantised(network))
+    as_stored = options.dtype in ("auto", "int8") and device.type == "cpu"
+    network = read_network(
+        options.model,
+        options.seed,
+        options.part,
+        options.revision,
+        with_int8_linears if as_stored else None,
+    )
+    int8 = options.dtype == "int8" or is_quantised(network)
     if int8:
         dtype = DTYPES["int8"]
     else:
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
-        dequantise_linears(network)
     kernel, graphs = None, False
     if device.type == "cuda":
         heads = network.config.n_head // options.part.shards

@@ -24,8 +24,8 @@ from models.weights.checkpoint import (
     read_fields,
     read_tensors,
 )
+from models.weights.scheme import SCHEME
 from runtime.linear.layers import quantised
-from runtime.linear.quantised import SCHEME
 from seams import RANDOM_PREFIX
 
 # what a server reads besides the weights

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder in the Hugging Face layout of GPT-2: `config.json` beside
 `model.safetensors`, or shards listed in `model.safetensors.index.json`. Its weights may be int8
-(`runtime/linear/quantised.py`). Names from the hub are downloaded into such a folder;
+(`scheme.py`). Names from the hub are downloaded into such a folder;
 `random:NAME` has a shape and no weights.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from models.gpt2 import GPT, GPTConfig, init_weights
 from models.part import WHOLE, Part, PartError
-from runtime.linear.quantised import SchemeError, check_scheme, dequantise_linears, quantise_linears
+from models.weights.scheme import SchemeError, check_scheme
 from seams import RANDOM_PREFIX
 
 EMBEDDED_FOLDER = Path(__file__).resolve().parents[2] / "embedded"
@@ -61,21 +61,28 @@ _DOWNLOADED = ["config.json", "generation_config.json", "model.safetensors", "to
 
 Thing = TypeVar("Thing")
 
+# replaces a network's linear layers by those with `weight` int8 and `scale`
+Int8Layers = Callable[[nn.Module], None]
+
 
 class CheckpointError(Exception):
     """A model that cannot be loaded; the message says what was found and what is allowed."""
 
 
 def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
-    """The network that `model` names, as `read_network` has it, in one precision."""
-    network = read_network(model, seed)
-    dequantise_linears(network)
-    return network.to(device=device, dtype=dtype)
+    """The network that `model` names, in one precision."""
+    return read_network(model, seed).to(device=device, dtype=dtype)
 
 
-def read_network(model: str, seed: int, part: Part = WHOLE, revision: str | None = None) -> GPT:
+def read_network(
+    model: str,
+    seed: int,
+    part: Part = WHOLE,
+    revision: str | None = None,
+    with_int8: Int8Layers | None = None,
+) -> GPT:
     """The network that `model` names, or a shard's part of it, for inference: on the CPU, in
-    float32, where its checkpoint has no int8 weights.
+    float32. `with_int8`: where its checkpoint has int8 weights, the layers that keep them.
 
     `model`: `embedded`, a GPT-2 name of the hub, a local folder, or `random:NAME`, whose weights
     are drawn from `seed`. `revision`: of a name of the hub. Raises CheckpointError.
@@ -83,7 +90,7 @@ def read_network(model: str, seed: int, part: Part = WHOLE, revision: str | None
     if model.startswith(RANDOM_PREFIX) and revision is None:
         network = split(random_network(model.removeprefix(RANDOM_PREFIX), seed), part)
     else:
-        network = load_checkpoint(find_folder(model, revision), part)
+        network = load_checkpoint(find_folder(model, revision), part, with_int8)
     return network.eval().requires_grad_(False)
 
 
@@ -138,36 +145,47 @@ def _download(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def load_checkpoint(folder: Path, part: Part = WHOLE) -> GPT:
-    """Reads a folder in the Hugging Face layout, or a shard's part of it: int8 weights as they are,
-    all else into float32. Raises CheckpointError."""
+def load_checkpoint(folder: Path, part: Part = WHOLE, with_int8: Int8Layers | None = None) -> GPT:
+    """Reads a folder in the Hugging Face layout, or a shard's part of it, into float32.
+    `with_int8` keeps int8 weights. Raises CheckpointError."""
     config, int8 = read_config(folder), has_int8(folder)
-    network, expected = _empty(config, part, int8=int8)
+    network, expected = _empty(config, part, with_int8 if int8 else None)
     names = _hub_names(config.n_layer, int8=int8)
+    scales = {ours for ours, _ in names.values() if ours.endswith(".scale")}
     state: dict[str, Tensor] = {}
     for hub_name, source in _shown(read_tensors(folder), len(names), f"loading {folder.name}"):
         ours, transposed = names.get(hub_name.removeprefix("transformer."), ("", False))
         if not ours:
             continue  # causal masks and a tied head, which some exports include
-        shape, wanted = tuple(source.get_shape()), expected[ours]
-        implied = tuple(wanted.shape)[::-1] if transposed else tuple(wanted.shape)
-        implied = (*implied, 1) if ours.endswith(".scale") else implied
+        shape, is_int8 = tuple(source.get_shape()), ours.replace("weight", "scale") in scales
+        if ours in scales:
+            implied: tuple[int, ...] = (expected[ours.replace("scale", "weight")].shape[0], 1)
+        else:
+            wanted = tuple(expected[ours].shape)
+            implied = wanted[::-1] if transposed else wanted
         if shape != implied:
             raise CheckpointError(
                 f"{folder}: tensor '{hub_name}' has shape {shape}, config.json implies {implied}"
             )
-        if (source.get_dtype() == "I8") != (wanted.dtype == torch.int8):
+        is_int8 = is_int8 and ours not in scales
+        if (source.get_dtype() == "I8") != is_int8:
             raise CheckpointError(
                 f"{folder}: tensor '{hub_name}' is {source.get_dtype()}, config.json implies "
-                f"{'I8' if wanted.dtype == torch.int8 else 'a floating-point type'}"
+                f"{'I8' if is_int8 else 'a floating-point type'}"
             )
         own = part.cut(ours, source, shape)
-        own = own.flatten() if ours.endswith(".scale") else own.t() if transposed else own
-        state[ours] = (own if wanted.dtype == torch.int8 else own.float()).contiguous()
+        own = own.flatten() if ours in scales else own.t() if transposed else own
+        state[ours] = (own if is_int8 else own.float()).contiguous()
     state["head.weight"] = state.get("wte.weight", torch.empty(0))
-    missing = sorted(expected.keys() - state.keys()) or ([] if "wte.weight" in state else ["wte"])
+    missing = sorted((expected.keys() | scales) - state.keys())
+    missing = missing or ([] if "wte.weight" in state else ["wte"])
     if missing:
         raise CheckpointError(f"{folder}: tensors are missing: {', '.join(missing[:5])}")
+    if int8 and with_int8 is None:
+        for name in scales:
+            state[name.replace("scale", "weight")] = (
+                state[name.replace("scale", "weight")].float() * state.pop(name)[:, None]
+            )
     network.load_state_dict(state, assign=True)
     network.head.weight = network.wte.weight
     return network
@@ -177,7 +195,7 @@ def split(network: GPT, part: Part) -> GPT:
     """A shard's part of a network. Raises CheckpointError."""
     if part == WHOLE:
         return network
-    own, _ = _empty(network.config, part, int8=False)
+    own, _ = _empty(network.config, part)
     whole, state = network.state_dict(), {}
     for ours, transposed in _hub_names(network.config.n_layer, int8=False).values():
         source = whole[ours].t() if transposed else whole[ours]
@@ -188,7 +206,9 @@ def split(network: GPT, part: Part) -> GPT:
     return own
 
 
-def _empty(config: GPTConfig, part: Part, *, int8: bool) -> tuple[GPT, dict[str, Tensor]]:
+def _empty(
+    config: GPTConfig, part: Part, with_int8: Int8Layers | None = None
+) -> tuple[GPT, dict[str, Tensor]]:
     """A network of the part's shape without weights, and the whole network's state. Raises
     CheckpointError."""
     try:
@@ -200,9 +220,9 @@ def _empty(config: GPTConfig, part: Part, *, int8: bool) -> tuple[GPT, dict[str,
         tokens = len(range(config.vocab_size)[part.of(config.vocab_size)])
         own.wte = nn.Embedding(tokens, config.n_embd)
         own.head = nn.Linear(config.n_embd, tokens, bias=False)
-        if int8:
+        if with_int8 is not None:
             for network in (whole, own):
-                quantise_linears(network.blocks, torch.float32)
+                with_int8(network.blocks)
     return own, whole.state_dict()
 
 

@@ -12,6 +12,7 @@ from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, init_weights
 from models.part import Part
 from models.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, split
+from runtime.linear.quantised import with_int8_linears
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 
@@ -88,7 +89,7 @@ def test_a_shard_reads_its_own_part_of_the_file_alone(
     monkeypatch.setattr(
         checkpoint, "read_tensors", lambda folder: ((n, Counting(s)) for n, s in tensors(folder))
     )
-    own = load_checkpoint(folder, Part(1, 3))
+    own = load_checkpoint(folder, Part(1, 3), with_int8_linears)
     assert read == sum(tensor.numel() for tensor in (*own.parameters(), *own.buffers()))
     assert read < 0.4 * sum(parameter.numel() for parameter in network.parameters())
 
