@@ -126,6 +126,7 @@ def _converted(folder: Path, dtype: str, config: dict[str, int]) -> Path:
         name = names.get_name(
             hub_name.removeprefix("transformer."), try_suffixes=(".weight", ".bias")
         )
+        assert name is not None, hub_name
         if tensor.ndim == 2 and hub_name.startswith("transformer.h."):
             tensor = tensor.T  # Hugging Face's GPT-2 stores its matrices the other way round
         kind = gguf.GGMLQuantizationType.F32
