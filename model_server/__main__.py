@@ -1,6 +1,6 @@
 """`python -m model_server`: a model server as a command (`./server.sh model-server`).
 
-The process supervises one process for each shard (`group.py`). With --rank it is a shard itself,
+The process supervises one process for each shard (`shards.py`). With --rank it is a shard itself,
 and another program must supervise it."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,18 +17,18 @@ from typing import NoReturn
 
 from loading import LoadError, load_local_model
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, read
-from model_server.group import GRACE_S, Group, Shard, address_of, cores_each
 from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
 from model_server.serving.recorded import RecordedModel
 from model_server.serving.service import ModelService, ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.serving.worker import Worker
+from model_server.shards import GRACE_S, shards_here
+from model_server.supervisor import Supervisor
 from model_server.wire.access import Access, AccessError
-from telemetry.journal import Journal, check_writable
+from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 from text.tokenizer import folder_of
 
-ROOT = Path(__file__).resolve().parent.parent
 RECORD_S = 2.0  # to write the last lines of --record
 
 
@@ -68,49 +67,13 @@ def named(model: str) -> str:
 
 
 def watch(config: ServeConfig) -> int:
-    """Runs all shards on this machine. Raises AccessError."""
-    access = Access(config.model_token, config.model_tls)
-    access.check(config.listen)
-    for rank in range(config.shards):
-        if config.record is not None:
-            check_writable(record_of(config.record, rank))
-    group = Group(lambda kv_tokens: shards_of(config, kv_tokens), access, config.model_patience)
+    """Runs all shards on this machine. Raises AccessError, OSError."""
+    supervisor = Supervisor([shards_here(config)])
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: group.stop())
+        signal.signal(number, lambda _number, _frame: supervisor.stop())
     if config.end_with_stdin:
         end_with_parent(GRACE_S + ORPHAN_S)
-    return group.run()
-
-
-def shards_of(config: ServeConfig, kv_tokens: int | None = None) -> list[Shard]:
-    """How to start the shards. They meet at a new port each time, unless one is given. `kv_tokens`:
-    the KV memory of the previous shards, which these must have too."""
-    addresses = [address_of(config.listen, rank) for rank in range(config.shards)]
-    rendezvous = config.rendezvous or f"127.0.0.1:{free_port()}"
-    made = []
-    for rank, listen in enumerate(addresses):
-        own = replace(
-            config,
-            rank=rank,
-            listen=listen,
-            end_with_stdin=True,
-            addresses=config.addresses or tuple(addresses),
-            rendezvous=rendezvous,
-            record=None if config.record is None else record_of(config.record, rank),
-            kv_memory=config.kv_memory if kv_tokens is None else f"{kv_tokens}tokens",
-        )
-        environment = {**os.environ, **own.as_environment()}
-        environment["PYTHONPATH"] = str(ROOT)
-        if config.shards > 1:
-            environment.setdefault("OMP_NUM_THREADS", cores_each(config.shards))
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        made.append(Shard([sys.executable, "-P", "-m", "model_server"], environment, listen))
-    return made
-
-
-def record_of(path: str, rank: int) -> str:
-    """The file that a shard writes. As with --listen, further shards write beside the first."""
-    return f"{path}-{rank}" if rank else path
+    return supervisor.run()
 
 
 def run(config: ServeConfig, rank: int) -> int:
@@ -176,13 +139,6 @@ def quantize(config: QuantizeConfig) -> None:
     except CheckpointError as error:
         sys.exit(f"model-server: {error}")
     print(f"{after:.1f} MB of weights instead of {before:.1f} MB; serve them with --model {out}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

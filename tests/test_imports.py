@@ -43,7 +43,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"document"},
     ],
     "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}],
-    "model_server": [{"wire"}, {"remote"}, {"serving", "config"}],
+    "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
     "router": [{"rules"}, {"config", "log"}, {"desk"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "records", "pace"}, {"lines", "store"}, {"clerk", "worker"}],
     "scheduling": [{"contract", "fitting", "growth"}, {"policies", "classes"}, {"registry"}],

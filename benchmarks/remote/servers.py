@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from model_server.__main__ import shards_of
 from model_server.config import ServeConfig
-from model_server.group import Group, Shard, address_of
 from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
+from model_server.shards import Shard, Shards, address_of, shards_of
+from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
 from tests.model_server.hash_shard import hash_shards
 
@@ -22,8 +24,8 @@ HASH = "hash"  # the tests' model, whose processes start at once
 @contextlib.contextmanager
 def serving(
     model: str, dtype: str, shards: int, max_batch_size: int, patience_s: float
-) -> Iterator[tuple[str, Group]]:
-    """The address of rank 0, and the group."""
+) -> Iterator[tuple[str, Supervisor]]:
+    """The address of rank 0, and the supervisor of all."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{Path(folder) / 'model'}"
         config = ServeConfig(
@@ -34,17 +36,17 @@ def serving(
             shards=shards,
             log_level="error",
         )
-        make: Callable[[int | None], Sequence[Shard]] = lambda tokens: shards_of(config, tokens)  # noqa: E731
+        make: Callable[[int | None], Sequence[Shard]] = partial(shards_of, config, os.environ)
         if model == HASH:
             addresses = [address_of(address, rank) for rank in range(shards)]
             make = lambda _: hash_shards(addresses)  # noqa: E731
-        group = Group(make, Access(), patience_s)
-        thread = threading.Thread(target=group.run)
+        supervisor = Supervisor([Shards(make, Access(), patience_s).group])
+        thread = threading.Thread(target=supervisor.run)
         thread.start()
         try:
-            yield address, group
+            yield address, supervisor
         finally:
-            group.stop()
+            supervisor.stop()
             thread.join()
 
 

@@ -16,7 +16,7 @@ from engine.inference import Inference
 from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import make_ledger
-from model_server.__main__ import ROOT, free_port
+from model_server.shards import ROOT, free_port
 from scheduling.policies.orca import Orca
 from seams import Model, Sampling
 

@@ -8,10 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-from model_server.group import Shard
 from model_server.serving.process import ORPHAN_S, end_with_parent, fail, serve
 from model_server.serving.service import ModelService
 from model_server.serving.worker import Worker
+from model_server.shards import Shard
 from model_server.wire.access import Access
 from tests.hash_model import HashModel
 

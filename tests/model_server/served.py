@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from model_server.group import Group
 from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
 from model_server.serving.process import register
 from model_server.serving.service import ModelService
 from model_server.serving.worker import ShardFailedError, Worker
+from model_server.supervisor import Supervisor
 from model_server.wire import model_pb2_grpc
 from model_server.wire.access import OPTIONS, Access
 from tests.hash_model import HashModel
@@ -106,13 +106,13 @@ def served(
 
 
 @contextlib.contextmanager
-def running(group: Group) -> Iterator[Group]:
-    thread = threading.Thread(target=group.run)
+def running(supervisor: Supervisor) -> Iterator[Supervisor]:
+    thread = threading.Thread(target=supervisor.run)
     thread.start()
     try:
-        yield group
+        yield supervisor
     finally:
-        group.stop()
+        supervisor.stop()
         thread.join()
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from requests import Response
 
-from model_server.group import Group
+from model_server.shards import Shards
+from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
 from tests.model_server.hash_shard import hash_shards
 from tests.model_server.served import running, unix
@@ -22,9 +23,10 @@ REQUESTS, TOKENS = 4, 150
 @pytest.mark.long
 def test_answers_are_the_same_when_the_model_server_is_killed_meanwhile(tmp_path: Path) -> None:
     address = unix(tmp_path)
-    group = Group(lambda _: hash_shards([address]), Access(), patience_s=5.0)
+    shards = Shards(lambda _: hash_shards([address]), Access(), patience_s=5.0)
+    supervisor = Supervisor([shards.group])
     with (
-        running(group),
+        running(supervisor),
         serving(tmp_path, hash_model={"HASH_ENDLESS": 1}, remote_model=address) as server,
         clients(REQUESTS) as submit,
     ):
@@ -37,7 +39,7 @@ def test_answers_are_the_same_when_the_model_server_is_killed_meanwhile(tmp_path
         undisturbed = texts(ask())
         asked = ask()
         server.reaches(running=REQUESTS)
-        os.kill(group.processes[0].pid, signal.SIGKILL)
+        os.kill(supervisor.processes[0].pid, signal.SIGKILL)
         eventually(lambda: server.health() == 503, "the server is not ready")
         assert texts(asked) == undisturbed
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,9 @@ from batching import BatchingManager
 from engine.inference import Inference
 from generate import dynamic
 from generate.modes import make_ledger
-from model_server.group import Group, Shard
 from model_server.remote.model import RemoteModel
+from model_server.shards import Shard, Shards
+from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
 from scheduling.policies.orca import Orca
 from seams import Sampling
@@ -103,13 +103,13 @@ def test_killed_or_stopped_shards_lose_no_response_and_no_token(tmp_path: Path) 
         kv_tokens.append(as_before)
         return hash_shards(addresses)
 
-    group = Group(shards, Access(), PATIENCE_S)
+    supervisor = Supervisor([Shards(shards, Access(), PATIENCE_S).group])
 
     def to_rank(rank: int, number: int) -> Callable[[], None]:
-        return lambda: os.kill(group.processes[rank].pid, number)
+        return lambda: os.kill(supervisor.processes[rank].pid, number)
 
     with (
-        running(group),
+        running(supervisor),
         connected(addresses[0], patience_s=PATIENCE_S, max_batch_size=8) as model,
         driving(model) as engine,
     ):
@@ -173,12 +173,6 @@ def test_an_iteration_that_takes_longer_than_its_deadline_is_a_loss(tmp_path: Pa
         hangs.set()
         assert inference.event.wait(60.0)
         assert inference.ids == [1, *reference([1], 2, seed=0)]
-
-
-def test_a_shard_that_cannot_be_started_ends_its_group(tmp_path: Path) -> None:
-    command = [sys.executable, "-S", "-c", "raise SystemExit(1)"]
-    shard = Shard(command, dict(os.environ), unix(tmp_path))
-    assert Group(lambda _: [shard], Access(), PATIENCE_S).run() == 1
 
 
 @pytest.mark.parametrize("shards", [1, 2])

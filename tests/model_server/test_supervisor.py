@@ -1,0 +1,91 @@
+"""When processes are restarted, and which shards one command starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import accumulate
+
+import pytest
+
+from model_server.config import ServeConfig
+from model_server.supervisor import (
+    FIRST_PAUSE_S,
+    MOST_PAUSE_S,
+    REFUSED,
+    Group,
+    IsReady,
+    Program,
+    Supervisor,
+    pause_after,
+)
+from options import OptionError
+from tests.model_server.served import running
+from tests.server.process import eventually
+
+PATIENT = "import signal, sys; print('up', flush=True); signal.pause()"
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[IsReady]:
+    yield lambda: True
+
+
+@contextlib.contextmanager
+def never() -> Iterator[IsReady]:
+    yield lambda: False
+
+
+def group(*names: str) -> Group:
+    command = [sys.executable, "-S", "-c", PATIENT]
+    programs = [Program(name, command, dict(os.environ), at_once) for name in names]
+    return Group(lambda: programs, end_within_s=10.0)
+
+
+def test_pauses_grow_while_starts_fail_and_begin_again_once_a_shard_was_ready() -> None:
+    pauses = list(accumulate([False] * 20, pause_after, initial=FIRST_PAUSE_S))
+    assert pauses[1] == 2 * FIRST_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MOST_PAUSE_S
+    assert pause_after(MOST_PAUSE_S, was_ready=True) == FIRST_PAUSE_S
+
+
+def test_the_processes_of_a_group_are_restarted_together_and_others_stay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    lines: list[tuple[str, str]] = []
+    supervisor = Supervisor(
+        [group("a", "b"), group("c")], lambda name, line: lines.append((name, line))
+    )
+    with running(supervisor):
+        eventually(lambda: len(lines) == 3, "all have started")
+        before = [process.pid for process in supervisor.processes]
+        os.kill(before[1], signal.SIGKILL)
+        eventually(lambda: len(lines) == 5, "two have started again")
+        after = [process.pid for process in supervisor.processes]
+    assert after[2] == before[2]
+    assert not {*after[:2]} & {*before}
+    assert sorted(lines) == [("a", "up")] * 2 + [("b", "up")] * 2 + [("c", "up")]
+    asked = [told.split()[0] for told in caplog.messages if "asked to end" in told]
+    assert asked == ["c", "a", "b"]  # the groups in the opposite order
+
+
+@pytest.mark.parametrize("status", [0, 1, 3])
+def test_a_process_that_ends_by_itself_before_it_was_ready_ends_all(status: int) -> None:
+    command = [sys.executable, "-S", "-c", f"raise SystemExit({status})"]
+    failing = Group(lambda: [Program("x", command, dict(os.environ), never)], end_within_s=1.0)
+    supervisor = Supervisor([group("a"), failing])
+    assert supervisor.run() == REFUSED
+    assert supervisor.processes == []
+
+
+def test_shards_that_start_together_are_not_put_on_one_gpu() -> None:
+    words = r"each of --shards \(2\) needs its own GPU; allowed: auto, cpu, cuda"
+    with pytest.raises(OptionError, match=words):
+        ServeConfig(device="cuda:1", shards=2)
+    addresses = ("a:1", "b:1")  # of machines that each have several GPUs
+    ServeConfig(device="cuda:1", shards=2, rank=1, addresses=addresses, rendezvous="a:2")
