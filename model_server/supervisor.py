@@ -38,8 +38,8 @@ class SilentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What runs as a process. `probe` opens what tells whether the process is ready; that raises
-    SilentError if the process does not answer. With `keeps_others` the process outlives a killed
+    """What runs as a process. `probe` opens a function that returns whether the process is ready,
+    and raises SilentError if it does not answer. With `keeps_others` the process outlives a killed
     supervisor until it has ended in order, and the other groups with it."""
 
     name: str
