@@ -1,4 +1,4 @@
-"""The first screens of recorded reports: pictures of docs/comparing.md, measuring.md, results.md.
+"""The first screens of recorded reports: pictures of docs/comparing.md and docs/measuring.md.
 
     python -m benchmarks.client.screens      # docs/img/*-report.png, measuring-run.png
 
@@ -16,7 +16,6 @@ from client.load.machine import ROOT
 # picture: recording, width and height in pixels
 SCREENS = {
     "comparing-report": ("embedded", 1100, 742),
-    "bursty-report": ("embedded-high", 1100, 742),
     "measuring-run": ("run", 1000, 1040),
 }
 

@@ -1,4 +1,4 @@
-"""The trade-off between immediate and deferred requests: figures, table, picture."""
+"""The trade-off between immediate and deferred requests: figures and table."""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 
 from benchmarks.common import machine, save
-from benchmarks.deferred.points import Cell, Point, Ratio, points
+from benchmarks.deferred.points import Cell, Ratio, points
 from scheduling.classes.step_time import Work
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, NullLocator
-
-BASELINES = {"fifo": "#b8a12a", "priority": "#8f5fa8", "exclusive": "#5e9c51"}
-TICKS = (1, 1.2, 1.5, 2, 3, 5, 8)
 
 
 def report(
@@ -56,9 +48,6 @@ def report(
         for p in found
         if p.policy != "alone"
     ]
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        draw(found, title, out / f"{name}.png")
     figures = {
         "title": title,
         "deferred_only_tokens_per_s": only,
@@ -71,53 +60,3 @@ def report(
 
 def _told(ratio: Ratio) -> str:
     return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def draw(found: Sequence[Point], title: str, path: Path) -> None:
-    """p99 of TTFT and TPOT against the share of the spare capacity, the geometric mean over the
-    shapes of a load."""
-    pooled = [p for p in found if p.shape == "all"]
-    loads = sorted({p.load for p in pooled})
-    figure, grid = plt.subplots(
-        2, len(loads), figsize=(5.2 * len(loads), 7.2), layout="constrained", squeeze=False
-    )
-    for column, load in enumerate(loads):
-        here = [p for p in pooled if p.load == load]
-        for axes, field, label in (
-            (grid[0][column], "ttft_p99", "p99 TTFT"),
-            (grid[1][column], "tpot_p99", "p99 TPOT"),
-        ):
-            curve = [p for p in here if p.policy.startswith("budget")]
-            xs, ratios = [p.of_spare for p in curve], [getattr(p, field) for p in curve]
-            ys = [ratio.value for ratio in ratios]
-            bars = [[r.value - r.low for r in ratios], [r.high - r.value for r in ratios]]
-            axes.errorbar(
-                xs, ys, np.maximum(bars, 0), fmt="o-", color="#2a7fb8", capsize=2, label="budget"
-            )
-            for x, y, point in zip(xs, ys, curve, strict=True):
-                axes.annotate(
-                    point.policy.removeprefix("budget "),
-                    (x, y),
-                    textcoords="offset points",
-                    xytext=(5, -11),
-                    fontsize=8,
-                )
-            for point in here:
-                if point.policy in BASELINES:
-                    y = getattr(point, field).value
-                    colour = BASELINES[point.policy]
-                    axes.plot(point.of_spare, y, "s", color=colour, label=point.policy)
-            axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=TICKS))
-            axes.yaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.grid(alpha=0.25)
-            axes.set_xlim(left=0)
-            axes.set_xlabel("deferred tokens/s, share of the spare capacity")
-            axes.set_ylabel(f"{label} of immediate requests / alone")
-            axes.set_title(f"{load:.0%} of capacity")
-    grid[0][0].legend(frameon=False)
-    figure.suptitle(title, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)

@@ -137,6 +137,12 @@ def record(recording: Recording, root: Path = ROOT) -> bool:
         if not (out / recording.shows).exists():
             _say(f"{recording.name} failed: it left no {recording.shows}")
             return False
+        for name in recording.drops:
+            dropped = out / name
+            if dropped.is_dir():
+                shutil.rmtree(dropped)
+            else:
+                dropped.unlink(missing_ok=True)
         name_paths_from(root, out)
         for inner in (path for path in out.iterdir() if path.is_dir()):
             shutil.rmtree(root / recording.folder / inner.name, ignore_errors=True)

@@ -18,6 +18,7 @@ SERVER = (
     "text",
 )
 COMPARE = (*SERVER, "client", "compare.sh")
+RAW = ("runs.jsonl.gz", "workloads")
 PYTHON = "{python} -m "
 
 
@@ -26,7 +27,8 @@ class Recording:
     """One command and its results.
 
     ``command`` contains ``{python}`` and ``{out}``, an empty folder, whose files move to
-    ``folder``. With ``printed`` its output is also kept, under that name. The age of the file
+    ``folder``, except for those named in ``drops``, which can be made again or are large. With
+    ``printed`` its output is also kept, under that name. The age of the file
     ``shows`` is the age of the recording; ``measures`` is the code that it measures. ``needs`` are
     keys of NEEDS in ``__main__.py``."""
 
@@ -38,11 +40,16 @@ class Recording:
     measures: tuple[str, ...]
     needs: tuple[str, ...] = ()
     printed: str | None = None
+    drops: tuple[str, ...] = ()
 
 
-def _compare(name: str, minutes: float, options: str = "") -> Recording:
-    command = f"./compare.sh --out {{out}} {options}"
-    return Recording(name, minutes, command, f"results/reference-{name}", "summary.json", COMPARE)
+def _compare(
+    name: str, minutes: float, options: str = "", drops: tuple[str, ...] = ("report.html", *RAW)
+) -> Recording:
+    return Recording(
+        name, minutes, f"./compare.sh --out {{out}} {options}", f"results/reference-{name}",
+        "summary.json", COMPARE, drops=("requests.csv", *drops),
+    )  # fmt: skip
 
 
 def _bench(
@@ -72,12 +79,15 @@ _KERNELS, _PRODUCTS = "results/reference-kernels", ("runtime/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store")
 
 TABLE: tuple[Recording, ...] = (
-    _compare("embedded", 5),
+    _compare("embedded", 5, drops=RAW),
     _compare("embedded-again", 5),
     _compare("embedded-low", 5, "--arrivals plan:low"),
     _compare("embedded-medium", 5, "--arrivals plan:medium"),
     _compare("embedded-high", 5, "--arrivals plan:high"),
-    _compare("gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16"),
+    _compare(
+        "gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16",
+        drops=("report.html",),
+    ),
     Recording(
         "distributions", 5, "./compare.sh --distributions", "results/reference-distributions",
         "distributions.txt", COMPARE, printed="distributions.txt",
@@ -86,7 +96,10 @@ TABLE: tuple[Recording, ...] = (
         "overload", 8, "overload --rounds 12", "results/reference-overload", "overload.json",
         (*SERVER, "benchmarks/overload"),
     ),
-    _bench("one-run", 1, "client.one_run", "results/reference-run", "summary.json", COMPARE),
+    Recording(
+        "one-run", 1, f"{PYTHON}benchmarks.client.one_run --out {{out}}", "results/reference-run",
+        "summary.json", COMPARE, drops=("requests.csv", "tokens.csv"),
+    ),
     _bench(
         "modes", 11, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
     ),
@@ -205,8 +218,7 @@ TABLE: tuple[Recording, ...] = (
     _bench(
         "report-pictures", 1, "client.screens", "docs/img", "comparing-report.png",
         (
-            "client/report", "results/reference-embedded", "results/reference-embedded-high",
-            "results/reference-run",
+            "client/report", "results/reference-embedded", "results/reference-run",
         ), "development", "chromium",
     ),
     _bench("load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png", ("client",),

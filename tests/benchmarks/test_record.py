@@ -115,6 +115,22 @@ def test_a_recording_replaces_its_folders_whole(
     assert not any(inner.iterdir())
 
 
+def test_what_can_be_made_again_is_not_kept(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
+    program = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[1])
+(out / "workloads").mkdir()
+for name in ("it.json", "requests.csv", "workloads/1.jsonl"):
+    (out / name).write_text("it")
+"""
+    one = replace(IT, command=command(program), printed=None, drops=("requests.csv", "workloads"))
+    assert record(one, checkout)
+    assert [path.name for path in (checkout / "results" / "it").iterdir()] == ["it.json"]
+
+
 @pytest.mark.parametrize(
     ("program", "allowed", "reason"),
     [
