@@ -1,22 +1,8 @@
-"""Structured logs: one JSON object per line on standard error. Independent of the router."""
+"""The router's log: one JSON object per line on standard error."""
 
-import json
 import logging
-from typing import Any
 
-
-class _Lines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **getattr(record, "facts", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
+from web.json_lines import JsonFormatter
 
 LOGGER = logging.getLogger("router")
 
@@ -24,12 +10,12 @@ LOGGER = logging.getLogger("router")
 def set_up(*, debug: bool) -> None:
     """Sends the router's logs and the libraries' warnings to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Lines())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     LOGGER.setLevel(logging.DEBUG if debug else logging.INFO)
 
 
-def event(level: int, name: str, /, **facts: object) -> None:
-    """Logs one line: what happened, and the facts."""
+def event(level: int, name: str, /, **fields: object) -> None:
+    """Logs one line: what happened, and its fields."""
     if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, name, extra={"facts": facts})
+        LOGGER.log(level, name, extra={"fields": fields})

@@ -29,6 +29,7 @@ from router.rules.ticket import Limits
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 from web.browsers import Rules, own_names
+from web.cors import response_headers
 
 # Servers close idle connections (gunicorn after 2 s, uvicorn after 5). A request sent at that
 # moment is lost, so the router closes idle connections earlier.
@@ -133,9 +134,13 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
     for path in ("/", "/inference", "/generate", "/generate_stream"):
         app.router.add_post(path, proxy.handle)
     if config.cors_origin:
+        allowed = {config.cors_origin}
 
         async def allow_origin(request: web.Request, response: web.StreamResponse) -> None:
-            response.headers["Access-Control-Allow-Origin"] = config.cors_origin
+            granted, vary = response_headers(allowed, request.method, request.headers.get)
+            response.headers.update(granted)
+            if vary:
+                response.headers.add("Vary", ", ".join(sorted(vary)))
 
         app.on_response_prepare.append(allow_origin)
         app.router.add_route("OPTIONS", "/{path:.*}", _preflight)
@@ -144,16 +149,7 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
 
 
 async def _preflight(request: web.Request) -> web.Response:
-    return web.Response(
-        status=204,
-        headers={
-            "Access-Control-Allow-Methods": "GET, POST, DELETE",
-            "Access-Control-Allow-Headers": request.headers.get(
-                "Access-Control-Request-Headers", "Authorization, Content-Type"
-            ),
-            "Access-Control-Max-Age": "600",
-        },
-    )
+    return web.Response(status=204)
 
 
 async def _nowhere(request: web.Request) -> web.Response:

@@ -1,20 +1,10 @@
-"""Which pages of other origins may call the server from a browser (`--cors-allow-origin`).
-
-A browser first sends OPTIONS, which Flask answers for every route; this adds the headers that it
-needs. An allowed origin may use any method and headers: the headers of clients' SDKs change with
-every release, and the server refuses or ignores unknown ones anyway. <https://fetch.spec.whatwg.org/#http-cors-protocol>
-"""
+"""Which pages of other origins may call the server (`--cors-allow-origin`): `web/cors.py`."""
 
 from __future__ import annotations
 
 from flask import Flask, Response, request
 
-EVERYONE = "*"
-ASKED = {  # request header -> response header
-    "Access-Control-Request-Method": "Access-Control-Allow-Methods",
-    "Access-Control-Request-Headers": "Access-Control-Allow-Headers",
-}
-MAX_AGE_S = 600  # for which the response is valid
+from web.cors import response_headers
 
 
 def register_cors(app: Flask, allowed: str | None) -> None:
@@ -24,20 +14,8 @@ def register_cors(app: Flask, allowed: str | None) -> None:
     origins = frozenset(allowed.split(","))
 
     @app.after_request
-    def tell(response: Response) -> Response:
-        origin = request.headers.get("Origin")
-        if EVERYONE in origins:
-            response.headers["Access-Control-Allow-Origin"] = EVERYONE
-        else:
-            response.vary.add("Origin")  # a cache must not give one origin's answer to another
-            if origin not in origins:
-                return response
-            response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
-        if request.method == "OPTIONS":
-            response.headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
-            for question, answer in ASKED.items():
-                response.vary.add(question)
-                if question in request.headers:
-                    response.headers[answer] = request.headers[question]
+    def add_headers(response: Response) -> Response:
+        headers, vary = response_headers(origins, request.method, request.headers.get)
+        response.headers.update(headers)
+        response.vary.update(vary)
         return response

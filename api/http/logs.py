@@ -6,11 +6,7 @@ carries it either way. Nothing is logged per token.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,30 +16,13 @@ from api.http.errors import show
 from api.http.intake import ARRIVED_S
 from engine.inference import Inference
 from telemetry.stats import queue_s, ttft_s
+from web.json_lines import JsonFormatter
+from web.request_ids import HEADER, request_id
 
 log = logging.getLogger(__name__)
 
-HEADER = "X-Request-Id"
-USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 PROBES = frozenset(("/", "/health", "/info", "/metrics", "/stats", "/v1/models"))  # logged as debug
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the message and the fields of the request."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told = {
-            "time": f"{at}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(told)
 
 
 def formatter(kind: str) -> logging.Formatter:
@@ -62,8 +41,7 @@ def belongs_to_request(*inferences: Inference) -> None:
 def register_log(app: Flask, clock: Callable[[], float]) -> None:
     @app.before_request
     def begin() -> None:
-        given = request.headers.get(HEADER, "")
-        g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        g.request_id = request_id(request.headers.get(HEADER))
         pending_since_s = ARRIVED_S.get()
         g.arrival_s = clock() if pending_since_s is None else pending_since_s
 

@@ -1,7 +1,6 @@
 """Handles inference requests: reads, queues, forwards, retries, answers, records."""
 
 import asyncio
-import hmac
 import logging
 import random
 import time
@@ -23,16 +22,16 @@ from router.rules.held import HeldBytes
 from router.rules.ticket import Refusal, Ticket
 from telemetry.journal import Journal, Line
 from telemetry.tracing import Traced, Tracing
+from web.keys import bearer_key, is_valid
+from web.request_ids import HEADER, request_id
 
 BACK_OFF_S = 0.05
 MAX_BACK_OFF_S = 1.0
 
 
 def holds_key(request: web.Request, keys: tuple[str, ...]) -> bool:
-    """Whether the request has one of the keys as a bearer token (compared in constant time)."""
-    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-    given = shown.strip().encode() if scheme.lower() == "bearer" else b""
-    return any(hmac.compare_digest(given, key.encode()) for key in keys)
+    """Whether the request has one of the keys as a bearer token."""
+    return is_valid(bearer_key(request.headers.get("Authorization", "")).encode(), keys)
 
 
 class Proxy:
@@ -95,8 +94,8 @@ class Proxy:
         request: web.Request,
         answer: Callable[[Exchange], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        request_id = headers.request_id(request.headers)
-        x = Exchange(request, self._desk.now(), request_id)
+        given = request.headers.get(HEADER)
+        x = Exchange(request, self._desk.now(), request_id(given, prefix="req-"))
         if self._tracing is not None:
             x.trace = self._tracing.serve(request.method, request.headers, time.time_ns())
         task = asyncio.current_task()
@@ -120,7 +119,7 @@ class Proxy:
             return await self._abandon(x, stopped)
         except Exception:
             status = 500
-            log.LOGGER.exception("internal error", extra={"facts": {"request": x.request_id}})
+            log.LOGGER.exception("internal error", extra={"fields": {"request": x.request_id}})
             broken = Problem(500, "server_error", "internal_error", "The router failed.")
             return await self._abandon(x, broken)
         finally:
@@ -242,7 +241,7 @@ class Proxy:
     @staticmethod
     def _refuse(x: Exchange, problem: Problem) -> web.Response:
         response = errors.response(problem, x.request.path)
-        response.headers["X-Request-Id"] = x.request_id
+        response.headers[HEADER] = x.request_id
         return response
 
     @staticmethod

@@ -1,7 +1,5 @@
 """Which headers cross the router. Pure. Source: RFC 9110, 7.6.1 (hop-by-hop fields)."""
 
-import re
-import uuid
 from collections.abc import Mapping
 
 from multidict import CIMultiDict, MultiMapping
@@ -34,13 +32,6 @@ _REQUEST_OWN = HOP_BY_HOP | {
 # What a proxy adds about its client. The router adds none of these, so a client may not set them.
 _FORWARDING = frozenset({"forwarded", "x-original-url", "x-real-ip", "x-rewrite-url"})
 _RESPONSE_OWN = HOP_BY_HOP | {"content-length", "x-request-id", "x-upstream-origin"}
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-def request_id(headers: Mapping[str, str]) -> str:
-    """The client's X-Request-Id if it is safe to log, else a new one."""
-    given = headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
 
 
 def to_upstream(

@@ -84,7 +84,7 @@ class RouterProcess:
         assert self.process.poll() is None or written, "the router ended"
         whole, _, _ = written.rpartition("\n")
         lines = [json.loads(line) for line in whole.splitlines()]
-        return [line for line in lines if line["event"] == event]
+        return [line for line in lines if line["message"] == event]
 
     def probed(self) -> "RouterProcess":
         until(lambda: self.get("/health").status_code == 200, "health")

@@ -56,6 +56,14 @@ def test_an_upstream_sees_its_own_name_and_none_of_the_pages(start: Start, farm:
     assert router.get("/live", headers={"Host": EVIL}).status_code == 403
 
 
+def test_only_the_page_of_the_option_may_read(start: Start, farm: Farm) -> None:
+    router = start(farm.new(), cors_origin=PAGE)
+    for origin, told in ((PAGE, PAGE), (f"http://{EVIL}", None)):
+        answer = router.get("/live", headers={"Origin": origin})
+        assert answer.headers.get("Access-Control-Allow-Origin") == told
+        assert answer.headers["Vary"] == "Origin"
+
+
 def test_with_a_key_every_host_is_accepted_and_a_star_means_every_page(
     start: Start, farm: Farm
 ) -> None:
