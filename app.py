@@ -20,15 +20,10 @@ from flask import Flask
 
 from api import native, watch
 from api.document.openapi import register_openapi
-from api.http.browsers import register_rules
-from api.http.cors import register_cors
 from api.http.departed import Departures
 from api.http.errors import ApiError, refusal, register_errors
-from api.http.intake import Intake, handled_at_once
-from api.http.keys import require_keys
-from api.http.logs import register_log
-from api.http.refusals import register_refusals
-from api.http.traces import register_traces
+from api.http.hooks import register_hooks
+from api.http.worker.intake import Intake, handled_at_once
 from api.http.writer import Writer
 from api.jobs import batches, files
 from api.jobs.lines import Endpoints
@@ -91,7 +86,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
         return Intake()
     queue, at_once = manager.queue, handled_at_once(config.max_batch_size)
 
-    def why_not() -> ApiError | None:
+    def refuse() -> ApiError | None:
         if (overload := queue.overload_pending()) is None:
             return None
         stats.count_rejected()
@@ -104,7 +99,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
 
     intake = Intake[Any](
         most,
-        why_not,
+        refuse,
         min(config.stream_heartbeat, config.request_timeout),
         stats.count_left,
     )
@@ -183,16 +178,10 @@ def create_app(
     app.register_blueprint(openai.make_blueprint(service, generations, calls))
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
-    register_log(app, time.perf_counter)
-    register_refusals(app)
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
-    if tracing is not None:
-        register_traces(app, tracing, generations.model)
     app.extensions["tracing"] = tracing
-    register_cors(app, config.cors_allow_origin)
+    register_hooks(app, config, time.perf_counter, tracing, generations.model)
     register_metrics(app, metrics, manager, JobCollector(jobs))
-    register_rules(app, config)
-    require_keys(app, config.keys)
     register_openapi(app, keys=bool(config.keys))
     return app
 

@@ -11,10 +11,10 @@ from typing_extensions import TypedDict
 
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
-from api.http.intake import ARRIVED_S
-from api.http.keys import presented_owner
-from api.http.logs import belongs_to_request
-from api.http.traces import trace_generations
+from api.http.hooks.keys import presented_owner
+from api.http.hooks.logs import belongs_to_request
+from api.http.hooks.traces import trace_generations
+from api.http.worker.intake import ARRIVED_S
 from api.http.writer import Writer
 from api.metrics import Metrics
 from api.texts import Texts

@@ -17,8 +17,8 @@ import threading
 import time
 from typing import Any
 
-from api.http.logs import formatter
-from api.http.worker import GatheringWorker
+from api.http.hooks.logs import formatter
+from api.http.worker.gathering import GatheringWorker
 from serving.config import Config
 
 OTHER_FILES = 256  # open besides connections, at most

@@ -16,7 +16,7 @@ import requests
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from api.http.traces import duration
+from api.http.hooks.traces import duration
 from model_server.serving.service import ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.wire import messages

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import requests
 
-from api.http.intake import handled_at_once
+from api.http.worker.intake import handled_at_once
 from tests.server.hash_app import HOLD, STEP_S
 from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
 

@@ -11,12 +11,13 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import unquote_to_bytes
 
 from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-untyped]
 
 from api.http.errors import ApiError
+from web.keys import is_valid
 
 MOST_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
@@ -25,6 +26,7 @@ BYTES_PER_S = 64 * 1024  # a client may take a second longer for each such numbe
 _LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding[ \t]*:[^\r\n]*chunked", re.IGNORECASE)
 _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)  # of an absolute target
+_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer +([^\r\n]*)", re.IGNORECASE)
 _EXPECTS = re.compile(rb"\r\nexpect[ \t]*:[ \t]*100-continue", re.IGNORECASE)
 
 
@@ -34,6 +36,13 @@ def _path(target: bytes) -> bytes:
     if (origin := _ORIGIN.match(path)) is not None:
         path = path[origin.end() :] or b"/"
     return unquote_to_bytes(path)
+
+
+def presents_key(head: bytes, keys: Sequence[str]) -> bool:
+    """Whether a request's head has a valid key, so that its body is gathered; the application
+    checks the key again."""
+    given = _BEARER.search(head)
+    return given is not None and is_valid(given[1].strip(), keys)
 
 
 class Incoming:

@@ -27,12 +27,11 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
 )
 
 from api.http.errors import ApiError
-from api.http.incoming import PIECE_BYTES, Incoming
-from api.http.intake import ARRIVED_S, GENERATION_PATHS, Intake
-from api.http.keys import presents_key
-from api.http.outgoing import Outgoing
-from api.http.refusals import RefusedBody, no_thread, too_few_files, too_much_held
-from api.http.threads import Threads
+from api.http.worker.incoming import PIECE_BYTES, Incoming, presents_key
+from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
+from api.http.worker.outgoing import Outgoing
+from api.http.worker.refusals import RefusedBody, no_thread, too_few_files, too_much_held
+from api.http.worker.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
             self._forget(conn)
         elif conn.outgoing is None or conn.outgoing.whole:
-            self._settle(conn, stays)
+            self._sent(conn, stays)
         else:
             conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
             self._wait(conn, partial(self._write, stays), selectors.EVENT_WRITE)
@@ -150,10 +149,10 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self._drop(conn)
             return
         if conn.outgoing.whole:
-            self._wake(conn)
-            self._settle(conn, stays)
+            self._end_wait(conn)
+            self._sent(conn, stays)
 
-    def _settle(self, conn: TConn, stays: bool) -> None:
+    def _sent(self, conn: TConn, stays: bool) -> None:
         """The response was sent: the connection waits for the next request, or ends."""
         conn.outgoing = None
         now_s = time.monotonic()
@@ -165,7 +164,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 self.client_timeout_s if conn.incoming.begun else idle_s
             )
             self._wait(conn, self._read)
-            self._go_on(conn)
+            self._proceed(conn)
         else:
             conn.incoming.deadline_s = now_s + LINGER_S
             self._wait(conn, self._discard)
@@ -202,9 +201,9 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 return
             conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
         conn.incoming.feed(data)
-        self._go_on(conn)
+        self._proceed(conn)
 
-    def _go_on(self, conn: TConn) -> None:
+    def _proceed(self, conn: TConn) -> None:
         """Gives a thread to a request that is ready, or will not be."""
         incoming = conn.incoming
         if not incoming.begun:
@@ -227,23 +226,25 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         waits = incoming.whole and incoming.admitted and incoming.refusal is None
         if waits and incoming.method == b"POST" and incoming.path in GENERATION_PATHS:
             if self.intake.is_full():
-                refusal = self.intake.why_not()
+                refusal = self.intake.refusal()
                 # the other half is for probes and for clients that are still sending
                 if refusal is None and len(self.intake.pending) >= self.worker_connections // 2:
                     refusal = too_few_files()
                 if refusal is None:
-                    self._wake(conn)
+                    self._end_wait(conn)
                     self.intake.add(conn)
-                    self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._stir, conn))
+                    self.poller.register(
+                        conn.sock, selectors.EVENT_READ, partial(self._pending, conn)
+                    )
                     return
                 self._refuse(conn, refusal)
             else:
                 self.intake.handle()
                 conn.counted = True
-        self._wake(conn)
+        self._end_wait(conn)
         self._hand_over(conn)
 
-    def _stir(self, conn: TConn, client: socket.socket) -> None:
+    def _pending(self, conn: TConn, client: socket.socket) -> None:
         """The client of a pending request leaves, or sends its next request early."""
         if conn not in self.intake.pending:  # taken by the event before this one
             return
@@ -299,12 +300,12 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             pass
         self._drop(conn)
 
-    def _wake(self, conn: TConn) -> None:
+    def _end_wait(self, conn: TConn) -> None:
         del self._waiting[conn]
         self.poller.unregister(conn.sock)
 
     def _drop(self, conn: TConn) -> None:
-        self._wake(conn)
+        self._end_wait(conn)
         self._forget(conn)
         conn.close()
 
@@ -331,7 +332,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             if conn.incoming.deadline_s > now_s:
                 continue
             if ready == self._read and conn.incoming.has_head:
-                self._wake(conn)
+                self._end_wait(conn)
                 self._hand_over(conn)  # its handler reports that the body did not arrive in time
             else:
                 self._drop(conn)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from api.http.intake import ARRIVED_S
+from api.http.worker.intake import ARRIVED_S
 from api.stream import event_stream
 from app import create_app
 from serving.config import Config

@@ -4,7 +4,6 @@ page."""
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 
 from flask import Flask, g, request
@@ -14,8 +13,6 @@ from web.keys import bearer_key, is_valid
 
 OPEN_PATHS = ("/health", "/watch")
 OPEN_FOLDER = "/watch/page/"
-
-_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer +([^\r\n]*)", re.IGNORECASE)
 
 
 def is_open(path: str) -> bool:
@@ -33,12 +30,6 @@ def presented_owner() -> str:
     required."""
     key = presented_key()
     return hashlib.sha256(key.encode()).hexdigest() if key else ""
-
-
-def presents_key(head: bytes, keys: Sequence[str]) -> bool:
-    """Whether a request's head has a key, so that its body is gathered; `require_keys` decides."""
-    given = _BEARER.search(head)
-    return given is not None and is_valid(given[1].strip(), keys)
 
 
 def require_keys(app: Flask, keys: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from flask import Flask, Response, g, has_request_context, request
 
-from api.http.logs import PROBES
+from api.http.hooks.logs import PROBES
 from engine.inference import Inference
 from telemetry.tracing import Traced, Tracing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.intake import Intake
+from api.http.worker.intake import Intake
 
 
 class Clock:

@@ -45,12 +45,12 @@ def handled_at_once(max_batch_size: int) -> int:
 
 @dataclass(slots=True)
 class Intake(Generic[Item]):
-    """For one thread. `most`: how many requests may have a handler now. `why_not`: why a further
-    one may not even be pending. `left` is called for each whose client leaves. No request is
-    pending for longer than `patience_s`."""
+    """For one thread. `most`: how many requests may have a handler now. `refusal`: the error for
+    a further one that may not even be pending. `left` is called for each whose client leaves. No
+    request is pending for longer than `patience_s`."""
 
     most: Callable[[], float] = lambda: math.inf
-    why_not: Callable[[], ApiError | None] = lambda: None
+    refusal: Callable[[], ApiError | None] = lambda: None
     patience_s: float = math.inf
     left: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter

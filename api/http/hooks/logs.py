@@ -13,7 +13,7 @@ from typing import Any
 from flask import Flask, Response, g, has_request_context, request
 
 from api.http.errors import show
-from api.http.intake import ARRIVED_S
+from api.http.worker.intake import ARRIVED_S
 from engine.inference import Inference
 from telemetry.stats import queue_s, ttft_s
 from web.json_lines import JsonFormatter

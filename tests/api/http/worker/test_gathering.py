@@ -9,7 +9,7 @@ from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import TConn  # type: ignore[import-untyped]
 
-from api.http.worker import GatheringWorker
+from api.http.worker.gathering import GatheringWorker
 
 
 def test_an_event_of_a_connection_that_was_dropped_in_its_round_does_nothing() -> None:

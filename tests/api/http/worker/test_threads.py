@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from api.http.threads import Threads
+from api.http.worker.threads import Threads
 
 PATIENCE_S = 60.0
 

@@ -1,0 +1,1 @@
+"""gunicorn's worker, and the intake in which requests wait for a thread."""
