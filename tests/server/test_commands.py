@@ -130,7 +130,7 @@ def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> Non
 def test_nothing_but_the_engine_thread_needs_torch() -> None:
     """Handlers and gunicorn's own thread run in a process that has not even imported it."""
     code = (
-        "import sys, app, config; app.create_app(config.Config('dynamic')); "
+        "import sys, app; from serving.config import Config; app.create_app(Config('dynamic')); "
         "print('torch' in sys.modules)"
     )
     assert run(sys.executable, "-c", code).stdout.strip() == "False"

@@ -144,7 +144,7 @@ def test_a_missing_collector_harms_no_request(tmp_path: Path) -> None:
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys, app, router.service; from tracing import start_tracing;"
+        "import sys, app, router.service; from telemetry.tracing import start_tracing;"
         "assert start_tracing(None, 'x') is None;"
         "print([name for name in sys.modules if 'opentelemetry' in name or name == 'grpc'])"
     )
