@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
@@ -15,8 +15,8 @@ _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1)
 class Metrics:
     """Label values are existing upstreams and models, so their number is bounded."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: AsyncDispatcher) -> None:
+        self._dispatcher = dispatcher
         self._shown: set[str] = set()
         self._registry = CollectorRegistry()
         r = self._registry
@@ -61,11 +61,11 @@ class Metrics:
             buckets=_OVERHEAD,
             registry=r,
         )
-        r.register(_State(desk))
+        r.register(_State(dispatcher))
 
     def text(self) -> bytes:
         """The metrics in the exposition format, without upstreams that are gone."""
-        present = {upstream.url for upstream in self._desk.fleet}
+        present = {upstream.url for upstream in self._dispatcher.fleet}
         for url in self._shown - present:
             for metric in (self.requests, self.broken, self.retries, self.first_byte_seconds):
                 metric.remove_by_labels({"upstream": url})
@@ -74,16 +74,16 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: AsyncDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("eb_router_waiting", "Requests in the queue", labels=["model"])
-        counts = self._desk.state.waiting()
-        known = self._desk.fleet.models()
+        counts = self._dispatcher.state.waiting()
+        known = self._dispatcher.fleet.models()
         for model in known:
             waiting.add_metric([model], counts.get(model, 0))
         yield waiting
@@ -96,8 +96,8 @@ class _State(Collector):
                 ("latency_seconds", "Moving average of the time to first byte"),
             )
         }
-        now = self._desk.now()
-        for upstream in self._desk.fleet:
+        now = self._dispatcher.now()
+        for upstream in self._dispatcher.fleet:
             gauges["in_flight"].add_metric([upstream.url], upstream.in_flight)
             gauges["ready"].add_metric([upstream.url], upstream.ready)
             gauges["breaker_state"].add_metric([upstream.url], upstream.breaker.state(now).value)

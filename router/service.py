@@ -12,7 +12,7 @@ from aiohttp import web
 from router import config as configuration
 from router import log
 from router.config import Config
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.http.admin import Admin
 from router.http.browsers import guarded_by
 from router.http.forward import Forwarder
@@ -22,10 +22,10 @@ from router.http.proxy import Proxy
 from router.http.relay import Relay
 from router.metrics import Metrics
 from router.rules import errors
+from router.rules.buffers import BufferLimit
 from router.rules.fleet import Fleet
-from router.rules.held import HeldBytes
 from router.rules.policies import POLICIES
-from router.rules.ticket import Limits
+from router.rules.request import Limits
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 from web.browsers import Rules, own_names
@@ -46,23 +46,25 @@ async def serve(config: Config) -> None:
     limits = Limits(
         config.timeout / 1000, config.wait_for / 1000, config.max_queue, config.max_attempts
     )
-    desk = Desk(Fleet(), POLICIES[config.policy](), limits)
-    metrics = Metrics(desk)
+    dispatcher = AsyncDispatcher(Fleet(), POLICIES[config.policy](), limits)
+    metrics = Metrics(dispatcher)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     ) as session:
-        held = HeldBytes(config.max_held_bytes)
+        buffers = BufferLimit(config.max_held_bytes)
         forwarder = Forwarder(
             session, idle_s=config.stream_idle, drop_authorization=bool(config.api_keys)
         )
         first_byte_limit_s = config.timeout / 1000
-        relay = Relay(forwarder, desk, metrics, held, first_byte_limit_s=first_byte_limit_s)
+        relay = Relay(
+            forwarder, dispatcher, metrics, buffers, first_byte_limit_s=first_byte_limit_s
+        )
         jobs = JobRelay(
             forwarder,
-            desk,
+            dispatcher,
             upstream=config.batch_upstream,
             default_model=config.default_model,
             idle_s=config.stream_idle,
@@ -71,10 +73,12 @@ async def serve(config: Config) -> None:
         journal = None
         if config.record:
             journal = Journal(Path(config.record), "router", {})
-        proxy = Proxy(config, desk, forwarder, held, relay, jobs, metrics, tracing, journal)
-        prober = Prober(desk, session, config.probe_interval, config.probe_timeout)
+        proxy = Proxy(
+            config, dispatcher, forwarder, buffers, relay, jobs, metrics, tracing, journal
+        )
+        prober = Prober(dispatcher, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
-        app = application(config, proxy, Admin(config, desk, prober, proxy, metrics))
+        app = application(config, proxy, Admin(config, dispatcher, prober, proxy, metrics))
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for wanted in (signal.SIGTERM, signal.SIGINT):

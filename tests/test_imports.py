@@ -44,7 +44,7 @@ FLOORS: dict[str, list[set[str]]] = {
     ],
     "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}],
     "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
-    "router": [{"rules"}, {"config", "log"}, {"desk"}, {"metrics"}, {"http"}, {"service"}],
+    "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "records", "pace"}, {"lines", "store"}, {"clerk", "worker"}],
     "scheduling": [{"contract", "fitting", "growth"}, {"policies", "classes"}, {"registry"}],
 }

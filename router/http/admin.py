@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from router.config import Config, parse_upstream
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
 from router.metrics import Metrics
@@ -20,10 +20,15 @@ class Admin:
     """Handlers that answer without an upstream."""
 
     def __init__(
-        self, config: Config, desk: Desk, prober: Prober, proxy: Proxy, metrics: Metrics
+        self,
+        config: Config,
+        dispatcher: AsyncDispatcher,
+        prober: Prober,
+        proxy: Proxy,
+        metrics: Metrics,
     ) -> None:
         self._config = config
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._prober = prober
         self._proxy = proxy
         self._metrics = metrics
@@ -44,7 +49,7 @@ class Admin:
     async def health(self, request: web.Request) -> web.Response:
         """200 once every upstream has been probed once, whatever was found; 503 when draining, and
         while there are only names without addresses."""
-        probed, fleet = self._desk.fleet.all_probed(), self._desk.fleet
+        probed, fleet = self._dispatcher.fleet.all_probed(), self._dispatcher.fleet
         state = "draining" if self._proxy.draining else "ok" if probed else "starting"
         facts = {"status": state, "upstreams": len(fleet), "ready": sum(u.ready for u in fleet)}
         return web.json_response(facts, status=200 if state == "ok" else 503)
@@ -63,17 +68,17 @@ class Admin:
         """The models of all upstreams."""
         if refused := self._refused(request, self._config.api_keys):
             return refused
-        described = b", ".join(self._desk.fleet.models().values())
+        described = b", ".join(self._dispatcher.fleet.models().values())
         return _json(b'{"object": "list", "data": [%b]}' % described)
 
     async def model(self, request: web.Request) -> web.Response:
         if refused := self._refused(request, self._config.api_keys):
             return refused
         name = request.match_info["model"]
-        models = self._desk.fleet.models()
+        models = self._dispatcher.fleet.models()
         if name in models:
             return _json(models[name])
-        if not self._desk.fleet.complete():
+        if not self._dispatcher.fleet.complete():
             problem = errors.unavailable("Not every upstream is known yet.", "no_upstream_ready")
             return errors.response(problem, request.path)
         known = ", ".join(models) or "none"
@@ -84,8 +89,8 @@ class Admin:
         """The state of every upstream, and the number of waiting requests by model."""
         if refused := self._refused(request, self._admin_keys()):
             return refused
-        shown = [self._show(u) for u in self._desk.fleet]
-        return web.json_response({"upstreams": shown, "waiting": self._desk.state.waiting()})
+        shown = [self._show(u) for u in self._dispatcher.fleet]
+        return web.json_response({"upstreams": shown, "waiting": self._dispatcher.state.waiting()})
 
     async def add(self, request: web.Request) -> web.Response:
         """`{"url": …, "limit"?: int, "api_key"?: str}`: adds an upstream, or restores a known one.
@@ -113,9 +118,9 @@ class Admin:
             spec = self._read_spec(body)
         except ValueError as error:
             return errors.response(errors.invalid(str(error)), request.path)
-        known = self._desk.fleet.get(spec.url)
+        known = self._dispatcher.fleet.get(spec.url)
         if verb == "add":
-            upstream = self._desk.fleet.add(spec, ADMIN)
+            upstream = self._dispatcher.fleet.add(spec, ADMIN)
             self._prober.probe_soon()
         elif known is None:
             problem = errors.invalid(f"{spec.url} is not an upstream.", 404, "no_such_upstream")
@@ -124,8 +129,8 @@ class Admin:
             upstream = known
             upstream.draining = True
             if verb == "remove":
-                self._desk.fleet.remove(spec.url)
-        self._desk.fleet_changed()
+                self._dispatcher.fleet.remove(spec.url)
+        self._dispatcher.fleet_changed()
         return web.json_response(self._show(upstream), status=201 if known is None else 200)
 
     def _read_spec(self, body: dict[str, Any]) -> Spec:
@@ -134,7 +139,7 @@ class Admin:
         asked = parse_upstream(body["url"], self._config.max_connect_per_upstream)
         if asked.dns:
             raise ValueError("a dns+ name is allowed only in UPSTREAMS and the upstreams file")
-        known = self._desk.fleet.remembered(asked.url)
+        known = self._dispatcher.fleet.remembered(asked.url)
         spec = asked if known is None else known.spec
         limit, key = body.get("limit", spec.limit), body.get("api_key", spec.key)
         if type(limit) is not int or limit < 1:
@@ -156,7 +161,7 @@ class Admin:
         return errors.response(problem, request.path)
 
     def _show(self, upstream: Upstream) -> dict[str, Any]:
-        now = self._desk.now()
+        now = self._dispatcher.now()
         return {
             "url": upstream.url,
             "source": upstream.source,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from router.rules.ticket import Ticket
+from router.rules.request import RoutedRequest
 from telemetry.tracing import Traced
 
 
@@ -30,8 +30,8 @@ class Exchange:
     request_id: str
     model: str = ""
     body: bytearray = field(default_factory=bytearray)
-    held_bytes: int = 0  # of the body, and of an answer that is held back
-    ticket: Ticket | None = None
+    buffered_bytes: int = 0  # of the body, and of an answer that is held back
+    routed: RoutedRequest | None = None
     sent: web.StreamResponse | None = None
     broken: str = ""
     writing: bool = False

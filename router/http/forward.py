@@ -16,7 +16,7 @@ from yarl import URL
 from router.http.exchange import Attempt, ClientGoneError, Exchange
 from router.rules import errors, headers
 from router.rules.errors import Problem
-from router.rules.ticket import Outcome
+from router.rules.request import Outcome
 from router.rules.upstream import Upstream
 
 _OWN_HEADERS = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
@@ -170,7 +170,7 @@ def _silent(x: Exchange, upstream: Upstream, error: TimeoutError) -> UpstreamFai
         return UpstreamFailedError(reason, problem, Outcome.UNREACHABLE)
     # A long response may begin late, and a server may pause a deferred one. Any other stream that
     # has begun must continue.
-    deferred = x.ticket is not None and x.ticket.deferred
+    deferred = x.routed is not None and x.routed.deferred
     outcome = Outcome.FAILURE if x.sent is not None and not deferred else Outcome.SLOW
     problem = errors.upstream_failed("The server was silent for too long.", 504)
     return UpstreamFailedError(f"{upstream.url} was silent for too long", problem, outcome)

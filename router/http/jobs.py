@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from router.config import ANY
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.http.exchange import Exchange
 from router.http.forward import Forwarder, UpstreamFailedError
 from router.rules import errors
@@ -28,7 +28,7 @@ class JobRelay:
     def __init__(
         self,
         forwarder: Forwarder,
-        desk: Desk,
+        dispatcher: AsyncDispatcher,
         *,
         upstream: str,
         default_model: str,
@@ -37,7 +37,7 @@ class JobRelay:
         """`upstream`: its URL, `any`, or empty if there is none. `default_model`: for new batches
         that name none; empty if there is none."""
         self._forwarder = forwarder
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._upstream = upstream
         self._default_model = default_model
         self._idle_s = idle_s
@@ -70,7 +70,7 @@ class JobRelay:
         candidates = self._candidates(request)
         if isinstance(candidates, Problem):
             return candidates
-        now = self._desk.now()
+        now = self._dispatcher.now()
         usable = [upstream for upstream in candidates if upstream.usable(now)]
         if not usable:
             message = "No upstream for files and batches is ready (BATCH_UPSTREAM)."
@@ -78,7 +78,7 @@ class JobRelay:
         return min(usable, key=lambda upstream: upstream.in_flight)
 
     def _candidates(self, request: web.BaseRequest) -> Sequence[Upstream] | Problem:
-        fleet = self._desk.fleet
+        fleet = self._dispatcher.fleet
         if self._upstream != ANY:
             return [upstream for upstream in fleet if upstream.url == self._upstream]
         if (request.method, request.path) != ("POST", BATCHES):

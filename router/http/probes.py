@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from router import log
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.rules.upstream import Spec, Upstream
 
 AGAIN_S = 1.0  # between probes of an upstream that is not ready
@@ -59,12 +59,16 @@ async def _whole(answer: aiohttp.ClientResponse) -> bytes:
 
 
 class Prober:
-    """Keeps the desk's fleet up to date. `set_sources` sets the operator's upstreams."""
+    """Keeps the dispatcher's fleet up to date. `set_sources` sets the operator's upstreams."""
 
     def __init__(
-        self, desk: Desk, session: aiohttp.ClientSession, interval_s: float, timeout_s: float
+        self,
+        dispatcher: AsyncDispatcher,
+        session: aiohttp.ClientSession,
+        interval_s: float,
+        timeout_s: float,
     ) -> None:
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._session = session
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -73,15 +77,17 @@ class Prober:
 
     def set_sources(self, sources: Mapping[str, Sequence[Spec]]) -> None:
         """Takes over the operator's lists, by source, and probes at once."""
-        self._desk.fleet.forget_removals()
+        self._dispatcher.fleet.forget_removals()
         self._names = [s for specs in sources.values() for s in specs if s.dns]
         for source, specs in sources.items():
-            self._desk.fleet.reconcile(source, [s for s in specs if not s.dns])
+            self._dispatcher.fleet.reconcile(source, [s for s in specs if not s.dns])
         wanted = {f"dns+{s.url}" for s in self._names}
-        for gone in {u.source for u in self._desk.fleet if u.source.startswith("dns+")} - wanted:
-            self._desk.fleet.reconcile(gone, [])
-        self._desk.fleet.unresolved = wanted - {u.source for u in self._desk.fleet}
-        self._desk.fleet_changed()
+        for gone in {
+            u.source for u in self._dispatcher.fleet if u.source.startswith("dns+")
+        } - wanted:
+            self._dispatcher.fleet.reconcile(gone, [])
+        self._dispatcher.fleet.unresolved = wanted - {u.source for u in self._dispatcher.fleet}
+        self._dispatcher.fleet_changed()
         self.probe_soon()
 
     def probe_soon(self) -> None:
@@ -102,7 +108,7 @@ class Prober:
     async def round(self) -> None:
         """Resolves all names, then probes all upstreams, concurrently."""
         await asyncio.gather(*(self._resolve(spec) for spec in self._names))
-        await asyncio.gather(*(self._probe(upstream) for upstream in self._desk.fleet))
+        await asyncio.gather(*(self._probe(upstream) for upstream in self._dispatcher.fleet))
 
     async def _until_woken(self) -> None:
         """Probes the upstreams that are not ready meanwhile: requests for their models wait."""
@@ -112,7 +118,7 @@ class Prober:
                     await self._wake.wait()
                 return
             except TimeoutError:
-                lost = [upstream for upstream in self._desk.fleet if not upstream.ready]
+                lost = [upstream for upstream in self._dispatcher.fleet if not upstream.ready]
                 await asyncio.gather(*map(self._probe, lost))
 
     async def _resolve(self, spec: Spec) -> None:
@@ -135,7 +141,7 @@ class Prober:
             urls.append(f"{parts.scheme}://{host}:{parts.port or default}")
         # Sorted: the order of DNS answers changes, and the order of upstreams breaks ties.
         specs = [replace(spec, url=url, dns=False) for url in sorted(set(urls))]
-        self._desk.fleet.reconcile(f"dns+{spec.url}", specs)
+        self._dispatcher.fleet.reconcile(f"dns+{spec.url}", specs)
 
     async def _probe(self, upstream: Upstream) -> None:
         request_headers = {"Accept-Encoding": "identity"}
@@ -144,7 +150,7 @@ class Prober:
         declared = upstream.spec.models
         path = "/health" if declared else "/v1/models"
         before = (upstream.probed, upstream.ready)
-        begun = self._desk.now()
+        begun = self._dispatcher.now()
         try:
             async with self._session.get(
                 upstream.url + path,
@@ -165,7 +171,7 @@ class Prober:
         except Exception as failure:  # whatever one upstream sends, the others are probed
             upstream.probe_failed(str(failure) or type(failure).__name__, timed_out=False)
         else:
-            upstream.probe_succeeded(models, self._desk.now() - begun)
+            upstream.probe_succeeded(models, self._dispatcher.now() - begun)
         if before != (upstream.probed, upstream.ready):
             log.event(
                 logging.INFO if upstream.ready else logging.WARNING,
@@ -174,4 +180,4 @@ class Prober:
                 models=list(upstream.models),
                 error=upstream.last_error,
             )
-        self._desk.fleet_changed()
+        self._dispatcher.fleet_changed()

@@ -10,16 +10,17 @@ from aiohttp import web
 
 from router import log
 from router.config import Config
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.http.exchange import ClientGoneError, Exchange, Failed
 from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
 from router.metrics import Metrics
-from router.rules import ask, errors, headers
+from router.rules import errors, headers
+from router.rules.buffers import BufferLimit
 from router.rules.errors import Problem
-from router.rules.held import HeldBytes
-from router.rules.ticket import Refusal, Ticket
+from router.rules.request import Refusal, RoutedRequest
+from router.rules.request_body import RequestBody, parse_body, prefix_blocks
 from telemetry.journal import Journal, Line
 from telemetry.tracing import Traced, Tracing
 from web.keys import bearer_key, is_valid
@@ -40,9 +41,9 @@ class Proxy:
     def __init__(
         self,
         config: Config,
-        desk: Desk,
+        dispatcher: AsyncDispatcher,
         forwarder: Forwarder,
-        held: HeldBytes,
+        buffers: BufferLimit,
         relay: Relay,
         jobs: JobRelay,
         metrics: Metrics,
@@ -52,9 +53,9 @@ class Proxy:
         self._tracing = tracing
         self._journal = journal
         self._config = config
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._forwarder = forwarder
-        self._held = held
+        self._buffers = buffers
         self._relay = relay
         self._jobs = jobs
         self._metrics = metrics
@@ -95,7 +96,7 @@ class Proxy:
         answer: Callable[[Exchange], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         given = request.headers.get(HEADER)
-        x = Exchange(request, self._desk.now(), request_id(given, prefix="req-"))
+        x = Exchange(request, self._dispatcher.now(), request_id(given, prefix="req-"))
         if self._tracing is not None:
             x.trace = self._tracing.serve(request.method, request.headers, time.time_ns())
         task = asyncio.current_task()
@@ -126,10 +127,10 @@ class Proxy:
             self._tasks.discard(task)
             if self.draining and not self._tasks:
                 self._idle.set()
-            self._held.give_back(x)
-            if x.ticket is not None:
-                self._desk.leave(x.ticket)
-            self._record(x, status)
+            self._buffers.release_all(x)
+            if x.routed is not None:
+                self._dispatcher.leave(x.routed)
+            self._account(x, status)
 
     def _not_let_in(self, x: Exchange) -> Problem | None:
         if self.draining:
@@ -146,38 +147,38 @@ class Proxy:
 
     async def _infer(self, x: Exchange) -> web.StreamResponse:
         try:
-            wanted = await self._read(x)
+            body = await self._read(x)
         except ValueError as error:
             return self._refuse(x, errors.invalid(str(error)))
         except TimeoutError:
             return self._refuse(x, errors.invalid("The body arrived too slowly.", 408, "timeout"))
-        if isinstance(wanted, Problem):
-            return self._refuse(x, wanted)
+        if isinstance(body, Problem):
+            return self._refuse(x, body)
         by_prefix = self._config.policy == "prefix"
-        prefix = ask.prefix_blocks(x.model, wanted.prompt) if by_prefix else ()
-        ticket = self._desk.arrive(x.model, deferred=wanted.deferred, prefix=prefix)
-        x.ticket = ticket
+        prefix = prefix_blocks(x.model, body.prompt) if by_prefix else ()
+        routed = self._dispatcher.arrive(x.model, deferred=body.deferred, prefix=prefix)
+        x.routed = routed
         failed: Failed | None = None
         while True:
-            await self._desk.settled(ticket)
-            if ticket.refusal is not None:
+            await self._dispatcher.decision(routed)
+            if routed.refusal is not None:
                 # the failure of an attempt explains more to the client than the refusal
-                return failed.response if failed else self._refuse(x, self._explain(ticket))
-            upstream = ticket.upstream
+                return failed.response if failed else self._refuse(x, self._explain(routed))
+            upstream = routed.upstream
             assert upstream is not None
-            result = await self._relay.attempt(x, ticket, upstream)
+            result = await self._relay.attempt(x, routed, upstream)
             if not isinstance(result, Failed):
                 return result
             log.event(logging.INFO, "attempt failed", request=x.request_id, reason=result.reason)
-            if not self._desk.may_retry(ticket):
+            if not self._dispatcher.may_retry(routed):
                 return result.response
             failed = result
             self._metrics.retries.labels(upstream.url, x.model).inc()
-            back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(ticket.tried) - 1))
+            back_off_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (len(routed.tried) - 1))
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.5))
-            self._desk.again(ticket)
+            self._dispatcher.retry(routed)
 
-    async def _read(self, x: Exchange) -> ask.Ask | Problem:
+    async def _read(self, x: Exchange) -> RequestBody | Problem:
         """Reads body and model; raises ValueError on a bad body, TimeoutError on a slow one."""
         if not headers.is_plain(x.request.headers):
             return errors.invalid("Compressed request bodies are not accepted.", 415)
@@ -189,11 +190,11 @@ class Proxy:
         if problem is not None:
             return problem
         named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
-        wanted = ask.read(x.body, named)
-        model = wanted.model or self._config.default_model
+        body = parse_body(x.body, named)
+        model = body.model or self._config.default_model
         if not model:
-            known = list(self._desk.fleet.models())
-            if not known and not self._desk.fleet.complete():
+            known = list(self._dispatcher.fleet.models())
+            if not known and not self._dispatcher.fleet.complete():
                 return errors.unavailable("No upstream is known yet.", "no_upstream_ready")
             if len(known) != 1:
                 available = ", ".join(known) or "none"
@@ -201,20 +202,20 @@ class Proxy:
                 return Problem(422, "invalid_request_error", "model_required", message, "model")
             model = known[0]
         x.model = model
-        return wanted
+        return body
 
     async def _read_body(self, x: Exchange) -> Problem | None:
         """Reads the body as it arrives, within the limits of one body and of all bodies held."""
         limit = self._config.max_body_bytes
         announced = x.request.content_length or 0
-        while announced <= limit and x.held_bytes <= limit:
-            if not self._held.fits(announced - x.held_bytes):
-                return errors.too_much_held()
+        while announced <= limit and x.buffered_bytes <= limit:
+            if not self._buffers.fits(announced - x.buffered_bytes):
+                return errors.buffers_full()
             chunk = await x.request.content.readany()
             if not chunk:
                 return None
-            if not self._held.take(x, len(chunk)):
-                return errors.too_much_held()
+            if not self._buffers.take(x, len(chunk)):
+                return errors.buffers_full()
             x.body += chunk
         return errors.invalid(f"The body exceeds {limit} bytes (MAX_BODY_BYTES).", 413)
 
@@ -224,18 +225,18 @@ class Proxy:
             return self._refuse(x, problem)
         return await self._forwarder.break_off(x, problem)
 
-    def _explain(self, ticket: Ticket) -> Problem:
-        reason = ticket.refusal
+    def _explain(self, routed: RoutedRequest) -> Problem:
+        reason = routed.refusal
         self._metrics.refused.labels(reason.value if reason else "").inc()
         if reason is Refusal.UNKNOWN_MODEL:
-            return errors.unknown_model(ticket.model, list(self._desk.fleet.models()))
+            return errors.unknown_model(routed.model, list(self._dispatcher.fleet.models()))
         if reason is Refusal.QUEUE_FULL:
-            wait_s = self._desk.state.longest_wait_s(ticket.model, self._desk.now())
-            return errors.queue_full(ticket.model, self._config.max_queue, wait_s, ticket.deferred)
+            wait_s = self._dispatcher.state.longest_wait_s(routed.model, self._dispatcher.now())
+            return errors.queue_full(routed.model, self._config.max_queue, wait_s, routed.deferred)
         if reason is Refusal.TIMEOUT:
             message = "Timeout waiting for a free upstream (TIMEOUT), try again later."
             return errors.unavailable(message, "timeout")
-        message = f"No upstream with {ticket.model} became ready in time (WAIT_FOR)."
+        message = f"No upstream with {routed.model} became ready in time (WAIT_FOR)."
         return errors.unavailable(message, "no_upstream_ready")
 
     @staticmethod
@@ -253,8 +254,8 @@ class Proxy:
             "http.response.status_code": status,
             "request.id": x.request_id,
             "gen_ai.request.model": x.model,
-            "queue_time": x.ticket.queued_s if x.ticket is not None else 0.0,
-            "attempts": len(x.ticket.tried) if x.ticket is not None else 0,
+            "queue_time": x.routed.queued_s if x.routed is not None else 0.0,
+            "attempts": len(x.routed.tried) if x.routed is not None else 0,
         }
         trace.end(time.time_ns(), attributes, error=x.broken or None)
 
@@ -266,26 +267,26 @@ class Proxy:
             "request_id": x.request_id,
             "path": x.request.path,
             "start_s": x.started,
-            "queued_s": x.ticket.queued_s if x.ticket is not None else 0.0,
-            "end_s": self._desk.now() if x.passed_s is None else x.passed_s,
+            "queued_s": x.routed.queued_s if x.routed is not None else 0.0,
+            "end_s": self._dispatcher.now() if x.passed_s is None else x.passed_s,
             "status": status,
             "attempts": x.attempts,
         }
 
-    def _record(self, x: Exchange, status: int) -> None:
-        ticket = x.ticket
-        upstream = ticket.upstream.url if ticket is not None and ticket.upstream else None
-        total_s = self._desk.now() - x.started
+    def _account(self, x: Exchange, status: int) -> None:
+        routed = x.routed
+        upstream = routed.upstream.url if routed is not None and routed.upstream else None
+        total_s = self._dispatcher.now() - x.started
         if x.trace is not None:
             self._end_trace(x, x.trace, status)
         if self._journal is not None:
             self._journal.write(self._line(x, status))
-        if ticket is not None and upstream is not None:
+        if routed is not None and upstream is not None:
             self._metrics.requests.labels(upstream, x.model, status).inc()
-            self._metrics.queue_seconds.labels(x.model).observe(ticket.queued_s)
-            if x.begun_s and len(ticket.tried) == 1:
+            self._metrics.queue_seconds.labels(x.model).observe(routed.queued_s)
+            if x.begun_s and len(routed.tried) == 1:
                 self._metrics.added_seconds.observe(
-                    max(0.0, x.begun_s - ticket.queued_s - x.upstream_s)
+                    max(0.0, x.begun_s - routed.queued_s - x.upstream_s)
                 )
         level = logging.WARNING if status >= 500 or x.broken else logging.DEBUG
         log.event(
@@ -296,8 +297,8 @@ class Proxy:
             model=x.model,
             upstream=upstream,
             status=status,
-            attempts=len(ticket.tried) if ticket is not None else 0,
-            queued_s=round(ticket.queued_s, 4) if ticket is not None else 0,
+            attempts=len(routed.tried) if routed is not None else 0,
+            queued_s=round(routed.queued_s, 4) if routed is not None else 0,
             first_byte_s=round(x.first_byte_s, 4),
             total_s=round(total_s, 4),
             broken=x.broken,

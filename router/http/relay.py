@@ -1,5 +1,5 @@
 """Runs a placed request on its upstream: holds the answer back or passes it on, and reports its end
-to the desk.
+to the dispatcher.
 
 A failure before the first byte reaches the client is returned as `Failed`, so that the request can
 be retried on another server. A later failure ends the client's answer in a recognisable way.
@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.http.exchange import Exchange, Failed
 from router.http.forward import Forwarder, Passage, UpstreamFailedError
 from router.metrics import Metrics
 from router.rules import errors, headers
-from router.rules.held import HeldBytes
+from router.rules.buffers import BufferLimit
+from router.rules.request import Outcome, RoutedRequest, State, outcome_of
 from router.rules.sse import whole_events
-from router.rules.ticket import Outcome, State, Ticket, outcome_of
 from router.rules.upstream import Upstream
 
 # Answers other than event streams are held back up to this size. If one breaks off, the request can
@@ -34,20 +34,20 @@ class Relay:
     def __init__(
         self,
         forwarder: Forwarder,
-        desk: Desk,
+        dispatcher: AsyncDispatcher,
         metrics: Metrics,
-        held: HeldBytes,
+        buffers: BufferLimit,
         *,
         first_byte_limit_s: float,
     ) -> None:
         self._forwarder = forwarder
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._metrics = metrics
-        self._held = held
+        self._buffers = buffers
         self._first_byte_limit_s = first_byte_limit_s
 
     async def attempt(
-        self, x: Exchange, ticket: Ticket, upstream: Upstream
+        self, x: Exchange, routed: RoutedRequest, upstream: Upstream
     ) -> web.StreamResponse | Failed:
         """Runs a placed request. Frees its place as soon as the upstream is done. Raises
         ClientGoneError."""
@@ -56,11 +56,11 @@ class Relay:
             async with self._forwarder.send(x, upstream, x.body, limit_s) as passage:
                 if passage.is_stream():
                     split = whole_events if passage.is_plain() else _everything
-                    return await self._flow(passage, ticket, split)
-                return await self._whole(passage, ticket)
+                    return await self._flow(passage, routed, split)
+                return await self._whole(passage, routed)
         except UpstreamFailedError as failure:
-            if ticket.state is State.PLACED:
-                self._desk.release(ticket, failure.outcome)
+            if routed.state is State.PLACED:
+                self._dispatcher.release(routed, failure.outcome)
             if x.sent is None:
                 response = errors.response(failure.problem, x.request.path)
                 response.headers["X-Request-Id"] = x.request_id
@@ -69,20 +69,20 @@ class Relay:
             self._metrics.broken.labels(upstream.url, x.model).inc()
             return await self._forwarder.break_off(x, failure.problem)
 
-    async def _whole(self, passage: Passage, ticket: Ticket) -> web.StreamResponse | Failed:
+    async def _whole(self, passage: Passage, routed: RoutedRequest) -> web.StreamResponse | Failed:
         """Holds an answer back until it is complete; passes it on as it arrives if it is long."""
         x, body = passage.x, b""
         while chunk := await passage.read():
             if not body:
-                self._first_byte(x, ticket)
+                self._first_byte(x, routed)
             body += chunk
-            if len(body) > HOLD_BYTES or not self._held.take(x, len(chunk)):
-                return await self._flow(passage, ticket, _everything, body)
+            if len(body) > HOLD_BYTES or not self._buffers.take(x, len(chunk)):
+                return await self._flow(passage, routed, _everything, body)
         if not body:
-            self._first_byte(x, ticket)
+            self._first_byte(x, routed)
         outcome = outcome_of(passage.answer.status)
-        self._done(passage, ticket, outcome)
-        x.begun_s = self._desk.now() - x.started
+        self._done(passage, routed, outcome)
+        x.begun_s = self._dispatcher.now() - x.started
         response = web.Response(status=passage.answer.status, body=body, headers=passage.headers())
         if outcome is Outcome.SUCCESS:
             return response
@@ -91,38 +91,38 @@ class Relay:
     async def _flow(
         self,
         passage: Passage,
-        ticket: Ticket,
+        routed: RoutedRequest,
         split: Callable[[bytes], tuple[bytes, bytes]],
         came: bytes = b"",
     ) -> web.StreamResponse:
         """Passes an answer on as it arrives. `split` separates the bytes that may be passed on from
         the rest. `came`: bytes that have arrived already."""
-        began, held = bool(came), b""
+        began, rest = bool(came), b""
         while chunk := came or await passage.read():
             came = b""
             if not began:
                 began = True
-                self._first_byte(passage.x, ticket)
-            ready, held = split(held + chunk if held else chunk)
+                self._first_byte(passage.x, routed)
+            ready, rest = split(rest + chunk if rest else chunk)
             if ready:
                 await passage.begin()
                 await passage.write(ready)
-        self._done(passage, ticket, outcome_of(passage.answer.status))
+        self._done(passage, routed, outcome_of(passage.answer.status))
         await passage.begin()
-        if held:
-            await passage.write(held)
+        if rest:
+            await passage.write(rest)
         return await passage.end()
 
-    def _first_byte(self, x: Exchange, ticket: Ticket) -> None:
-        self._desk.began(ticket)
-        x.first_byte_s = x.upstream_s = self._desk.now() - ticket.placed_at
-        seconds = self._metrics.first_byte_seconds.labels(ticket.placed_on().url, x.model)
+    def _first_byte(self, x: Exchange, routed: RoutedRequest) -> None:
+        self._dispatcher.began(routed)
+        x.first_byte_s = x.upstream_s = self._dispatcher.now() - routed.placed_at
+        seconds = self._metrics.first_byte_seconds.labels(routed.placed_on().url, x.model)
         seconds.observe(x.first_byte_s)
 
-    def _done(self, passage: Passage, ticket: Ticket, outcome: Outcome) -> None:
+    def _done(self, passage: Passage, routed: RoutedRequest, outcome: Outcome) -> None:
         if passage.x.sent is None:
-            passage.x.upstream_s = self._desk.now() - ticket.placed_at
+            passage.x.upstream_s = self._dispatcher.now() - routed.placed_at
         pause_s = None
         if outcome is Outcome.BUSY:
             pause_s = headers.retry_after_s(passage.answer.headers)
-        self._desk.release(ticket, outcome, pause_s)
+        self._dispatcher.release(routed, outcome, pause_s)

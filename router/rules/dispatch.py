@@ -1,10 +1,10 @@
 """The router's core: places, queues and verdicts. Pure: no asyncio, no sockets, no clock.
 
-A request's `Ticket` arrives, is placed on an upstream or waits in its model's FIFO queue, and ends
-exactly once. Every change of the state (a free place, a probe, time) serves the queues at once.
+A request arrives, is placed on an upstream or waits in its model's FIFO queue, and ends exactly
+once. Every change of the state (a free place, a probe, time) serves the queues at once.
 
-Invariant between calls: no waiting ticket could be placed now. So a new ticket that can be placed
-does not overtake any ticket of its model and class.
+Invariant between calls: no waiting request could be placed now. So a new request that can be placed
+does not overtake any request of its model and class.
 """
 
 import heapq
@@ -13,129 +13,129 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from router.rules.breaker import State as BreakerState
 from router.rules.fleet import Fleet
 from router.rules.policies import Policy
-from router.rules.ticket import Limits, Outcome, Refusal, State, Ticket
+from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
 from router.rules.upstream import half
 
-# One lane per (deferred, model): tickets by sequence number, oldest first.
-Lane = dict[int, Ticket]
+# One queue per (deferred, model): requests by sequence number, oldest first.
+Queue = dict[int, RoutedRequest]
 
 
-def _head(lane: Lane) -> Ticket:
-    return next(iter(lane.values()))
+def _head(queue: Queue) -> RoutedRequest:
+    return next(iter(queue.values()))
 
 
 class Dispatcher:
-    """Places tickets. `decided(ticket)` is called when a *waiting* ticket is placed or refused."""
+    """Places requests. `decided(request)` is called when a *waiting* one is placed or refused."""
 
     def __init__(
-        self, fleet: Fleet, policy: Policy, limits: Limits, decided: Callable[[Ticket], None]
+        self, fleet: Fleet, policy: Policy, limits: Limits, decided: Callable[[RoutedRequest], None]
     ) -> None:
         self.fleet = fleet
         self._policy = policy
         self._limits = limits
         self._decided = decided
-        self._lanes: dict[tuple[bool, str], Lane] = {}
-        self._stranded: dict[str, float] = {}  # model → since when no upstream is usable
-        self._retried: dict[int, Ticket] = {}  # waiting tickets that were tried somewhere
+        self._queues: dict[tuple[bool, str], Queue] = {}
+        self._unserved: dict[str, float] = {}  # model → since when no upstream is usable
+        self._retried: dict[int, RoutedRequest] = {}  # waiting requests that were tried somewhere
         self._seq = 0
 
-    # --- the life of a ticket ---------------------------------------------------------------
+    # --- the life of a request ---------------------------------------------------------------
 
     def arrive(
         self, model: str, now: float, *, deferred: bool = False, prefix: Sequence[int] = ()
-    ) -> Ticket:
-        """Adds a new request. Its ticket is PLACED, WAITING or REFUSED on return."""
+    ) -> RoutedRequest:
+        """Adds a new request, which is PLACED, WAITING or REFUSED on return."""
         self.tick(now)
         self._seq += 1
         deadline = now + self._limits.timeout_s
-        ticket = Ticket(self._seq, model, now, deadline, deferred, prefix, queued_since=now)
-        if self._place(ticket, now):
-            return ticket
+        request = RoutedRequest(self._seq, model, now, deadline, deferred, prefix, queued_since=now)
+        if self._place(request, now):
+            return request
         if not self.fleet.serving(model) and self.fleet.complete():
-            self._refuse(ticket, Refusal.UNKNOWN_MODEL, now)
+            self._refuse(request, Refusal.UNKNOWN_MODEL, now)
         elif self._full(model, deferred):
-            self._refuse(ticket, Refusal.QUEUE_FULL, now)
+            self._refuse(request, Refusal.QUEUE_FULL, now)
         else:
-            self._enqueue(ticket, now)
-        return ticket
+            self._enqueue(request, now)
+        return request
 
-    def began(self, ticket: Ticket, now: float) -> None:
+    def began(self, request: RoutedRequest, now: float) -> None:
         """The first byte of the answer has arrived."""
-        upstream = ticket.placed_on()
-        if not ticket.deferred:  # a server may pause those for any time
-            upstream.observe_latency(now - ticket.placed_at)
-        upstream.breaker.began(ticket.epoch)
+        upstream = request.placed_on()
+        if not request.deferred:  # a server may pause those for any time
+            upstream.observe_latency(now - request.placed_at)
+        upstream.breaker.began(request.epoch)
 
     def release(
-        self, ticket: Ticket, outcome: Outcome, now: float, pause_s: float | None = None
+        self, request: RoutedRequest, outcome: Outcome, now: float, pause_s: float | None = None
     ) -> None:
         """The upstream is done with the request: frees its place and serves the queues.
 
         A request counts as a failure only once: if it fails on a second upstream, the request
         itself may be the cause. `pause_s`: the upstream's Retry-After, if it sent one."""
-        upstream = ticket.placed_on()
-        ticket.state = State.RELEASED
+        upstream = request.placed_on()
+        request.state = State.RELEASED
         upstream.in_flight -= 1
-        upstream.deferred -= ticket.deferred
+        upstream.deferred -= request.deferred
         if outcome is Outcome.SUCCESS:
-            upstream.breaker.success(ticket.epoch, now)
-        elif outcome is Outcome.UNREACHABLE or (outcome is Outcome.FAILURE and not ticket.suspect):
-            upstream.breaker.failure(ticket.epoch, now)
+            upstream.breaker.success(request.epoch, now)
+        elif outcome is Outcome.UNREACHABLE or (outcome is Outcome.FAILURE and not request.suspect):
+            upstream.breaker.failure(request.epoch, now)
         else:
-            upstream.breaker.began(ticket.epoch)  # a trial that proved nothing admits the next one
-        ticket.suspect |= outcome is Outcome.FAILURE
+            upstream.breaker.began(request.epoch)  # a trial that proved nothing admits the next one
+        request.suspect |= outcome is Outcome.FAILURE
         if pause_s is not None:
             upstream.pause(pause_s, now)
         self.tick(now)
 
-    def may_retry(self, ticket: Ticket, now: float) -> bool:
+    def may_retry(self, request: RoutedRequest, now: float) -> bool:
         """Whether a released request may be tried elsewhere. If so, takes one retry from the failed
         upstream's budget."""
-        failed = ticket.upstream
-        if ticket.state is not State.RELEASED or failed is None or now >= ticket.deadline:
+        failed = request.upstream
+        if request.state is not State.RELEASED or failed is None or now >= request.deadline:
             return False
-        if len(ticket.tried) >= self._limits.max_attempts:
+        if len(request.tried) >= self._limits.max_attempts:
             return False
-        if not self._has_another(ticket, now):
+        if not self._has_another(request, now):
             return False
         return failed.budget.withdraw(now)
 
-    def again(self, ticket: Ticket, now: float) -> None:
+    def retry(self, request: RoutedRequest, now: float) -> None:
         """Tries a released request on another upstream. It keeps its old place in the queue."""
-        if ticket.state is not State.RELEASED:
-            raise RuntimeError(f"only a released ticket is retried, this one is {ticket.state}")
+        if request.state is not State.RELEASED:
+            raise RuntimeError(f"only a released request is retried, this one is {request.state}")
         self.tick(now)
-        ticket.state, ticket.queued_since = State.WAITING, now
-        if not self._place(ticket, now):
-            self._enqueue(ticket, now)
+        request.state, request.queued_since = State.WAITING, now
+        if not self._place(request, now):
+            self._enqueue(request, now)
 
-    def leave(self, ticket: Ticket, now: float) -> None:
-        """The client is gone or has its answer: frees everything that the ticket holds."""
-        if ticket.state is State.PLACED:
-            self.release(ticket, Outcome.DEPARTED, now)
-        elif ticket.state is State.WAITING:
-            self._dequeue(ticket)
-            ticket.state = State.RELEASED
+    def leave(self, request: RoutedRequest, now: float) -> None:
+        """The client is gone or has its answer: frees everything that the request holds."""
+        if request.state is State.PLACED:
+            self.release(request, Outcome.DEPARTED, now)
+        elif request.state is State.WAITING:
+            self._dequeue(request)
+            request.state = State.RELEASED
 
     # --- time and change --------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Places waiting tickets that can be placed now and refuses those whose time is over. Call
+        """Places waiting requests that can be placed now and refuses those whose time is over. Call
         it when the fleet changed and at `next_tick`."""
-        if self._lanes:
+        if self._queues:
             self._expire(now)
             self._serve(now)
 
     def next_tick(self, now: float) -> float | None:
-        """When time alone may change something; None if no ticket waits."""
-        if not self._lanes:
+        """When time alone may change something; None if no request waits."""
+        if not self._queues:
             return None
-        times = [_head(lane).deadline for lane in self._lanes.values()]
-        for since in self._stranded.values():
+        times = [_head(queue).deadline for queue in self._queues.values()]
+        for since in self._unserved.values():
             times.append(since + self._limits.wait_for_s)
-        for (_, model), lane in self._lanes.items():
-            if model in self._stranded:
-                times.append(_head(lane).arrived + self._limits.wait_for_s)
+        for (_, model), queue in self._queues.items():
+            if model in self._unserved:
+                times.append(_head(queue).arrived + self._limits.wait_for_s)
         for upstream in self.fleet:
             times.append(upstream.paused_until)
             if upstream.breaker.state(now) is BreakerState.OPEN:
@@ -145,125 +145,125 @@ class Dispatcher:
     def waiting(self, *, deferred_only: bool = False) -> dict[str, int]:
         """How many requests wait, by model."""
         counts: dict[str, int] = {}
-        for (deferred, model), lane in self._lanes.items():
+        for (deferred, model), queue in self._queues.items():
             if deferred or not deferred_only:
-                counts[model] = counts.get(model, 0) + len(lane)
+                counts[model] = counts.get(model, 0) + len(queue)
         return counts
 
     def longest_wait_s(self, model: str, now: float) -> float:
         """How long the head of the model's queue has waited: an estimate for a new request."""
-        heads = [_head(lane) for (_, m), lane in self._lanes.items() if m == model]
+        heads = [_head(queue) for (_, m), queue in self._queues.items() if m == model]
         return max((now - t.arrived for t in heads), default=0.0)
 
     # --- internal ---------------------------------------------------------------------------
 
-    def _place(self, ticket: Ticket, now: float) -> bool:
+    def _place(self, request: RoutedRequest, now: float) -> bool:
         free = [
             u
-            for u in self.fleet.serving(ticket.model)
-            if u not in ticket.tried and u.free(now, deferred=ticket.deferred)
+            for u in self.fleet.serving(request.model)
+            if u not in request.tried and u.free(now, deferred=request.deferred)
         ]
         if not free:
             return False
-        upstream = self._policy.choose(free, ticket.prefix)
+        upstream = self._policy.choose(free, request.prefix)
         upstream.in_flight += 1
-        upstream.deferred += ticket.deferred
-        if not ticket.tried:
+        upstream.deferred += request.deferred
+        if not request.tried:
             upstream.budget.sent(now)
-        ticket.epoch = upstream.breaker.sent(now)
-        ticket.upstream, ticket.state = upstream, State.PLACED
-        ticket.tried.append(upstream)
-        ticket.placed_at = now
-        ticket.queued_s += now - ticket.queued_since
+        request.epoch = upstream.breaker.sent(now)
+        request.upstream, request.state = upstream, State.PLACED
+        request.tried.append(upstream)
+        request.placed_at = now
+        request.queued_s += now - request.queued_since
         return True
 
     def _serve(self, now: float) -> None:
-        """Serves immediate tickets before deferred ones, each class by arrival, across models. If a
-        ticket cannot be placed, neither can those behind it in its lane, unless it was tried
-        before: then it may not use an upstream that they may use."""
+        """Serves immediate requests before deferred ones, each class by arrival, across models. If
+        one cannot be placed, neither can those behind it in its queue, unless it was tried before:
+        then it may not use an upstream that they may use."""
         for deferred in (False, True):
-            lanes = [(m, lane) for (d, m), lane in self._lanes.items() if d is deferred]
-            oldest: list[tuple[int, Ticket, Iterator[Ticket]]] = []
-            for _, lane in lanes:
-                tickets = iter(lane.values())
-                first = next(tickets)
-                heapq.heappush(oldest, (first.seq, first, tickets))
+            queues = [(m, queue) for (d, m), queue in self._queues.items() if d is deferred]
+            oldest: list[tuple[int, RoutedRequest, Iterator[RoutedRequest]]] = []
+            for _, queue in queues:
+                requests = iter(queue.values())
+                first = next(requests)
+                heapq.heappush(oldest, (first.seq, first, requests))
             placed = []
             while oldest:
-                _, ticket, tickets = heapq.heappop(oldest)
-                if self._place(ticket, now):
-                    placed.append(ticket)
-                elif not ticket.tried:
+                _, request, requests = heapq.heappop(oldest)
+                if self._place(request, now):
+                    placed.append(request)
+                elif not request.tried:
                     continue
-                following = next(tickets, None)
+                following = next(requests, None)
                 if following is not None:
-                    heapq.heappush(oldest, (following.seq, following, tickets))
-            for ticket in placed:
-                self._dequeue(ticket)
-                self._decided(ticket)
+                    heapq.heappush(oldest, (following.seq, following, requests))
+            for request in placed:
+                self._dequeue(request)
+                self._decided(request)
 
-    def _has_another(self, ticket: Ticket, now: float) -> bool:
-        """Whether there is a usable upstream that the ticket was not tried on."""
-        serving = self.fleet.serving(ticket.model)
-        return any(u.usable(now) and u not in ticket.tried for u in serving)
+    def _has_another(self, request: RoutedRequest, now: float) -> bool:
+        """Whether there is a usable upstream that the request was not tried on."""
+        serving = self.fleet.serving(request.model)
+        return any(u.usable(now) and u not in request.tried for u in serving)
 
     def _expire(self, now: float) -> None:
-        for ticket in list(self._retried.values()):
-            # its model is not stranded while an upstream that failed it is usable
-            if not self._has_another(ticket, now):
-                self._refuse(ticket, Refusal.UNAVAILABLE, now)
+        for request in list(self._retried.values()):
+            # its model is not unserved while an upstream that failed it is usable
+            if not self._has_another(request, now):
+                self._refuse(request, Refusal.UNAVAILABLE, now)
         for model in self._models_waiting():
             serving = self.fleet.serving(model)
             if any(u.usable(now) for u in serving):
-                self._stranded.pop(model, None)
+                self._unserved.pop(model, None)
             else:
-                self._stranded.setdefault(model, now)
-        for key, lane in list(self._lanes.items()):
-            since = self._stranded.get(key[1])
+                self._unserved.setdefault(model, now)
+        for key, queue in list(self._queues.items()):
+            since = self._unserved.get(key[1])
             unknown = not self.fleet.serving(key[1]) and self.fleet.complete()
-            for ticket in list(lane.values()):
+            for request in list(queue.values()):
                 if unknown:
-                    self._refuse(ticket, Refusal.UNKNOWN_MODEL, now)
-                elif now >= ticket.deadline:
-                    self._refuse(ticket, Refusal.TIMEOUT, now)
+                    self._refuse(request, Refusal.UNKNOWN_MODEL, now)
+                elif now >= request.deadline:
+                    self._refuse(request, Refusal.TIMEOUT, now)
                 elif since is not None and now >= (
-                    max(since, ticket.arrived) + self._limits.wait_for_s
+                    max(since, request.arrived) + self._limits.wait_for_s
                 ):
-                    self._refuse(ticket, Refusal.UNAVAILABLE, now)
+                    self._refuse(request, Refusal.UNAVAILABLE, now)
                 else:
                     break
 
-    def _refuse(self, ticket: Ticket, refusal: Refusal, now: float) -> None:
-        ticket.state, ticket.refusal = State.REFUSED, refusal
-        ticket.queued_s += now - ticket.queued_since
-        if self._dequeue(ticket):
-            self._decided(ticket)
+    def _refuse(self, request: RoutedRequest, refusal: Refusal, now: float) -> None:
+        request.state, request.refusal = State.REFUSED, refusal
+        request.queued_s += now - request.queued_since
+        if self._dequeue(request):
+            self._decided(request)
 
-    def _enqueue(self, ticket: Ticket, now: float) -> None:
-        key = (ticket.deferred, ticket.model)
-        lane = self._lanes.setdefault(key, {})
-        in_order = not lane or next(reversed(lane)) < ticket.seq
-        lane[ticket.seq] = ticket
-        if ticket.tried:
-            self._retried[ticket.seq] = ticket
+    def _enqueue(self, request: RoutedRequest, now: float) -> None:
+        key = (request.deferred, request.model)
+        queue = self._queues.setdefault(key, {})
+        in_order = not queue or next(reversed(queue)) < request.seq
+        queue[request.seq] = request
+        if request.tried:
+            self._retried[request.seq] = request
         if not in_order:  # a retried request returns to its old place: rare, so sorting is cheap
-            self._lanes[key] = dict(sorted(lane.items()))
+            self._queues[key] = dict(sorted(queue.items()))
         self._expire(now)
 
-    def _dequeue(self, ticket: Ticket) -> bool:
-        key = (ticket.deferred, ticket.model)
-        lane = self._lanes.get(key, {})
-        if lane.pop(ticket.seq, None) is None:
+    def _dequeue(self, request: RoutedRequest) -> bool:
+        key = (request.deferred, request.model)
+        queue = self._queues.get(key, {})
+        if queue.pop(request.seq, None) is None:
             return False
-        self._retried.pop(ticket.seq, None)
-        if not lane:
-            del self._lanes[key]
-            if ticket.model not in self._models_waiting():
-                self._stranded.pop(ticket.model, None)
+        self._retried.pop(request.seq, None)
+        if not queue:
+            del self._queues[key]
+            if request.model not in self._models_waiting():
+                self._unserved.pop(request.model, None)
         return True
 
     def _models_waiting(self) -> set[str]:
-        return {model for _, model in self._lanes}
+        return {model for _, model in self._queues}
 
     def _full(self, model: str, deferred: bool) -> bool:
         """Whether there is no space for another request; deferred ones have half of the queue."""

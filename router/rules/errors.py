@@ -50,7 +50,7 @@ def unavailable(message: str, code: str) -> Problem:
     return Problem(503, "server_error", code, message, headers={"Retry-After": "1"})
 
 
-def too_much_held() -> Problem:
+def buffers_full() -> Problem:
     message = "The router holds too many bytes of requests (MAX_HELD_BYTES), try again."
     return unavailable(message, "overloaded")
 

@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 
 from router.config import parse_upstream
-from router.desk import Desk
+from router.dispatching import AsyncDispatcher
 from router.http.probes import Prober
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork
-from router.rules.ticket import Limits
+from router.rules.request import Limits
 from tests.router.conftest import Farm, RouterProcess, until
 
 Start = Callable[..., RouterProcess]
@@ -58,7 +58,7 @@ class Lookups:
 
 async def prober(session: aiohttp.ClientSession) -> tuple[Prober, Fleet]:
     fleet = Fleet()
-    return Prober(Desk(fleet, LeastWork(), Limits()), session, 3600, 5), fleet
+    return Prober(AsyncDispatcher(fleet, LeastWork(), Limits()), session, 3600, 5), fleet
 
 
 def names(*hosts: str) -> dict[str, Any]:

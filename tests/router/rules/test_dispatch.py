@@ -9,7 +9,7 @@ from router.rules.breaker import State as BreakerState
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork
-from router.rules.ticket import Limits, Outcome, Refusal, State, Ticket, outcome_of
+from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State, outcome_of
 from router.rules.upstream import Spec, Upstream
 
 LIMITS = Limits(timeout_s=60, wait_for_s=5, max_queue=10, max_attempts=3)
@@ -23,21 +23,23 @@ def fleet_of(*limits: int, model: str = "m") -> Fleet:
     return fleet
 
 
-def dispatcher_over(fleet: Fleet, limits: Limits = LIMITS) -> tuple[Dispatcher, list[Ticket]]:
-    decided: list[Ticket] = []
+def dispatcher_over(
+    fleet: Fleet, limits: Limits = LIMITS
+) -> tuple[Dispatcher, list[RoutedRequest]]:
+    decided: list[RoutedRequest] = []
     return Dispatcher(fleet, LeastWork(), limits, decided.append), decided
 
 
-def at(ticket: Ticket) -> Upstream:
-    assert ticket.state is State.PLACED
-    assert ticket.upstream is not None
-    return ticket.upstream
+def at(request: RoutedRequest) -> Upstream:
+    assert request.state is State.PLACED
+    assert request.upstream is not None
+    return request.upstream
 
 
 def test_simultaneous_arrivals_never_exceed_the_limit() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(2, 1))
-    tickets = [dispatcher.arrive("m", 0.0) for _ in range(5)]
-    assert [t.state for t in tickets] == [State.PLACED] * 3 + [State.WAITING] * 2
+    requests = [dispatcher.arrive("m", 0.0) for _ in range(5)]
+    assert [t.state for t in requests] == [State.PLACED] * 3 + [State.WAITING] * 2
 
 
 def test_the_limit_holds_over_all_models_of_an_upstream_together() -> None:
@@ -90,7 +92,7 @@ def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
     dispatcher.release(first, Outcome.FAILURE, 3.0)  # the younger one takes its place
     assert dispatcher.may_retry(first, 3.0)
     youngest = dispatcher.arrive("m", 4.0)
-    dispatcher.again(first, 5.0)
+    dispatcher.retry(first, 5.0)
     decided.clear()
     dispatcher.release(second, Outcome.SUCCESS, 6.0)
     assert decided == [first]
@@ -105,7 +107,7 @@ def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> 
     waiting = dispatcher.arrive("m", 0.0)
     other = dispatcher.arrive("m", 0.0)
     dispatcher.release(first, Outcome.FAILURE, 1.0)
-    dispatcher.again(first, 1.0)
+    dispatcher.retry(first, 1.0)
     dispatcher.release(waiting, Outcome.SUCCESS, 2.0)
     assert at(other).url == "http://u0:1"
     assert first.state is State.WAITING
@@ -114,9 +116,9 @@ def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> 
 
 def test_a_failed_request_is_tried_on_another_upstream_only() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(5))
-    ticket = dispatcher.arrive("m", 0.0)
-    dispatcher.release(ticket, Outcome.FAILURE, 1.0)
-    assert not dispatcher.may_retry(ticket, 1.0)
+    request = dispatcher.arrive("m", 0.0)
+    dispatcher.release(request, Outcome.FAILURE, 1.0)
+    assert not dispatcher.may_retry(request, 1.0)
 
 
 @pytest.mark.parametrize("loss", ["not ready", "draining", "removed", "breaker"])
@@ -128,7 +130,7 @@ def test_a_retried_request_ends_as_soon_as_no_server_is_left_to_try(loss: str) -
     left = at(second)
     dispatcher.release(first, Outcome.FAILURE, 1.0)
     assert dispatcher.may_retry(first, 1.0)
-    dispatcher.again(first, 1.0)
+    dispatcher.retry(first, 1.0)
     assert first.state is State.WAITING
     match loss:
         case "not ready":
@@ -148,24 +150,24 @@ def test_a_retried_request_ends_as_soon_as_no_server_is_left_to_try(loss: str) -
 def test_a_retried_request_whose_last_server_was_lost_while_it_backed_off_ends_at_once() -> None:
     fleet = fleet_of(1, 1)
     dispatcher, _ = dispatcher_over(fleet)
-    ticket = dispatcher.arrive("m", 0.0)
-    dispatcher.release(ticket, Outcome.FAILURE, 1.0)
-    assert dispatcher.may_retry(ticket, 1.0)
+    request = dispatcher.arrive("m", 0.0)
+    dispatcher.release(request, Outcome.FAILURE, 1.0)
+    assert dispatcher.may_retry(request, 1.0)
     fleet.remove("http://u1:1")
-    dispatcher.again(ticket, 1.1)
-    assert ticket.refusal is Refusal.UNAVAILABLE
+    dispatcher.retry(request, 1.1)
+    assert request.refusal is Refusal.UNAVAILABLE
     assert dispatcher.next_tick(1.1) is None
 
 
 def test_attempts_are_bounded() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
-    ticket = dispatcher.arrive("m", 0.0)
+    request = dispatcher.arrive("m", 0.0)
     attempts = 1
-    dispatcher.release(ticket, Outcome.FAILURE, 0.0)
-    while dispatcher.may_retry(ticket, 0.0):
-        dispatcher.again(ticket, 0.0)
+    dispatcher.release(request, Outcome.FAILURE, 0.0)
+    while dispatcher.may_retry(request, 0.0):
+        dispatcher.retry(request, 0.0)
         attempts += 1
-        dispatcher.release(ticket, Outcome.FAILURE, 0.0)
+        dispatcher.release(request, Outcome.FAILURE, 0.0)
     assert attempts == LIMITS.max_attempts
 
 
@@ -173,17 +175,17 @@ def test_a_spent_retry_budget_ends_retries() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1000, 1000))
     retried = 0
     for _ in range(100):
-        ticket = dispatcher.arrive("m", 0.0)
-        at(ticket).breaker.success(at(ticket).breaker.epoch, 0.0)  # keep the breaker out of it
-        dispatcher.release(ticket, Outcome.BUSY, 0.0)
-        retried += dispatcher.may_retry(ticket, 0.0)
+        request = dispatcher.arrive("m", 0.0)
+        at(request).breaker.success(at(request).breaker.epoch, 0.0)  # keep the breaker out of it
+        dispatcher.release(request, Outcome.BUSY, 0.0)
+        retried += dispatcher.may_retry(request, 0.0)
     assert retried == pytest.approx(0.2 * 100 + 10, abs=2)
 
 
 def test_retry_after_pauses_an_upstream_and_time_alone_serves_the_queue() -> None:
     dispatcher, decided = dispatcher_over(fleet_of(2))
-    ticket = dispatcher.arrive("m", 0.0)
-    dispatcher.release(ticket, Outcome.BUSY, 1.0, pause_s=3.0)
+    request = dispatcher.arrive("m", 0.0)
+    dispatcher.release(request, Outcome.BUSY, 1.0, pause_s=3.0)
     waiting = dispatcher.arrive("m", 2.0)
     assert waiting.state is State.WAITING
     assert dispatcher.next_tick(2.0) == 4.0
@@ -243,11 +245,11 @@ def test_one_models_full_queue_does_not_block_another_model() -> None:
 
 def test_a_place_cannot_be_given_back_twice() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1))
-    ticket = dispatcher.arrive("m", 0.0)
-    dispatcher.release(ticket, Outcome.SUCCESS, 1.0)
+    request = dispatcher.arrive("m", 0.0)
+    dispatcher.release(request, Outcome.SUCCESS, 1.0)
     with pytest.raises(RuntimeError, match="holds no place"):
-        dispatcher.release(ticket, Outcome.SUCCESS, 1.0)
-    dispatcher.leave(ticket, 1.0)
+        dispatcher.release(request, Outcome.SUCCESS, 1.0)
+    dispatcher.leave(request, 1.0)
     assert at_zero(dispatcher.fleet)
 
 
@@ -360,13 +362,13 @@ def states_after(outcome: Outcome, requests: int, attempts: int) -> list[Breaker
     fleet = fleet_of(1, 1, 1)
     dispatcher, _ = dispatcher_over(fleet)
     for _ in range(requests):
-        ticket = dispatcher.arrive("m", 0.0)
+        request = dispatcher.arrive("m", 0.0)
         for attempt in range(attempts):
             if attempt:
-                dispatcher.again(ticket, 0.0)
-            if ticket.state is not State.PLACED:  # all that it may try are open
+                dispatcher.retry(request, 0.0)
+            if request.state is not State.PLACED:  # all that it may try are open
                 break
-            dispatcher.release(ticket, outcome, 0.0)
+            dispatcher.release(request, outcome, 0.0)
     return [u.breaker.state(0.0) for u in fleet]
 
 
@@ -390,7 +392,7 @@ def test_inconclusive_results_never_open_a_breaker(outcome: Outcome) -> None:
 def test_a_deferred_request_that_was_paused_does_not_make_its_server_look_slow() -> None:
     fleet = fleet_of(2)
     dispatcher, _ = dispatcher_over(fleet)
-    ticket = dispatcher.arrive("m", 0.0, deferred=True)
-    before = at(ticket).latency_s
-    dispatcher.began(ticket, 300.0)
-    assert at(ticket).latency_s == before
+    request = dispatcher.arrive("m", 0.0, deferred=True)
+    before = at(request).latency_s
+    dispatcher.began(request, 300.0)
+    assert at(request).latency_s == before

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import LeastWork, Policy, PowerOfTwo, PrefixAffinity, RoundRobin
-from router.rules.ticket import Limits, Outcome, State, Ticket
+from router.rules.request import Limits, Outcome, RoutedRequest, State
 from router.rules.upstream import Spec, Upstream, half
 
 URLS = [f"http://u{i}:1" for i in range(4)]
@@ -26,7 +26,7 @@ class Router(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.fleet = Fleet()
-        self.tickets: list[Ticket] = []
+        self.requests: list[RoutedRequest] = []
         self.decisions: Counter[int] = Counter()
         self.answers: Counter[int] = Counter()
         self.everyone: list[Upstream] = []
@@ -39,30 +39,30 @@ class Router(RuleBasedStateMachine):
             self.add(url)
             self.probe_good(url, {"a"})
 
-    def decided(self, ticket: Ticket) -> None:
-        self.decisions[ticket.seq] += 1
-        self.waited.discard(ticket.seq)
-        if ticket.state is State.REFUSED:
-            self.answers[ticket.seq] += 1
+    def decided(self, request: RoutedRequest) -> None:
+        self.decisions[request.seq] += 1
+        self.waited.discard(request.seq)
+        if request.state is State.REFUSED:
+            self.answers[request.seq] += 1
             return
-        assert ticket.state is State.PLACED
+        assert request.state is State.PLACED
         older = [
             t
             for t in self.in_state(State.WAITING)
-            if t.seq < ticket.seq and t.model == ticket.model and t.deferred == ticket.deferred
+            if t.seq < request.seq and t.model == request.model and t.deferred == request.deferred
         ]
-        if ticket.deferred:
+        if request.deferred:
             older += [
                 t
                 for t in self.in_state(State.WAITING)
-                if t.model == ticket.model and not t.deferred
+                if t.model == request.model and not t.deferred
             ]
-        assert all(ticket.upstream in t.tried for t in older), "overtaken"
+        assert all(request.upstream in t.tried for t in older), "overtaken"
 
-    def in_state(self, *states: State) -> list[Ticket]:
-        return [t for t in self.tickets if t.state in states]
+    def in_state(self, *states: State) -> list[RoutedRequest]:
+        return [t for t in self.requests if t.state in states]
 
-    def pick(self, data: st.DataObject, *states: State) -> Ticket:
+    def pick(self, data: st.DataObject, *states: State) -> RoutedRequest:
         return data.draw(st.sampled_from(self.in_state(*states)))
 
     # --- the world --------------------------------------------------------------------------
@@ -116,18 +116,18 @@ class Router(RuleBasedStateMachine):
             for t in self.in_state(State.WAITING)
             if t.model == model and t.deferred == deferred and not t.tried
         ]
-        ticket = self.dispatcher.arrive(model, self.now, deferred=deferred, prefix=prefix)
-        self.tickets.append(ticket)
-        assert ticket.state is not State.RELEASED
-        if ticket.state is State.PLACED:
+        request = self.dispatcher.arrive(model, self.now, deferred=deferred, prefix=prefix)
+        self.requests.append(request)
+        assert request.state is not State.RELEASED
+        if request.state is State.PLACED:
             assert not [t for t in before if t.state is State.WAITING], "overtaken by an arrival"
-        if ticket.state is State.REFUSED and not self.decisions[ticket.seq]:
-            self.answers[ticket.seq] += 1
-        self.note_waiting(ticket)
+        if request.state is State.REFUSED and not self.decisions[request.seq]:
+            self.answers[request.seq] += 1
+        self.note_waiting(request)
 
-    def note_waiting(self, ticket: Ticket) -> None:
-        if ticket.state is State.WAITING:
-            self.waited.add(ticket.seq)
+    def note_waiting(self, request: RoutedRequest) -> None:
+        if request.state is State.WAITING:
+            self.waited.add(request.seq)
 
     @precondition(lambda self: self.in_state(State.PLACED))
     @rule(data=st.data())
@@ -144,33 +144,33 @@ class Router(RuleBasedStateMachine):
     def upstream_ends(
         self, data: st.DataObject, outcome: Outcome, pause: float | None, retry: bool
     ) -> None:
-        ticket = self.pick(data, State.PLACED)
-        self.dispatcher.release(ticket, outcome, self.now, pause)
+        request = self.pick(data, State.PLACED)
+        self.dispatcher.release(request, outcome, self.now, pause)
         backing_off = (
             retry
             and outcome not in (Outcome.SUCCESS, Outcome.DEPARTED)
-            and self.dispatcher.may_retry(ticket, self.now)
+            and self.dispatcher.may_retry(request, self.now)
         )
         if not backing_off:
-            self.answers[ticket.seq] += 1
-            self.tickets.remove(ticket)
+            self.answers[request.seq] += 1
+            self.requests.remove(request)
 
     @precondition(lambda self: self.in_state(State.RELEASED))
     @rule(data=st.data())
     def back_off_ends(self, data: st.DataObject) -> None:
-        ticket = self.pick(data, State.RELEASED)
-        self.decisions[ticket.seq] = 0
-        self.dispatcher.again(ticket, self.now)
-        self.note_waiting(ticket)
+        request = self.pick(data, State.RELEASED)
+        self.decisions[request.seq] = 0
+        self.dispatcher.retry(request, self.now)
+        self.note_waiting(request)
 
     @rule(data=st.data())
     @precondition(lambda self: self.in_state(State.WAITING, State.PLACED, State.RELEASED))
     def client_leaves(self, data: st.DataObject) -> None:
-        ticket = self.pick(data, State.WAITING, State.PLACED, State.RELEASED)
-        self.dispatcher.leave(ticket, self.now)
-        self.waited.discard(ticket.seq)
-        self.answers[ticket.seq] += 1
-        self.tickets.remove(ticket)
+        request = self.pick(data, State.WAITING, State.PLACED, State.RELEASED)
+        self.dispatcher.leave(request, self.now)
+        self.waited.discard(request.seq)
+        self.answers[request.seq] += 1
+        self.requests.remove(request)
 
     # --- what always holds ------------------------------------------------------------------
 
@@ -186,17 +186,17 @@ class Router(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
-        for ticket in self.in_state(State.WAITING):
-            for upstream in self.fleet.serving(ticket.model):
-                free = upstream.free(self.now, deferred=ticket.deferred)
-                assert not free or upstream in ticket.tried
+        for request in self.in_state(State.WAITING):
+            for upstream in self.fleet.serving(request.model):
+                free = upstream.free(self.now, deferred=request.deferred)
+                assert not free or upstream in request.tried
 
     @invariant()
     def no_retried_request_waits_without_a_server_to_try(self) -> None:
-        for ticket in self.in_state(State.WAITING):
-            serving = self.fleet.serving(ticket.model)
-            left = [u for u in serving if u.usable(self.now) and u not in ticket.tried]
-            assert left or not ticket.tried
+        for request in self.in_state(State.WAITING):
+            serving = self.fleet.serving(request.model)
+            left = [u for u in serving if u.usable(self.now) and u not in request.tried]
+            assert left or not request.tried
 
     @invariant()
     def whoever_stopped_waiting_was_told(self) -> None:
@@ -210,7 +210,7 @@ class Router(RuleBasedStateMachine):
     @invariant()
     def the_queue_is_counted_and_bounded(self) -> None:
         waiting = Counter(t.model for t in self.in_state(State.WAITING))
-        counted = self.dispatcher.waiting() if self.tickets else {}
+        counted = self.dispatcher.waiting() if self.requests else {}
         assert counted == dict(waiting)
         fresh = Counter(t.model for t in self.in_state(State.WAITING) if not t.tried)
         # A retried request keeps its right to wait, so only newcomers are bounded.
@@ -221,18 +221,18 @@ class Router(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "dispatcher"):
             return
-        for ticket in self.in_state(State.RELEASED):
-            self.tickets.remove(ticket)
+        for request in self.in_state(State.RELEASED):
+            self.requests.remove(request)
         # While the placed ones run on, time alone must end every wait.
         self.time_passes(LIMITS.timeout_s + 1)
         assert not self.in_state(State.WAITING), "lost in the queue"
         while running := self.in_state(State.PLACED):
             self.dispatcher.release(running[0], Outcome.SUCCESS, self.now)
             self.answers[running[0].seq] += 1
-            self.tickets.remove(running[0])
+            self.requests.remove(running[0])
         assert all(u.in_flight == 0 for u in self.everyone)
         assert self.dispatcher.next_tick(self.now) is None
-        assert all(self.answers[t.seq] == 1 for t in self.tickets), "never answered"
+        assert all(self.answers[t.seq] == 1 for t in self.requests), "never answered"
 
 
 Router.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

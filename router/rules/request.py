@@ -1,4 +1,4 @@
-"""A request's ticket, its states and its outcomes. Pure data."""
+"""A request as the dispatcher sees it, its states and its outcomes. Pure data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from router.rules.upstream import Upstream
 
 
 class State(Enum):
-    """Where a ticket is. WAITING → PLACED or REFUSED; PLACED → RELEASED; RELEASED → WAITING."""
+    """Where a request is. WAITING → PLACED or REFUSED; PLACED → RELEASED; RELEASED → WAITING."""
 
     WAITING = auto()
     PLACED = auto()
@@ -62,8 +62,9 @@ class Limits:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """One request. `prefix`: block hashes of its prompt, for the prefix policy."""
+class RoutedRequest:
+    """A request that needs a place on an upstream. `prefix`: block hashes of its prompt, for the
+    prefix policy."""
 
     seq: int
     model: str
@@ -84,5 +85,5 @@ class Ticket:
     def placed_on(self) -> Upstream:
         """The upstream whose place it holds. Raises RuntimeError if it holds none."""
         if self.state is not State.PLACED or self.upstream is None:
-            raise RuntimeError(f"the ticket holds no place, it is {self.state}")
+            raise RuntimeError(f"the request holds no place, it is {self.state}")
         return self.upstream

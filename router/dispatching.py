@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import Policy
-from router.rules.ticket import Limits, Outcome, State, Ticket
+from router.rules.request import Limits, Outcome, RoutedRequest, State
 
 
-class Desk:
+class AsyncDispatcher:
     """Assigns places on upstreams. Create it in a running event loop and use it only there."""
 
     def __init__(self, fleet: Fleet, policy: Policy, limits: Limits) -> None:
@@ -26,38 +26,40 @@ class Desk:
     def now(self) -> float:
         return self._loop.time()
 
-    def arrive(self, model: str, *, deferred: bool, prefix: Sequence[int]) -> Ticket:
-        ticket = self.state.arrive(model, self._loop.time(), deferred=deferred, prefix=prefix)
+    def arrive(self, model: str, *, deferred: bool, prefix: Sequence[int]) -> RoutedRequest:
+        request = self.state.arrive(model, self._loop.time(), deferred=deferred, prefix=prefix)
         self._arm()
-        return ticket
+        return request
 
-    async def settled(self, ticket: Ticket) -> Ticket:
-        """Returns when the ticket is placed or refused. If cancelled, the caller must `leave`."""
-        if ticket.state is State.WAITING:
+    async def decision(self, request: RoutedRequest) -> RoutedRequest:
+        """Returns when the request is placed or refused. If cancelled, the caller must `leave`."""
+        if request.state is State.WAITING:
             waiter = self._loop.create_future()
-            self._waiters[ticket.seq] = waiter
+            self._waiters[request.seq] = waiter
             try:
                 await waiter
             finally:
-                self._waiters.pop(ticket.seq, None)
-        return ticket
+                self._waiters.pop(request.seq, None)
+        return request
 
-    def began(self, ticket: Ticket) -> None:
-        self.state.began(ticket, self._loop.time())
+    def began(self, request: RoutedRequest) -> None:
+        self.state.began(request, self._loop.time())
 
-    def release(self, ticket: Ticket, outcome: Outcome, pause_s: float | None = None) -> None:
-        self.state.release(ticket, outcome, self._loop.time(), pause_s)
+    def release(
+        self, request: RoutedRequest, outcome: Outcome, pause_s: float | None = None
+    ) -> None:
+        self.state.release(request, outcome, self._loop.time(), pause_s)
         self._arm()
 
-    def may_retry(self, ticket: Ticket) -> bool:
-        return self.state.may_retry(ticket, self._loop.time())
+    def may_retry(self, request: RoutedRequest) -> bool:
+        return self.state.may_retry(request, self._loop.time())
 
-    def again(self, ticket: Ticket) -> None:
-        self.state.again(ticket, self._loop.time())
+    def retry(self, request: RoutedRequest) -> None:
+        self.state.retry(request, self._loop.time())
         self._arm()
 
-    def leave(self, ticket: Ticket) -> None:
-        self.state.leave(ticket, self._loop.time())
+    def leave(self, request: RoutedRequest) -> None:
+        self.state.leave(request, self._loop.time())
         self._arm()
 
     def fleet_changed(self) -> None:
@@ -65,8 +67,8 @@ class Desk:
         self.state.tick(self._loop.time())
         self._arm()
 
-    def _decided(self, ticket: Ticket) -> None:
-        waiter = self._waiters.get(ticket.seq)
+    def _decided(self, request: RoutedRequest) -> None:
+        waiter = self._waiters.get(request.seq)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 

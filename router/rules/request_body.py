@@ -31,7 +31,7 @@ _DECODER = msgspec.json.Decoder(_Fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestBody:
     """`model`: None if the request names none. `prompt`: the JSON of the conversation or prompt,
     unchanged."""
 
@@ -40,7 +40,7 @@ class Ask:
     prompt: memoryview
 
 
-def read(body: bytes | bytearray, named: str | None = None) -> Ask:
+def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody:
     """Reads a request body. `named`: the model from the path or a header, for bodies that name
     none.
 
@@ -56,7 +56,7 @@ def read(body: bytes | bytearray, named: str | None = None) -> Ask:
         raise ValueError(f"The body is not valid JSON: {error}.") from None
     deferred = fields.service_tier == _FLEX or fields.service_class == _DEFERRED
     prompts = [memoryview(raw) for raw in (fields.messages, fields.prompt, fields.inputs)]
-    return Ask(fields.model or named, deferred, max(prompts, key=len))
+    return RequestBody(fields.model or named, deferred, max(prompts, key=len))
 
 
 def prefix_blocks(model: str, prompt: memoryview) -> Sequence[int]:

@@ -6,7 +6,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.rules import ask
+from router.rules.request_body import BLOCK_BYTES, MAX_BLOCKS, parse_body, prefix_blocks
 
 NESTED = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.floats(-1e9, 1e9),
@@ -34,7 +34,7 @@ def test_a_body_is_read_as_the_standard_library_reads_it(
         body = json.dumps(fields, ensure_ascii=ascii_only, indent=indent).encode()
     except UnicodeEncodeError:  # a lone surrogate is no text that could be sent
         return
-    read = ask.read(body, "named")
+    read = parse_body(body, "named")
     assert read.model == (fields.get("model") or "named")
     deferred = fields.get("service_tier") == "flex" or fields.get("class") == "deferred"
     assert read.deferred == deferred
@@ -44,12 +44,12 @@ def test_reading_a_large_prompt_builds_nothing_of_it() -> None:
     body = json.dumps({"model": "m", "prompt": [*range(10**6)], "messages": ["é" * 10**6]}).encode()
     tracemalloc.start()
     try:
-        read = ask.read(body)
-        blocks = ask.prefix_blocks("m", read.prompt)
+        read = parse_body(body)
+        blocks = prefix_blocks("m", read.prompt)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (read.model, len(blocks)) == ("m", ask.MAX_BLOCKS)
+    assert (read.model, len(blocks)) == ("m", MAX_BLOCKS)
     assert peak_bytes < 256 * 2**10
 
 
@@ -57,12 +57,12 @@ def test_reading_a_large_prompt_builds_nothing_of_it() -> None:
 def test_a_conversation_shares_the_blocks_of_its_earlier_turns(text: str, turns: int) -> None:
     earlier = [{"role": "user", "content": text * 50}] * turns
     first, second = (
-        ask.prefix_blocks("m", ask.read(json.dumps({"messages": said}).encode()).prompt)
+        prefix_blocks("m", parse_body(json.dumps({"messages": said}).encode()).prompt)
         for said in (earlier, [*earlier, {"role": "user", "content": "and then?"}])
     )
     whole = len(json.dumps(earlier)) - 1  # but for the closing bracket
-    shared = whole // ask.BLOCK_BYTES
+    shared = whole // BLOCK_BYTES
     assert list(first[:shared]) == list(second[:shared])
-    assert ask.prefix_blocks("other", memoryview(b"x" * 256)) != ask.prefix_blocks(
+    assert prefix_blocks("other", memoryview(b"x" * 256)) != prefix_blocks(
         "m", memoryview(b"x" * 256)
     )
