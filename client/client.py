@@ -22,7 +22,6 @@ from dotenv import load_dotenv
 if __package__ in (None, ""):  # run as a script: this folder is not the package's parent
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from client.aliases import translate
 from client.analysis.gates import FAILED, judge
 from client.analysis.metrics import Objectives, WarmUp, measure, parse_objectives
 from client.client_options import check, parser, workload_of
@@ -49,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     load_dotenv(Path(__file__).resolve().parent / ".env")
     try:
-        translate(args)
         check(args)
         if args.self_test:
             servers.end_as_ctrl_c()

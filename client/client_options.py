@@ -9,7 +9,6 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from client.aliases import add_aliases
 from client.load.play import SILENCE_S
 from client.workloads.recipe import (
     SHAPE_OPTIONS,
@@ -43,13 +42,11 @@ def parser() -> argparse.ArgumentParser:
     simple.add_argument("--prompt", help="send this one prompt and print the completion")
     simple.add_argument("--numtokens", type=int, help="tokens to generate for --prompt (10)")
     simple.add_argument(
-        "--numsamples", "--num-prompts", "--max-requests", "--request-count", type=int, metavar="N",
-        help="number of requests (100; of a trace: all)",
-    )  # fmt: skip
+        "--numsamples", type=int, metavar="N", help="number of requests (100; of a trace: all)"
+    )
     simple.add_argument(
-        "--duration", "--max-seconds", "--benchmark-duration", type=float, metavar="S",
-        help="send for S seconds, instead of --numsamples",
-    )  # fmt: skip
+        "--duration", type=float, metavar="S", help="send for S seconds, instead of --numsamples"
+    )
     simple.add_argument(
         "--wait", type=float, help="mean seconds between two requests (1.0; of a trace: its own)"
     )
@@ -108,7 +105,6 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="print all figures as JSON")
     out.add_argument("--self-test", action="store_true", help="measure the limit of this client")
     add_shape_options(p, Recipe())
-    add_aliases(p)
     return p
 
 

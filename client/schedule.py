@@ -53,9 +53,11 @@ class Experiment:
     def informative(self, contestant: Contestant, load: float) -> bool:
         """Whether a run is worth its time."""
         lost = [x for x in self.loads if self.beyond(contestant.beside or contestant.name, x)]
-        if contestant.beside is not None:
-            return load == max((x for x in self.loads if x not in lost), default=min(self.loads))
-        return load in (*lost[:1], max(self.loads)) or load not in lost
+        if contestant.beside is None:
+            return load in (*lost[:1], max(self.loads)) or load not in lost
+        known = contestant.beside in self.limits  # not if its server never started
+        kept_up = [x for x in self.loads if known and x not in lost]
+        return load == max(kept_up, default=min(self.loads))
 
     def beyond_all(self, load: float) -> bool:
         """Whether no contestant can keep up there: where their limits are compared."""

@@ -22,7 +22,6 @@ from pydantic import TypeAdapter
 
 from api.document.paths import OPERATIONS
 from client import client_options, compare_options
-from client.aliases import translate
 from client.load.target import parse_target
 from launcher.config import read as read_launcher
 from model_server.config import read as read_model_server
@@ -89,7 +88,6 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def play(args: Sequence[str]) -> None:
     asked = client_options.parser().parse_args(args)
-    translate(asked)
     client_options.check(asked)
     if asked.target is not None:
         parse_target(asked.target)

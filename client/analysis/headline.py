@@ -62,7 +62,7 @@ def headline(
     ratios = [
         LimitRatio(of.contestant, over.contestant, ratio)
         for over, of in combinations(limits, 2)
-        if (ratio := _limit_ratio(tried[of.contestant], tried[over.contestant]))
+        if (ratio := _limit_ratio(tried[of.contestant], of.load, tried[over.contestant], over.load))
     ]
     return Headline(
         objectives,
@@ -108,11 +108,14 @@ def _limit(
     )
 
 
-def _limit_ratio(mine: Tried, base: Tried) -> Interval | None:
-    """Over the seeds that all loads of both have."""
-    seeds = sorted(set.intersection(*(set(of) for side in (mine, base) for of in side.values())))
+def _limit_ratio(mine: Tried, mine_at: float, base: Tried, base_at: float) -> Interval | None:
+    """The ratio over the seeds that both limits have, at the loads ``mine_at`` and ``base_at``.
+
+    A load that lacks one of these seeds cannot be chosen in the bootstrap."""
+    seeds = sorted(mine[mine_at].keys() & base[base_at].keys())
     ours, theirs = (
-        np.array([[of[seed] for seed in seeds] for of in side.values()]) for side in (mine, base)
+        np.array([[of[s] for s in seeds] for of in side.values() if of.keys() >= {*seeds}])
+        for side in (mine, base)
     )
     return best_ratio(ours, theirs)
 

@@ -144,6 +144,7 @@ def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
         (("--arrivals", "trace:azure,path=/nowhere"), "cannot be read"),
         (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
         (("--timeout-s", "0"), "--timeout-s must be seconds > 0"),
+        (("--duration", "0"), "--duration must be seconds > 0"),
     ],
 )
 def test_bad_options_say_what_is_allowed(
@@ -162,6 +163,8 @@ def test_bad_options_say_what_is_allowed(
         ("--prompt a --numsamples 5", "--numsamples has no effect with --prompt"),
         ("--prompt a --slo ttft:1", "--slo has no effect with --prompt"),
         ("--prompt a --out x", "--out has no effect with --prompt"),
+        ("--duration 3 --numsamples 3", "--numsamples has no effect with --duration"),
+        ("--duration 3 --arrivals burst", "--duration has no effect with --arrivals burst"),
         ("--wait 1 --rate 2", "--rate has no effect with --wait"),
         ("--arrivals closed:users=2 --rate 2", "--rate has no effect with --arrivals closed"),
         ("--arrivals burst --wait 2", "--wait has no effect with --arrivals burst"),

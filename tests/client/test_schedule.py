@@ -111,3 +111,8 @@ def test_a_contestant_beside_another_plays_the_highest_load_with_which_that_one_
     assert four.window_of(16.0) == three.window_of(16.0) > four.window_of(2.4)
     lost = replace(four, limits={**limits, "static": 0.5})
     assert {j.load for j in schedule(lost) if j.contestant == "static:nowait"} == {0.7}
+    unknown = {name: limit for name, limit in limits.items() if name != "static"}
+    without = replace(four, limits=unknown)
+    assert {j.load for j in schedule(without) if j.contestant == "static:nowait"} == {0.7}, (
+        "of a server that did not start, no load is known with which it keeps up"
+    )

@@ -270,3 +270,18 @@ def test_a_contestant_that_keeps_up_where_it_delivers_most_has_no_known_limit() 
     found = headline(made, points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
     assert not found.limits
     assert not found.limit_ratios
+
+
+def test_a_run_that_is_left_out_at_one_load_leaves_the_seeds_of_the_limits_alone() -> None:
+    told = {"nobatch": (1.0, 1.0, 1.0), "dynamic": (2.0, 2.0, 16.0)}  # by seed, at the limit
+    made = [
+        delivering(100.0 * load * times, SATURATED, load, name, seed)
+        for name, of in told.items()
+        for load in (1.0, 2.0)
+        for seed, times in enumerate(of)
+    ]
+    first = made[0]
+    made[0] = replace(first, verdict=replace(first.verdict, word=INVALID_CLIENT))
+    found = headline(made, points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
+    assert [x.load for x in found.limits] == [2.0, 2.0]
+    assert found.limit_ratios[0].throughput.value == pytest.approx(4.0)
