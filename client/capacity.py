@@ -22,18 +22,21 @@ import numpy as np
 from client.analysis.backlog import Backlog
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.metrics import Measured, Objectives, measure, parse_objectives
-from client.analysis.results import MODES, Calibration
+from client.analysis.results import Calibration
 from client.analysis.search import SearchError, SeedBracket, bracket, evidence, over_seeds
-from client.contestant import Contestant, server_command
-from client.experiment import Fleet, calibrate, knee
+from client.comparison.fleet import Fleet
+from client.comparison.limits import calibrate, knee
 from client.load.live import live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.servers import Server, ServerError, described, end_as_ctrl_c, settled_stats, stats
+from client.load.system import MODES, System, server_command
 from client.load.target import parse_target
 from client.load.workers import Crew
+from client.options.rules import check, require_rate
+from client.options.shape import add_shape_options, recipe_from
 from client.report.page import Row, Table
-from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
-from client.workloads.spec import SpecError, refuse_given
+from client.workloads.recipe import Recipe, make
+from client.workloads.spec import SpecError
 
 _DEFAULTS = Recipe(exact_duration=True)
 PLAYS = 5  # of a rate near the threshold; they are then judged together
@@ -60,7 +63,7 @@ class Probe:
 class Findings:
     """What a search has found so far. ``reason`` says why it ended early, if it did."""
 
-    contestant: Contestant
+    system: System
     recipe: Recipe
     objectives: Objectives | None
     share: float
@@ -91,7 +94,7 @@ class Findings:
             + (", undecided since the client was late" if self._wide(b) else "")
             for b in self.brackets
         ]
-        name = self.contestant.name
+        name = self.system.name
         if self.brackets:
             found = over_seeds(self.brackets)
             interval = "one seed"
@@ -219,10 +222,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     args = p.parse_args(argv)
     try:
+        check(args)
         recipe = recipe_from(args, _DEFAULTS, requests=args.requests, rate=1.0)
-        objectives = parse_objectives(args.slo) if args.slo else None
-        _check(args, recipe)
+        require_rate(recipe.arrivals)
         make(recipe)
+        objectives = parse_objectives(args.slo) if args.slo else None
         target = parse_target(args.target) if args.target else None
     except SpecError as error:
         p.error(str(error))
@@ -230,8 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.mode or (target.name if target else "")
     model = args.model or "embedded"
     command = server_command(args.mode, model, args.server_options) if args.mode else None
-    contestant = Contestant(name, command, target)
-    found = Findings(contestant, recipe, objectives, args.share, args.precision)
+    system = System(name, command, target)
+    found = Findings(system, recipe, objectives, args.share, args.precision)
     try:
         _search(args, found)
     except (ServerError, SearchError) as error:
@@ -245,47 +249,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if found.reason is None else 130 if found.reason == "interrupted" else 1
 
 
-def _check(args: argparse.Namespace, recipe: Recipe) -> None:
-    if not has_rate(recipe.arrivals):
-        raise SpecError("capacity needs arrivals that have a rate")
-    if not 0 < args.share <= 1:
-        raise SpecError(f"--share must be in (0, 1], not {args.share}")
-    if not args.precision > 0:
-        raise SpecError(f"--precision must be > 0, not {args.precision}")
-    if args.seeds < 1:
-        raise SpecError(f"--seeds must be at least 1, not {args.seeds}")
-    if args.slo:
-        refuse_given(args, ["--slo-multiple"], "with --slo")
-    if args.slo_multiple is not None and not args.slo_multiple > 0:
-        raise SpecError("--slo-multiple must be > 0")
-    if args.target:
-        refuse_given(args, ("--model", "--start-s"), "with --target, which already runs")
-        if args.server_options:
-            raise SpecError("options for a server have no effect on --target, which already runs")
-    for option, seconds in (("--calibrate-s", args.calibrate_s), ("--start-s", args.start_s)):
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise SpecError(f"{option} must be seconds > 0, not {seconds}")
-
-
 def _search(args: argparse.Namespace, found: Findings) -> None:
     """Fill ``found``, so that a search that ends early keeps its findings."""
-    contestant, recipe = found.contestant, found.recipe
+    system, recipe = found.system, found.recipe
     start_s = args.start_s or 600.0
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(recipe, Path(folder), start_s, together=False) as fleet,
     ):
-        say(f"measuring a request alone on {contestant.name}")
-        alone = calibrate(contestant, fleet, recipe, args.calibrate_s)
+        say(f"measuring a request alone on {system.name}")
+        alone = calibrate(system, fleet, recipe, args.calibrate_s)
         found.alone = alone
         objectives = found.objectives or alone.objectives(args.slo_multiple or 5.0)
         found.objectives = objectives
         say(f"objectives: {objectives_text(objectives)}; {args.share:.0%} must meet them")
         longest = float(np.max([r.output_tokens for r in make(recipe).requests]))
-        server = fleet.server(contestant)
+        server = fleet.server(system)
         found.server = stats(server.target)
-        limit = knee(contestant, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
-        say(f"{contestant.name}: its limit is {limit:.3g} requests/s")
+        limit = knee(system, fleet, recipe, max(args.calibrate_s, 6 * alone.longest_s))
+        say(f"{system.name}: its limit is {limit:.3g} requests/s")
         # Long enough for a growing queue to exceed the objectives.
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
         latest = _latest_good_end(objectives, longest)

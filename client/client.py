@@ -24,8 +24,6 @@ if __package__ in (None, ""):  # run as a script: this folder is not the package
 
 from client.analysis.gates import FAILED, judge
 from client.analysis.metrics import Objectives, WarmUp, measure, parse_objectives
-from client.client_options import check, parser, workload_of
-from client.experiment import adapted
 from client.load import servers
 from client.load.deferred import JobRun, split
 from client.load.dialects import Native
@@ -35,6 +33,8 @@ from client.load.play import SILENCE_S
 from client.load.records import Run
 from client.load.target import Target, authorization, parse_target
 from client.load.workers import Crew, WorkerError
+from client.options.client import parser, workload_of
+from client.options.rules import check
 from client.report.run import OneRun, run_figures, run_text, write_run_report
 from client.selftest import self_test
 from client.workloads.spec import SpecError
@@ -144,7 +144,7 @@ def _run(
 def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:
     """Raises ServerError if the server does not respond, before a long load is sent."""
     if stream:
-        return adapted(target, min(silence_s, servers.FIRST_ANSWER_S))
+        return servers.adapted(target, min(silence_s, servers.FIRST_ANSWER_S))
     silence = servers.unreachable(target)
     if silence is not None:
         raise servers.ServerError(silence)

@@ -16,16 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from client.options.rules import check
+from client.options.shape import add_shape_options, completed, recipe_from
 from client.workloads.burstiness import Burstiness, describe
-from client.workloads.recipe import (
-    Recipe,
-    add_shape_options,
-    completed,
-    has_rate,
-    make,
-    recipe_from,
-)
-from client.workloads.spec import SpecError, refuse_given
+from client.workloads.recipe import Recipe, make
+from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError, read_workload, write_workload
 
 
@@ -68,9 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
+    check(args)
     recipe = recipe_from(args, Recipe(), requests=args.requests, rate=args.rate)
-    if not has_rate(recipe.arrivals):
-        refuse_given(args, ["--rate"], f"with --arrivals {recipe.arrivals}")
     workload = make(completed(recipe))
     write_workload(workload, args.file)
     note = workload.generator.get("trace")

@@ -21,8 +21,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from api.document.paths import OPERATIONS
-from client import client_options, compare_options
 from client.load.target import parse_target
+from client.options import client as client_options
+from client.options import compare as compare_options
+from client.options.rules import check
 from launcher.config import read as read_launcher
 from model_server.config import read as read_model_server
 from router.config import parse_args as read_router
@@ -88,7 +90,7 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def play(args: Sequence[str]) -> None:
     asked = client_options.parser().parse_args(args)
-    client_options.check(asked)
+    check(asked)
     if asked.target is not None:
         parse_target(asked.target)
     if asked.workload is None and asked.prompt is None:
@@ -96,11 +98,9 @@ def play(args: Sequence[str]) -> None:
 
 
 def compare(args: Sequence[str]) -> None:
-    for contestant in compare_options.understood(
-        compare_options.parser().parse_args(args)
-    ).contestants:
-        if contestant.command is not None:
-            serve(contestant.command[1:], {})
+    for system in compare_options.options_from(compare_options.parser().parse_args(args)).systems:
+        if system.command is not None:
+            serve(system.command[1:], {})
 
 
 def module(name: str, args: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

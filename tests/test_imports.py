@@ -42,7 +42,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"native", "tgi", "jobs", "watch"},
         {"document"},
     ],
-    "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}],
+    "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}, {"options"}, {"comparison"}],
     "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
     "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "records", "pace"}, {"lines", "store"}, {"clerk", "worker"}],

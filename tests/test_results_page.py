@@ -40,7 +40,7 @@ def limit_ratio(name: str, of: str, over: str) -> dict[str, float]:
 
 def limits(name: str, text: str) -> str:
     """Of the three modes, one after the other."""
-    found = {x["contestant"]: x for x in recorded(name)["headline"]["limits"]}
+    found = {x["system"]: x for x in recorded(name)["headline"]["limits"]}
     return "; ".join(text.format(**found[mode]) for mode in MODES)
 
 
@@ -53,7 +53,7 @@ def calm(name: str) -> dict[str, Any]:
 
 def point(name: str, mode: str, load: float) -> dict[str, Any]:
     points = recorded(name)["points"]
-    return dict(next(p for p in points if (p["contestant"], p["load"]) == (mode, load)))
+    return dict(next(p for p in points if (p["system"], p["load"]) == (mode, load)))
 
 
 def asked(name: str) -> str:
@@ -64,7 +64,7 @@ def asked(name: str) -> str:
 def medians_ms(name: str) -> list[str]:
     """TTFT of dynamic, of static, and of static without its wait where that was recorded."""
     load = calm(name)["load"]
-    points = {p["contestant"]: p for p in recorded(name)["points"] if p["load"] == load}
+    points = {p["system"]: p for p in recorded(name)["points"] if p["load"] == load}
     found = [points.get(m, {}).get("ttft_p50_s") for m in ("dynamic", "static", "static:nowait")]
     return ["?" if s is None else f"{s * 1e3:.0f}" for s in found]
 
@@ -96,12 +96,12 @@ def rows(names: tuple[str, ...]) -> list[str]:
 
 
 def bracket(name: str) -> str:
-    found = {b["contestant"]: b for b in recorded(name)["headline"]["capacities"]}["dynamic"]
+    found = {b["system"]: b for b in recorded(name)["headline"]["capacities"]}["dynamic"]
     return f"{found['passed']:g}; {found['failed']:g}"
 
 
 def dynamic_tokens_per_s(name: str) -> str:
-    found = {x["contestant"]: x for x in recorded(name)["headline"]["limits"]}
+    found = {x["system"]: x for x in recorded(name)["headline"]["limits"]}
     return f"{found['dynamic']['throughput']['value']:,.0f}"
 
 

@@ -21,9 +21,10 @@ from typing import Any
 from benchmarks.alternate import Ratio, ratio
 from benchmarks.common import machine, save
 from client.analysis.metrics import tokens_between
-from client.contestant import Contestant, server_command
-from client.experiment import Fleet, knee
+from client.comparison.fleet import Fleet
+from client.comparison.limits import knee
 from client.load import servers
+from client.load.system import System, server_command
 from client.workloads.recipe import Recipe, make
 
 MODES = ("nobatch", "static", "dynamic")
@@ -36,15 +37,15 @@ SETTLE_S = 1.0  # of a run, not counted
 KNEE_S = 4.0  # of the closed loop that finds a limit
 
 
-def delivered(fleet: Fleet, contestant: Contestant, rate: float, seed: int) -> float:
+def delivered(fleet: Fleet, system: System, rate: float, seed: int) -> float:
     """Output tokens a second at this rate of requests, once the queue has formed."""
-    server = fleet.server(contestant)
+    server = fleet.server(system)
     servers.settled_stats(server.target)
     workload = make(replace(RECIPE, requests=max(3, round(rate * RUN_S)), rate=rate, seed=seed))
     run = fleet.crew.play(workload, server.target, drain_s=0.0)
     failed = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failed:
-        raise SystemExit(f"{contestant.name} at {rate:.3g} requests/s: {failed[0]}")
+        raise SystemExit(f"{system.name} at {rate:.3g} requests/s: {failed[0]}")
     return tokens_between(run, SETTLE_S, RUN_S) / (RUN_S - SETTLE_S)
 
 
@@ -54,14 +55,14 @@ def narrow(found: Ratio) -> bool:
 
 
 def measured(
-    fleet: Fleet, contestant: Contestant, rates: Sequence[float], rounds: int
+    fleet: Fleet, system: System, rates: Sequence[float], rounds: int
 ) -> tuple[list[list[float]], list[Ratio]]:
     """By rate, the tokens a second of each round, and the ratios to the first rate."""
     figures: list[list[float]] = [[] for _ in rates]
     for number in range(max(2, rounds)):
         order = range(len(rates))
         for i in order if number % 2 == 0 else reversed(order):
-            figures[i].append(delivered(fleet, contestant, rates[i], seed=number))
+            figures[i].append(delivered(fleet, system, rates[i], seed=number))
         if number + 1 >= min(LEAST_ROUNDS, rounds):
             ratios = [ratio(one, figures[0]) for one in figures[1:]]
             if all(map(narrow, ratios)):
@@ -81,18 +82,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=24, metavar="N", help="at most (default: 24)")
     parser.add_argument("--out", type=Path, help="folder to record in")
     args = parser.parse_args(argv)
-    contestants = [
-        Contestant(mode, server_command(mode, "embedded", ()), None) for mode in args.modes
-    ]
+    systems = [System(mode, server_command(mode, "embedded", ()), None) for mode in args.modes]
     found: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory() as logs,
         Fleet(RECIPE, Path(logs), 300.0, together=True) as fleet,
     ):
-        fleet.start(contestants)
-        limits = {one.name: knee(one, fleet, RECIPE, KNEE_S) for one in contestants}
+        fleet.start(systems)
+        limits = {one.name: knee(one, fleet, RECIPE, KNEE_S) for one in systems}
         highest = HIGHEST * max(limits.values())
-        for one in contestants:
+        for one in systems:
             limit = limits[one.name]
             rates = [load * limit for load in args.loads]
             if highest > 1.1 * max(rates):

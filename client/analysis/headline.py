@@ -2,7 +2,7 @@
 
 Below saturation the ratio of two throughputs is that of the offered loads, and beyond it latencies
 reflect the length of the run. So each figure is compared where it has a meaning. An overloaded
-server may deliver less than it can, so each contestant's throughput counts at the load where it
+server may deliver less than it can, so each system's throughput counts at the load where it
 delivers most. Pure.
 """
 
@@ -33,10 +33,10 @@ from client.analysis.summary import (
 def headline(
     results: Sequence[Result], points: Sequence[Point], objectives: Objectives, share: float
 ) -> Headline:
-    """``points`` in the order of the table: each contestant is compared with those before it."""
+    """``points`` in the order of the table: each system is compared with those before it."""
     names = names_of(points)
     loads = sorted({p.load for p in points})
-    table = {(p.contestant, p.load): p for p in points}
+    table = {(p.system, p.load): p for p in points}
     every = whole(results)
     pairs = [
         _pair(mine, base, by_seed(every, of, load), by_seed(every, over, load))
@@ -47,9 +47,9 @@ def headline(
     ]
     again = [r for r in every if r.repeat]
     controls = [
-        _pair(point, point, second, by_seed(final(results), point.contestant, point.load))
+        _pair(point, point, second, by_seed(final(results), point.system, point.load))
         for point in points
-        if (second := by_seed(again, point.contestant, point.load))
+        if (second := by_seed(again, point.system, point.load))
         if verdict_of([r for runs in second.values() for r in runs])[0] == point.verdict
     ]
     tried = {name: _tried(name, points, every) for name in names}
@@ -60,9 +60,9 @@ def headline(
         if (limit := _limit(name, points, tried[name], every))
     ]
     ratios = [
-        LimitRatio(of.contestant, over.contestant, ratio)
+        LimitRatio(of.system, over.system, ratio)
         for over, of in combinations(limits, 2)
-        if (ratio := _limit_ratio(tried[of.contestant], of.load, tried[over.contestant], over.load))
+        if (ratio := _limit_ratio(tried[of.system], of.load, tried[over.system], over.load))
     ]
     return Headline(
         objectives,
@@ -79,9 +79,9 @@ Tried = Mapping[float, Mapping[int, float]]  # tokens a second by load and seed
 
 
 def _tried(name: str, points: Sequence[Point], every: Sequence[Result]) -> Tried:
-    """A contestant's throughput at the loads where it can be used."""
+    """A system's throughput at the loads where it can be used."""
     loads = [
-        p.load for p in points if p.contestant == name and p.usable and p.void("throughput") is None
+        p.load for p in points if p.system == name and p.usable and p.void("throughput") is None
     ]
     found = {x: figures(by_seed(every, name, x), "throughput") for x in loads}
     return {x: of for x, of in found.items() if of and min(of.values()) > 0}
@@ -95,10 +95,10 @@ def _limit(
     if not tried:
         return None
     best = max(tried, key=lambda x: float(np.mean(np.log(list(tried[x].values())))))
-    mine = {p.load: p for p in points if p.contestant == name}
+    mine = {p.load: p for p in points if p.system == name}
     if not any(p.verdict == SATURATED for x, p in mine.items() if x >= best):
         return None
-    runs = [r for r in every if (r.contestant, r.load) == (name, best) if r.seed in tried[best]]
+    runs = [r for r in every if (r.system, r.load) == (name, best) if r.seed in tried[best]]
     return Limit(
         name,
         best,
@@ -132,7 +132,7 @@ def _pair(
 
     throughput = ratio("throughput", "throughput", SATURATED)
     ttft, tpot, e2e = (ratio(name, f"{name}_p50", VALID) for name in ("ttft", "tpot", "e2e"))
-    return Pair(of.contestant, over.contestant, of.load, throughput, ttft, tpot, e2e)
+    return Pair(of.system, over.system, of.load, throughput, ttft, tpot, e2e)
 
 
 def _says_something(pair: Pair) -> bool:
@@ -142,7 +142,7 @@ def _says_something(pair: Pair) -> bool:
 def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
     """Up to the first load that fails: beyond it, one that passes did so by chance."""
     passed = None
-    for p in sorted((p for p in points if p.contestant == name), key=lambda p: p.load):
+    for p in sorted((p for p in points if p.system == name), key=lambda p: p.load):
         if p.attained is None or p.void("goodput") is not None or not p.usable:
             continue
         if p.verdict != VALID or p.attained < share:

@@ -12,10 +12,6 @@ from client.analysis.metrics import Measured, Objectives
 from client.analysis.statistics import Interval
 from client.load.records import Run
 
-MODES = ("nobatch", "static", "dynamic")
-NO_WAIT = "static:nowait"  # static batching with --max-wait-ms 0
-COMPARED = ("nobatch", "static", NO_WAIT, "dynamic")
-
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -37,9 +33,9 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One planned run. ``repeat`` marks the control: its contestant a second time."""
+    """One planned run. ``repeat`` marks the control: its system a second time."""
 
-    contestant: str
+    system: str
     load: float
     seed: int
     repeat: bool
@@ -47,7 +43,7 @@ class Job:
     @property
     def name(self) -> str:
         ending = "-repeat" if self.repeat else ""
-        return f"{self.contestant}-load{self.load:g}-seed{self.seed}{ending}"
+        return f"{self.system}-load{self.load:g}-seed{self.seed}{ending}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,8 @@ class Result:
     iterations: dict[str, Any] | None
 
     @property
-    def contestant(self) -> str:
-        return self.job.contestant
+    def system(self) -> str:
+        return self.job.system
 
     @property
     def load(self) -> float:
@@ -94,24 +90,24 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A contestant that failed and was left out from then on; ``reason`` may hold its log's end."""
+    """A system that failed and was left out from then on; ``reason`` may hold its log's end."""
 
-    contestant: str
+    system: str
     when: str
     reason: str
 
     @property
     def headline(self) -> str:
-        return f"{self.contestant} failed {self.when}: {self.reason.splitlines()[0]}"
+        return f"{self.system} failed {self.when}: {self.reason.splitlines()[0]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One contestant over another at one load, paired over seeds; medians for latencies.
+    """One system over another at one load, paired over seeds; medians for latencies.
 
     Latencies only where both keep up: beyond, they reflect the length of the run. ``throughput``
-    only of a control, which has the same contestant on both sides, where it is saturated: between
-    contestants it is `LimitRatio` that compares it.
+    only of a control, which has the same system on both sides, where it is saturated: between
+    systems it is `LimitRatio` that compares it.
     """
 
     of: str
@@ -125,7 +121,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class LimitRatio:
-    """The limit of one contestant over that of another."""
+    """The limit of one system over that of another."""
 
     of: str
     over: str
@@ -134,26 +130,26 @@ class LimitRatio:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """The capacity of a contestant as far as a comparison shows, in loads.
+    """The capacity of a system as far as a comparison shows, in loads.
 
     ``passed`` is the largest load at which the stated share met the objectives, None where none
     did; ``failed`` the smallest beyond it that did not, None where all did.
     """
 
-    contestant: str
+    system: str
     passed: float | None
     failed: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A contestant's limit: output tokens a second at the load where it delivered most.
+    """A system's limit: output tokens a second at the load where it delivered most.
 
     ``requests`` ended there, in runs that were measured for ``seconds`` altogether, a control's
     included, as in the ratios.
     """
 
-    contestant: str
+    system: str
     load: float
     throughput: Interval
     requests: int
@@ -164,8 +160,8 @@ class Limit:
 class Headline:
     """What a comparison found: capacity, throughput at the limit, latency where both keep up.
 
-    ``share`` of the requests must meet ``objectives``. ``limits`` are of contestants that some load
-    saturated, ``limit_ratios`` of every two of them. ``controls`` compare a contestant with itself:
+    ``share`` of the requests must meet ``objectives``. ``limits`` are of systems that some load
+    saturated, ``limit_ratios`` of every two of them. ``controls`` compare a system with itself:
     how far the machine alone moves each figure.
     """
 

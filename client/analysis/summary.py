@@ -1,4 +1,4 @@
-"""From runs to the comparison's table: figures per contestant and load, ratios with intervals.
+"""From runs to the comparison's table: figures per system and load, ratios with intervals.
 
 Pure. All runs of a workload are measured over one stretch; percentiles and verdicts are of all
 seeds together, ratios are paired over seeds. A run with wrong records is left out, and a point with
@@ -29,7 +29,7 @@ from client.analysis.gates import (
     void_of,
 )
 from client.analysis.metrics import Floats, Objectives, measure, shared_warm_up
-from client.analysis.results import COMPARED, Calibration, Played, Result
+from client.analysis.results import Calibration, Played, Result
 from client.analysis.statistics import (
     Interval,
     expected_max,
@@ -38,19 +38,20 @@ from client.analysis.statistics import (
     rate_interval,
 )
 from client.load.servers import handled
+from client.load.system import COMPARED
 
 _WORST = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One contestant at one load, over all seeds. Latencies in seconds.
+    """One system at one load, over all seeds. Latencies in seconds.
 
     A saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
     name figures that the client's lateness invalidated.
     """
 
-    contestant: str
+    system: str
     load: float
     offered: float
     seeds: tuple[int, ...]
@@ -105,13 +106,13 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
 def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     """The table by load; in it the baseline first, then our modes, then the others."""
     kept, all_runs = final(results), whole(results)
-    order = _in_order([r.contestant for r in kept], calibration.baseline)
+    order = _in_order([r.system for r in kept], calibration.baseline)
     loads = sorted({r.load for r in kept})
     made = []
     for load in loads:
         base = by_seed(all_runs, calibration.baseline, load)
         for name in order:
-            mine = [r for r in kept if r.contestant == name and r.load == load]
+            mine = [r for r in kept if r.system == name and r.load == load]
             if mine:
                 mine_by_seed = by_seed(all_runs, name, load)
                 made.append(_point(name, load, mine, mine_by_seed, base, calibration))
@@ -119,8 +120,8 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
 
 
 def names_of(points: Sequence[Point]) -> list[str]:
-    """All contestants in the order of the table, wherever each has a point."""
-    names = [p.contestant for p in points]
+    """All systems in the order of the table, wherever each has a point."""
+    names = [p.system for p in points]
     return _in_order(names, names[0]) if names else []
 
 
@@ -159,7 +160,7 @@ def length_variance_gain(
     A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
     are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
     """
-    mine = [r for r in final(results) if r.contestant == static and r.load == load]
+    mine = [r for r in final(results) if r.system == static and r.load == load]
     kept = [r for r in mine if _sound(r)] or mine
     sizes = [size for r in kept if (size := _batch_mean(r)) is not None]
     if not sizes or len(sizes) < len(kept):
@@ -173,10 +174,10 @@ def length_variance_gain(
 
 
 def by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
-    """A contestant's runs at a load: one a seed, or two where it is the control."""
+    """A system's runs at a load: one a seed, or two where it is the control."""
     found: dict[int, list[Result]] = {}
     for r in results:
-        if r.contestant == name and r.load == load:
+        if r.system == name and r.load == load:
             found.setdefault(r.seed, []).append(r)
     return found
 
@@ -226,7 +227,7 @@ def _point(
         return paired(mine, base, of) if verdict == against == VALID else None
 
     return Point(
-        contestant=name,
+        system=name,
         load=load,
         offered=float(np.mean([r.run.workload.rate or math.nan for r in runs])),
         seeds=tuple(sorted(r.seed for r in planned)),
@@ -277,7 +278,7 @@ def paired(
 def figures(runs: dict[int, list[Result]], of: str) -> dict[int, float]:
     """A figure of each seed in which all runs are valid.
 
-    A contestant that ran twice in a block, before and after the others, counts with the geometric
+    A system that ran twice in a block, before and after the others, counts with the geometric
     mean of both: a machine that grows slower within the block slows both sides alike.
     """
     return {
@@ -310,7 +311,7 @@ def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
     ``notes`` are the models' own remarks.
     """
     row: dict[str, Any] = {
-        "contestant": point.contestant,
+        "system": point.system,
         "load": point.load,
         "offered_requests_per_s": _round(point.offered),
         "seeds": len(point.seeds),

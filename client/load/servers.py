@@ -257,6 +257,17 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S) -> Target:
+    """The target with streaming, and with responses of the requested length, counted token by
+    token, if the server can. Raises ServerError if it does not respond."""
+    if target.native:
+        return replace(target, stream=streams(target, timeout_s))
+    silence = unreachable(target)
+    if silence is not None:
+        raise ServerError(silence)
+    return with_extras(target, timeout_s)
+
+
 def streams(target: Target, timeout_s: float) -> bool:
     """Whether a native target can stream: it refuses the field by name otherwise.
 

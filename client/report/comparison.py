@@ -33,7 +33,7 @@ from client.workloads.workload_file import read_workload
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Measurements and findings. ``calibration`` and ``found`` are None if no contestant responded.
+    """Measurements and findings. ``calibration`` and ``found`` are None if no system responded.
     ``manifest`` holds the options and the machine."""
 
     results: tuple[Result, ...]
@@ -71,7 +71,7 @@ def judged(
 
 def _predicted(results: Sequence[Result], found: Headline) -> Prediction | None:
     """Of the limits of dynamic and static; None where static has none."""
-    static = next((x for x in found.limits if x.contestant == "static"), None)
+    static = next((x for x in found.limits if x.system == "static"), None)
     ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
     if static is None:
         return None
@@ -86,7 +86,7 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
         "capacity": None if c.calibration is None else asdict(c.calibration),
         "points": rows,
         "fairness": [
-            {"contestant": p.contestant, "load": p.load, **asdict(p.fairness)}
+            {"system": p.system, "load": p.load, **asdict(p.fairness)}
             for p in c.points
             if p.fairness is not None
         ],
@@ -135,10 +135,16 @@ def read_comparison(folder: Path) -> Comparison:
         w.sha256: w for w in map(read_workload, sorted((folder / "workloads").glob("*.jsonl")))
     }
     played = [
-        Played(Job(**about["job"]), run, about["server"], about["iterations"])
+        Played(_job(about["job"]), run, about["server"], about["iterations"])
         for about, run in read_raw(folder / "runs.jsonl.gz", workloads.__getitem__)
     ]
     return judged(played, losses, calibration, manifest, _read_rows(folder / "rows.json"))
+
+
+def _job(fields: dict[str, Any]) -> Job:
+    """The recorded runs of earlier versions name the system ``contestant``."""
+    names = {"contestant": "system"}
+    return Job(**{names.get(name, name): value for name, value in fields.items()})
 
 
 def _read_rows(path: Path) -> Rows:

@@ -71,7 +71,7 @@ def _sentences(c: Comparison) -> list[str]:
 
 
 def _waits_s(servers: dict[str, Any]) -> dict[str, float]:
-    """How long the batches of static contestants wait for others to join."""
+    """How long the batches of static systems wait for others to join."""
     waits_ms = {
         name: told.get("options", {}).get("max_wait_ms")
         for name, told in servers.items()
@@ -90,7 +90,7 @@ def _server_table(c: Comparison) -> Table | None:
     load = pictures.telling_load(c.points)
     runs = [r for r in final(c.results) if r.load == load and r.server]
     columns = [
-        (name, [r.server for r in runs if r.contestant == name and r.server])
+        (name, [r.server for r in runs if r.system == name and r.server])
         for name in names_of(c.points)
     ]
     return server_table(
@@ -132,7 +132,7 @@ def _loads(c: Comparison) -> list[Section]:
         ),
     ]  # fmt: skip
     if c.found is not None and (limits := limit_table(c.found)).rows:
-        line = "Each contestant at the load where it delivered most; ratios with 95 % intervals, "
+        line = "Each system at the load where it delivered most; ratios with 95 % intervals, "
         line += "whose bootstrap over seeds chooses these loads again."
         made.append(Section("Limits", [line, *_predicted(c.predicted)], limits, folded=True))
     if c.found is not None and (pairs := pair_table(c.found)).rows:
@@ -144,8 +144,8 @@ def _loads(c: Comparison) -> list[Section]:
     over_time = _over_loads(c, lambda load: pictures.over_time(at, results, load))
     made.append(Section("One run over time", selector=over_time, folded=True))
     if voids := _voids(c):
-        rows = [Row((f"{p.load:g}", p.contestant, v.figure, v.reason, v.advice)) for p, v in voids]
-        head = ("load", "contestant", "figure", "why it is void", "remedy")
+        rows = [Row((f"{p.load:g}", p.system, v.figure, v.reason, v.advice)) for p, v in voids]
+        head = ("load", "system", "figure", "why it is void", "remedy")
         made.append(Section("Figures marked " + VOID, table=Table(head, rows, left=5), folded=True))
     return made
 
@@ -156,7 +156,7 @@ def _voids(c: Comparison) -> list[tuple[Any, Any]]:
 
 def _doubtful(c: Comparison) -> list[str]:
     return [
-        f"{p.contestant} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
+        f"{p.system} at load {p.load:g} is {p.verdict}: {'; '.join(p.reasons)}"
         for p in c.points
         if p.verdict in (INVALID_CLIENT, FAILED)
     ]
@@ -245,9 +245,9 @@ def _hardware(machine: dict[str, Any]) -> str:
 
 
 def _servers(manifest: dict[str, Any]) -> list[str]:
-    """How each contestant describes itself; a client's machine need not be its server's."""
+    """How each system describes itself; a client's machine need not be its server's."""
     said = manifest["servers"]
     return [
         f"{name}: {described(said.get(name)) or 'unknown, since no /stats were read'}"
-        for name in manifest["contestants"]
+        for name in manifest["systems"]
     ]

@@ -36,8 +36,8 @@ def pictured(results: Sequence[Result]) -> list[Result]:
 def gantt(
     points: Sequence[Point], results: Sequence[Result], load: float, rows: Rows
 ) -> list[Chart]:
-    """A chart a contestant: consecutive requests from the middle of one seed's run."""
-    runs = {r.contestant: r for r in pictured(results) if r.load == load}
+    """A chart a system: consecutive requests from the middle of one seed's run."""
+    runs = {r.system: r for r in pictured(results) if r.load == load}
     shown = {name: middle(runs[name].run.outcomes) for name in names_of(points) if name in runs}
     all_of = [o for outcomes in shown.values() for o in outcomes]
     if not all_of:
@@ -51,7 +51,7 @@ def gantt(
 
 
 def middle(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The same of every contestant: they were planned alike."""
+    """The same of every system: they were planned alike."""
     first = max(0, (len(outcomes) - _SHOWN) // 2)
     return [o for o in outcomes if first <= o.index < first + _SHOWN]
 

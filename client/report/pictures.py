@@ -22,17 +22,17 @@ from client.report.page import seconds
 _KNOWN = {"nobatch": "#5b6472", "static": "#d1603d", "dynamic": "#1f77b4"}
 _OTHERS = ("#5e9c51", "#8f5fa8", "#a88a12", "#b0446f", "#3d8f8f")
 FAILED_COLOUR = "#c0392b"
-_DRAWN = 600  # points of one contestant in one picture; more would only make the file larger
+_DRAWN = 600  # points of one system in one picture; more would only make the file larger
 
 
 def colour(name: str, names: Sequence[str]) -> str:
-    """A contestant's colour, the same in every picture."""
+    """A system's colour, the same in every picture."""
     others = [n for n in names if n not in _KNOWN]
     return _KNOWN.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]
 
 
 def telling_load(points: Sequence[Point]) -> float:
-    """The most informative load: the highest that all contestants ran and with which some keep up,
+    """The most informative load: the highest that all systems ran and with which some keep up,
     otherwise the highest with which one does, otherwise the lowest."""
     loads = sorted({p.load for p in points}, reverse=True)
     calm = [x for x in loads if any(p.load == x and p.verdict == VALID for p in points)]
@@ -42,11 +42,11 @@ def telling_load(points: Sequence[Point]) -> float:
 
 
 def by_tokens(points: Sequence[Point], results: Sequence[Result], load: float) -> Chart:
-    """Every contestant's requests at one load, of all seeds."""
+    """Every system's requests at one load, of all seeds."""
     names = names_of(points)
     groups = []
     for name in names:
-        mine = [r for r in final(results) if (r.contestant, r.load) == (name, load)]
+        mine = [r for r in final(results) if (r.system, r.load) == (name, load)]
         asked = [(r.seed, o) for r in mine for o in r.run.outcomes]
         groups.append((name, colour(name, names), asked))
     return latency_by_tokens(f"Latency by requested tokens, load {load:g}", groups)
@@ -103,7 +103,7 @@ def throughput(points: Sequence[Point]) -> Chart:
     lines, bands, marks = [], [], []
     for name in names:
         c = colour(name, names)
-        mine = [p for p in points if p.contestant == name and p.usable]
+        mine = [p for p in points if p.system == name and p.usable]
         lines.append(Line([(p.load, p.throughput.value) for p in mine], c, name))
         bands.append(
             Band(
@@ -115,7 +115,7 @@ def throughput(points: Sequence[Point]) -> Chart:
                 c,
             )
         )
-        for p in (p for p in points if p.contestant == name):
+        for p in (p for p in points if p.system == name):
             tip = f"{name} at load {p.load:g}: {p.throughput.value:.0f} tokens/s, {p.verdict}"
             marks.append(Mark(p.load, p.throughput.value, c, tip, _shape(p)))
     best = max((m.y for m in marks), default=0.0)
@@ -142,7 +142,7 @@ def latency(points: Sequence[Point], key: str, title: str) -> Chart:
     lines, bands, marks = [], [], []
     for name in names:
         c = colour(name, names)
-        mine = [p for p in points if p.contestant == name and p.usable]
+        mine = [p for p in points if p.system == name and p.usable]
         medians = [(p, p.latency(key, 50)) for p in mine]
         lines.append(Line([(p.load, _finite(v)) for p, v in medians], c, name))
         shade = [(p.load, _finite(v), _finite(p.latency(key, tail))) for p, v in medians]
@@ -171,19 +171,17 @@ def over_time(points: Sequence[Point], results: Sequence[Result], load: float) -
     names = names_of(points)
     here = [r for r in final(results) if r.load == load]
     seed = min((r.seed for r in here), default=0)
-    shown = sorted((r for r in here if r.seed == seed), key=lambda r: names.index(r.contestant))
+    shown = sorted((r for r in here if r.seed == seed), key=lambda r: names.index(r.system))
     rows, marks = [], []
     for r in shown:
-        c = colour(r.contestant, names)
+        c = colour(r.system, names)
         t, y = batch_sizes(r)
         if t.size:
-            rows.append(Line(list(zip(t.tolist(), y.tolist(), strict=True)), c, r.contestant,
+            rows.append(Line(list(zip(t.tolist(), y.tolist(), strict=True)), c, r.system,
                              steps=True))  # fmt: skip
         for _, o in _thinned([(seed, o) for o in r.run.outcomes if o.ok or o.unfinished]):
             value = _e2e(o) if o.ok else max(o.left_s - o.origin_s, 1e-4)
-            tip = (
-                f"{r.contestant}, request {o.index}: {'' if o.ok else 'cut after '}{seconds(value)}"
-            )
+            tip = f"{r.system}, request {o.index}: {'' if o.ok else 'cut after '}{seconds(value)}"
             shape = Shape.DOT if o.ok else Shape.AT_LEAST
             marks.append(Mark(o.origin_s, value, c, tip, shape, small=True))
     most = ", ".join(f"{line.label} {max(y for _, y in line.points):.0f}" for line in rows)

@@ -20,7 +20,7 @@ VOID = "*"  # marks a void figure
 
 
 def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
-    """One row a contestant and load; those that a failed contestant did not reach say so."""
+    """One row a system and load; those that a failed system did not reach say so."""
     tail = tail_of([p.latency_n["e2e"] for p in points])
     columns = (
         ("tok/s", "throughput"), ("TTFT p50", "ttft_p50"), (f"TTFT p{tail:g}", f"ttft_p{tail:g}"),
@@ -42,19 +42,19 @@ def short_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
 def _by_load(
     points: Sequence[Point], losses: Sequence[Loss], columns: Sequence[tuple[str, str]]
 ) -> Table:
-    head = ("load", "contestant", *(title for title, _ in columns), "verdict")
+    head = ("load", "system", *(title for title, _ in columns), "verdict")
     rows = []
     for load in sorted({p.load for p in points}):
         here = [p for p in points if p.load == load]
-        measured = {p.contestant for p in here}
+        measured = {p.system for p in here}
         cells = [
-            (f"{load:g}", p.contestant, *(_cell(p, figure) for _, figure in columns), p.verdict)
+            (f"{load:g}", p.system, *(_cell(p, figure) for _, figure in columns), p.verdict)
             for p in here
         ]
         cells += [
-            (f"{load:g}", loss.contestant, *["-"] * len(columns), FAILED)
+            (f"{load:g}", loss.system, *["-"] * len(columns), FAILED)
             for loss in losses
-            if loss.contestant not in measured
+            if loss.system not in measured
         ]
         rows += [Row(line, first=number == 0) for number, line in enumerate(cells)]
     return Table(head, rows, left=2)
@@ -83,15 +83,15 @@ def _text(p: Point, figure: str) -> str:
 
 
 def limit_table(found: Headline) -> Table:
-    """Each contestant where it delivered most: the figures, what they rest on, and its ratios to
+    """Each system where it delivered most: the figures, what they rest on, and its ratios to
     those before it."""
-    over = [x.contestant for x in found.limits[:-1]]
+    over = [x.system for x in found.limits[:-1]]
     ratios = {(r.of, r.over): r.throughput for r in found.limit_ratios}
     rows = [
         Row(
             (
-                x.contestant, f"{x.load:g}", f"{x.throughput.value:,.0f}", f"{x.requests:,}",
-                f"{x.seconds:.0f} s", *(ratio_text(ratios.get((x.contestant, o))) for o in over),
+                x.system, f"{x.load:g}", f"{x.throughput.value:,.0f}", f"{x.requests:,}",
+                f"{x.seconds:.0f} s", *(ratio_text(ratios.get((x.system, o))) for o in over),
             )
         )
         for x in found.limits
@@ -101,7 +101,7 @@ def limit_table(found: Headline) -> Table:
 
 
 def pair_table(found: Headline) -> Table:
-    """Every two contestants that both keep up, and each control against itself."""
+    """Every two systems that both keep up, and each control against itself."""
     rows = []
     before: float | None = None
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
@@ -115,7 +115,7 @@ def pair_table(found: Headline) -> Table:
 
 
 def control_text(control: Pair) -> str:
-    """A contestant against itself, in words: how much the machine alone changes a figure."""
+    """A system against itself, in words: how much the machine alone changes a figure."""
     ratios = (("output tokens/s", control.throughput), ("TTFT", control.ttft),
               ("E2E", control.e2e))  # fmt: skip
     told = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)
@@ -130,11 +130,11 @@ def fairness_table(points: Sequence[Point]) -> Table:
         if p.fairness is None or not p.usable:
             continue
         cells = [f"{b.mean:.2f} ({b.low}..{b.high} tokens)" for b in p.fairness.buckets]
-        line = (f"{p.load:g}", p.contestant, f"{p.fairness.jain:.2f}", *cells)
+        line = (f"{p.load:g}", p.system, f"{p.fairness.jain:.2f}", *cells)
         rows.append(Row(line, first=p.load != before))
         before = p.load
     fifths = ("shortest fifth", "second", "third", "fourth", "longest fifth")
-    return Table(("load", "contestant", "Jain", *fifths), rows, left=2)
+    return Table(("load", "system", "Jain", *fifths), rows, left=2)
 
 
 def ratio_text(interval: Interval | None) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from client.analysis.gates import VALID
 from client.analysis.metrics import Objectives
-from client.analysis.results import NO_WAIT, Bracket, Headline
+from client.analysis.results import Bracket, Headline
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point, names_of
+from client.load.system import NO_WAIT
 from client.report.page import seconds
 
 _SPOKEN = {
@@ -21,7 +22,7 @@ _SPOKEN = {
 
 
 def spoken(name: str) -> str:
-    """A contestant in words."""
+    """A system in words."""
     mode, _, policy = name.partition(":")
     if name in _SPOKEN or mode not in _SPOKEN:
         return _SPOKEN.get(name, name)
@@ -35,8 +36,8 @@ def number(value: float) -> str:
 
 def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, float]) -> list[str]:
     """Throughput at the limit, latency where both keep up, capacity: of dynamic against the
-    reference, or of the last contestant if dynamic is the reference. ``waits_s``: how long a static
-    contestant's batch waits for others to join."""
+    reference, or of the last system if dynamic is the reference. ``waits_s``: how long a static
+    system's batch waits for others to join."""
     names = names_of(points)
     hero = "dynamic" if "dynamic" in names[1:] else names[-1]
     return [
@@ -47,7 +48,7 @@ def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, fl
 
 
 def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
-    limits = {x.contestant: x for x in found.limits}
+    limits = {x.system: x for x in found.limits}
     if hero not in limits:
         return (
             f"The throughput of {spoken(hero)} at its limit is unknown: no load brought it there, "
@@ -82,12 +83,12 @@ def _latency(
     points: Sequence[Point],
     waits_s: Mapping[str, float],
 ) -> str:
-    """At the highest load with which it and another contestant keep up."""
+    """At the highest load with which it and another system keep up."""
     pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
     if not pairs:
         return _alone(hero, points)
     pair = max(pairs, key=lambda p: (p.load, -names.index(p.over)))
-    here = {q.contestant: q for q in points if q.load == pair.load}
+    here = {q.system: q for q in points if q.load == pair.load}
     mine, theirs = here[hero], here[pair.over]
     ratio = pair.ttft
     assert ratio is not None  # as chosen above
@@ -121,7 +122,7 @@ def _median(p: Point) -> str:
 
 def _alone(hero: str, points: Sequence[Point]) -> str:
     """If no other keeps up: its own latency at the highest load with which it does."""
-    calm = [p for p in points if p.contestant == hero and p.verdict == VALID]
+    calm = [p for p in points if p.system == hero and p.verdict == VALID]
     if not calm:
         return f"{spoken(hero)} kept up at none of the loads, so its latencies have no meaning."
     p = max(calm, key=lambda p: p.load)
@@ -135,7 +136,7 @@ def _alone(hero: str, points: Sequence[Point]) -> str:
 def _capacity(
     found: Headline, hero: str, names: Sequence[str], waits_s: Mapping[str, float]
 ) -> str:
-    brackets = {b.contestant: b for b in found.capacities}
+    brackets = {b.system: b for b in found.capacities}
     told = [
         _bracket(brackets[n]) for n in (hero, *(x for x in names if x != hero)) if n in brackets
     ]
@@ -151,7 +152,7 @@ def _capacity(
 
 
 def _bracket(b: Bracket) -> str:
-    who = spoken(b.contestant)
+    who = spoken(b.system)
     if b.passed is None:
         if b.failed is None:
             return f"the capacity of {who} is unknown"

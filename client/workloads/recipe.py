@@ -6,7 +6,6 @@ seed, so changing one of them does not change the others; the rate only scales t
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from client.workloads.prefixes import (
     prefixed_prompts,
     refuse_prefixed,
 )
-from client.workloads.spec import SpecError, refuse_given
+from client.workloads.spec import SpecError
 from client.workloads.traces import Trace, read_trace
 from client.workloads.workload_file import Request, Workload, seal
 
@@ -68,7 +67,7 @@ class Recipe:
 def make(recipe: Recipe) -> Workload:
     """Make the workload; SpecError where the recipe asks for something impossible."""
     generator = {**asdict(recipe), "numpy": np.__version__}
-    if _of_words(recipe.prompts) and VOCABULARY.exists():
+    if lengths_are_chosen(recipe.prompts) and VOCABULARY.exists():
         generator["vocabulary_sha256"] = hashlib.sha256(VOCABULARY.read_bytes()).hexdigest()
     if recipe.arrivals.startswith("trace:"):
         trace = read_trace(recipe.arrivals, _seed(recipe, "arrivals"))
@@ -174,79 +173,9 @@ def _rng(recipe: Recipe, stream: str) -> np.random.Generator:
     return np.random.default_rng(_seed(recipe, stream))
 
 
-ARRIVALS_HELP = (
-    "constant | poisson | gamma:cv=2 (or gamma:burstiness=0.25, vLLM's name for 1/cv^2) | "
-    "weibull:cv=2 | mmpp:peak=4,share=0.1,cycle=200 | ramp:start=0.2 | burst (all at once) | "
-    "closed:users=8,think=0.5 | plan:low | plan:medium | plan:high | "
-    "plan:outer=zipf,a1=1.2,inner=uniform,bins=100,cv_rate=0.8 | trace:azure,path=FILE "
-    "(also burstgpt, mooncake, servegen)"
-)
-SIZES_HELP = (
-    "fixed:N | uniform:LOW,HIGH | normal:MEAN,SD,LOW,HIGH | lognormal:MEDIAN,SIGMA,LOW,HIGH | "
-    "zipf:A,LOW,HIGH | choice:1/25/100"
-)
-SHAPE_OPTIONS = (
-    "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
-    "--deadline-s",
-)  # fmt: skip
-
-
-_GIVEN = (*(option[2:].replace("-", "_") for option in SHAPE_OPTIONS), "seed")
-
-
-def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None:
-    """The options that say what is sent; how much and how fast differs from command to command.
-
-    Those that are not given are None, so that `recipe_from` can find those without effect.
-    """
-    group = parser.add_argument_group("what is sent")
-    group.add_argument("--arrivals", help=f"{ARRIVALS_HELP} ({defaults.arrivals})")
-    group.add_argument("--output-tokens", help=f"{SIZES_HELP} ({defaults.output_tokens})")
-    group.add_argument("--prompt-tokens", help=f"{SIZES_HELP} ({defaults.prompt_tokens})")
-    group.add_argument(
-        "--prompts",
-        help="words (of the embedded vocabulary, exact in length) | request ('Request i') | "
-        "shared:prefixes=4,tokens=128 (each begins with one of four texts) | "
-        "conversation:turns=4,gap=10 (each turn contains those before it) | "
-        f"sharegpt:FILE | lines:FILE ({defaults.prompts})",
-    )
-    group.add_argument("--deferred-share", type=float, help="share of deferred requests, 0..1 (0)")
-    group.add_argument(
-        "--deadline-s", type=float, help="deadline of a deferred request in seconds (none)"
-    )
-
-
-def recipe_from(
-    args: argparse.Namespace, defaults: Recipe, *, requests: int | None, rate: float | None
-) -> Recipe:
-    """SpecError for options that exclude each other, before their values are read."""
-    recipe = replace(
-        defaults,
-        requests=requests,
-        rate=rate,
-        **{name: value for name in _GIVEN if (value := getattr(args, name)) is not None},
-    )
-    if recipe.arrivals.startswith("trace:"):
-        lengths = ("--output-tokens", "--prompt-tokens")
-        refuse_given(args, lengths, "with a trace, which has its own lengths")
-    if not _of_words(recipe.prompts):
-        why = f"with --prompts {recipe.prompts}, which have their own lengths"
-        refuse_given(args, ["--prompt-tokens"], why)
-    if not recipe.deferred_share:
-        refuse_given(args, ["--deadline-s"], "without --deferred-share")
-    return recipe
-
-
-def _of_words(prompts: str) -> bool:
-    """Whether prompts are made up, so that their lengths can be asked for."""
+def lengths_are_chosen(prompts: str) -> bool:
+    """Whether prompts are made up, so that their lengths can be chosen."""
     return prompts.partition(":")[0] in ("words", "shared", "conversation")
-
-
-def completed(recipe: Recipe) -> Recipe:
-    """With 100 requests, one a second, where nothing was said; a trace keeps its own of both."""
-    if recipe.arrivals.startswith("trace:"):
-        return recipe
-    return replace(recipe, requests=recipe.requests or 100, rate=recipe.rate or 1.0)
 
 
 def has_rate(arrivals: str) -> bool:

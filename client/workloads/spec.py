@@ -5,9 +5,8 @@ Independent of the meaning of the names; arrivals, sizes and traces pass in thei
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,14 +14,6 @@ T = TypeVar("T")
 
 class SpecError(ValueError):
     """A shape that cannot be understood; the message names what is allowed."""
-
-
-def refuse_given(args: argparse.Namespace, options: Sequence[str], why: str) -> None:
-    """SpecError for an option that was given and would have no effect; unset ones are None."""
-    for option in options:
-        value = getattr(args, option.lstrip("-").replace("-", "_"))
-        if value is not None and value is not False and value != []:
-            raise SpecError(f"{option} has no effect {why}")
 
 
 def split_spec(text: str) -> tuple[str, list[str], dict[str, str]]:

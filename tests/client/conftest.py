@@ -11,8 +11,8 @@ from typing import Protocol
 
 import pytest
 
-from client.contestant import Contestant
 from client.load.servers import started
+from client.load.system import System
 from client.load.target import Target
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
@@ -53,8 +53,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., s
         yield lambda fault, after=0: f"{server.target.url}/{fault}/{after}/{next(tags)}"
 
 
-def contestant(mode: str, **options: object) -> Contestant:
-    return Contestant(mode, command(mode, **options), None)
+def system(mode: str, **options: object) -> System:
+    return System(mode, command(mode, **options), None)
 
 
 def workload(**values: object) -> Workload:

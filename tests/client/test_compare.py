@@ -18,22 +18,24 @@ from client.analysis.metrics import Objectives
 from client.analysis.results import Loss, Played
 from client.analysis.summary import final, length_variance_gain, measured_together, points
 from client.compare import main
-from client.compare_options import parser, understood
-from client.contestant import Contestant, server_command
-from client.experiment import Fleet, calibrate, carry_out
+from client.comparison.fleet import Fleet
+from client.comparison.limits import calibrate
+from client.comparison.runs import carry_out
+from client.comparison.schedule import Experiment
 from client.load.servers import ROOT
+from client.load.system import System, server_command
+from client.options.compare import options_from, parser
 from client.report.__main__ import main as report
 from client.report.comparison import judged, write_comparison
 from client.report.comparison_page import as_text, write_comparison_page
-from client.schedule import Experiment
 from client.workloads.recipe import Recipe
 from client.workloads.workload_file import read_workload
-from tests.client.conftest import StartServer, contestant
+from tests.client.conftest import StartServer, system
 
 RECIPE = Recipe(prompts="request", output_tokens="uniform:1,30", exact_duration=True)
 
 
-def test_a_policy_is_a_separate_contestant() -> None:
+def test_a_policy_is_a_separate_system() -> None:
     command = server_command("dynamic:my.module:Mine", "embedded", ("--seed", "1"))
     assert command == (
         str(ROOT / "server.sh"), "dynamic", "--model", "embedded",
@@ -42,33 +44,33 @@ def test_a_policy_is_a_separate_contestant() -> None:
 
 
 def test_shared_prefixes_are_one_option_of_a_comparison() -> None:
-    asked = understood(parser().parse_args(["--shared-prefixes"]))
+    asked = options_from(parser().parse_args(["--shared-prefixes"]))
     assert asked.recipe.prompts == "shared:prefixes=8,tokens=512"
-    options = {c.name: (c.command or ())[4:] for c in asked.contestants}
+    options = {c.name: (c.command or ())[4:] for c in asked.systems}
     assert options["dynamic"] == ("--prefix-caching", "true")
     assert options["static"] == options["nobatch"] == ()
-    own = understood(parser().parse_args(["--shared-prefixes", "--prompts", "conversation"]))
+    own = options_from(parser().parse_args(["--shared-prefixes", "--prompts", "conversation"]))
     assert own.recipe.prompts == "conversation"
 
 
 def test_static_batching_without_its_wait_is_compared_beside_it() -> None:
-    asked = understood(parser().parse_args(["--", "--max-wait-ms", "20"]))
-    command, beside = {c.name: (c.command, c.beside) for c in asked.contestants}["static:nowait"]
+    asked = options_from(parser().parse_args(["--", "--max-wait-ms", "20"]))
+    command, beside = {c.name: (c.command, c.beside) for c in asked.systems}["static:nowait"]
     assert beside == "static"
     assert command is not None
     assert command[1] == "static"
     assert command[-4:] == ("--max-wait-ms", "20", "--max-wait-ms", "0"), "the last one counts"
-    alone = understood(parser().parse_args(["--modes", "static:nowait,dynamic"]))
-    assert [c.beside for c in alone.contestants] == [None, None], "it plays all loads"
-    original = understood(parser().parse_args(["--original"]))
-    assert [c.name for c in original.contestants] == ["nobatch", "static", "dynamic"]
+    alone = options_from(parser().parse_args(["--modes", "static:nowait,dynamic"]))
+    assert [c.beside for c in alone.systems] == [None, None], "it plays all loads"
+    original = options_from(parser().parse_args(["--original"]))
+    assert [c.name for c in original.systems] == ["nobatch", "static", "dynamic"]
 
 
 def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     tmp_path: Path,
 ) -> None:
     base_s = 0.004
-    modes = tuple(contestant(m, base_s=base_s) for m in ("nobatch", "static", "dynamic"))
+    modes = tuple(system(m, base_s=base_s) for m in ("nobatch", "static", "dynamic"))
     most = 1 / (base_s * 15.5)  # requests of 15.5 tokens a second, one at a time, on any machine
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
         calibration = calibrate(modes[0], fleet, RECIPE, seconds=0.5)
@@ -79,13 +81,13 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     results = measured_together(played, Objectives(ttft_s=1.0))
     kept = final(results)
     assert len(kept) == 3 * 2
-    assert [(r.contestant, r.load) for r in results if r.repeat] == [("dynamic", 4.0)]
+    assert [(r.system, r.load) for r in results if r.repeat] == [("dynamic", 4.0)]
     for load in plan.loads:
         for seed in plan.seeds:
             same = {r.run.workload.sha256 for r in kept if (r.load, r.seed) == (load, seed)}
             path = tmp_path / "workloads" / f"load{load:g}-seed{seed}.jsonl"
             assert same == {read_workload(path).sha256}
-    table = {(p.contestant, p.load): p for p in points(results, calibration)}
+    table = {(p.system, p.load): p for p in points(results, calibration)}
     # At four times what one at a time can do, joining at every iteration keeps up.
     assert table["dynamic", 4.0].throughput.value > 2 * table["nobatch", 4.0].throughput.value
     assert table["nobatch", 4.0].verdict != "VALID"
@@ -98,7 +100,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
         "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "gpus": ["NVIDIA H200"]}, "recipe": {
             "arrivals": "poisson", "output_tokens": "uniform:1,30"}, "notes": ["random weights"],
         "servers": {"static": {"mode": "static", "machine": {"cpu": "c", "cores": 2, "gpu": "A1"}}},
-        "contestants": ["nobatch", "static", "dynamic"], "warnings": ["random weights"],
+        "systems": ["nobatch", "static", "dynamic"], "warnings": ["random weights"],
         "objectives": {"ttft_s": 1.0}, "share": 0.9,
     }  # fmt: skip
     comparison = judged(played, [], calibration, manifest, {})
@@ -127,7 +129,7 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     assert "random weights" in page
     assert not re.search(r"(src|href)=.?(http|/|\./)", page), "the page must be self-contained"
     rows = _rows(tmp_path / "summary.csv")
-    assert {(r["contestant"], float(r["load"])) for r in rows} == set(table)
+    assert {(r["system"], float(r["load"])) for r in rows} == set(table)
     assert {r["notes"] for r in rows} == {"random weights"}
     requests = _rows(tmp_path / "requests.csv")
     assert len(requests) == sum(len(r.run.outcomes) for r in results)
@@ -136,13 +138,13 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
 def test_servers_that_do_not_fit_together_live_one_at_a_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    modes = tuple(contestant(m, base_s=0.002) for m in ("nobatch", "dynamic"))
+    modes = tuple(system(m, base_s=0.002) for m in ("nobatch", "dynamic"))
     plan = planned(tmp_path, modes, loads=(1.0, 2.0), control="dynamic", together=False)
     with Fleet(RECIPE, tmp_path, 60.0, together=False, watched=modes) as fleet:
         found, _ = apart(carry_out(plan, fleet, capacity=20.0))
         one, other = (Path(f"{tmp_path}/server-{m.name}.log").stat().st_mtime for m in modes)
         assert len({p.run.target for p in found}) == 2
-    assert [p.job.contestant for p in found] == ["nobatch"] * 2 + ["dynamic"] * 3
+    assert [p.job.system for p in found] == ["nobatch"] * 2 + ["dynamic"] * 3
     assert one <= other
     shown = "".join(capsys.readouterr())
     pages = re.findall(r"(http://127.0.0.1:\d+)/watch\?with=(\S+)#measured", shown)
@@ -151,16 +153,16 @@ def test_servers_that_do_not_fit_together_live_one_at_a_time(
     assert everyone.split(",")[0] == first
     assert len(set(everyone.split(","))) == 2
     names = [p.run.name.rpartition("/")[0] for p in found]
-    assert names == [f"load{p.job.load:g}-seed0/{p.job.contestant}" for p in found]
+    assert names == [f"load{p.job.load:g}-seed0/{p.job.system}" for p in found]
 
 
-def planned(folder: Path, contestants: tuple[Contestant, ...], **changes: Any) -> Experiment:
+def planned(folder: Path, systems: tuple[System, ...], **changes: Any) -> Experiment:
     """A plan of one seed and short runs."""
     values: dict[str, Any] = {
         "loads": (1.0, 2.0), "seeds": (0,), "control": None, "recipe": RECIPE, "window_s": 0.2,
         "drain_s": 1.0, "folder": folder, "order_seed": 0, "together": True, **changes,
     }  # fmt: skip
-    return Experiment(contestants=contestants, **values)
+    return Experiment(systems=systems, **values)
 
 
 def apart(found: Iterable[Played | Loss]) -> tuple[list[Played], list[Loss]]:
@@ -193,7 +195,7 @@ def test_the_command_compares_servers_that_already_run(
     told = capsys.readouterr()
     assert status == 0, told.err
     figures = json.loads(told.out)
-    assert {p["contestant"] for p in figures["points"]} == {"one", "many"}
+    assert {p["system"] for p in figures["points"]} == {"one", "many"}
     assert "This model only sleeps." in told.err
     assert (tmp_path / "out" / "report.html").exists()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -225,7 +227,10 @@ def test_the_command_compares_servers_that_already_run(
         ),
         (("--target", "a=http://127.0.0.1:1", "--model", "gpt2"), "--model has no effect on"),
         (("--target", "a=http://127.0.0.1:1", "--servers", "restart"), "--servers has no effect"),
-        (("--target", "a=http://127.0.0.1:1", "--", "--port", "1"), "options for servers have no"),
+        (
+            ("--target", "a=http://127.0.0.1:1", "--", "--port", "1"),
+            "-- --port 1 has no effect",
+        ),
         (("--target", "a=http://127.0.0.1:1", "--deadline-s", "1"), "without --deferred-share"),
         (("--target", "a=http://127.0.0.1:1", "--budget-s", "0"), "must be seconds > 0"),
         (("--target", "a=http://127.0.0.1:1", "--watch", "--out", "x"), "are not recorded"),

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client.analysis.results import COMPARED
 from client.load.servers import ROOT
+from client.load.system import COMPARED
 from tests.server.process import environment, eventually
 
 REQUESTS = 6
@@ -66,7 +66,7 @@ def test_the_command_compares_the_three_modes_and_writes_what_is_documented(tmp_
     assert written == documented_files() - {"logs/"}  # those are kept when a server fails
 
     points = rows(tmp_path / "summary.csv")
-    assert sorted(point["contestant"] for point in points) == sorted(COMPARED)
+    assert sorted(point["system"] for point in points) == sorted(COMPARED)
     for point in points:
         assert (point["ok"], point["failed"], point["unfinished"]) == (str(REQUESTS), "0", "0")
     runs: dict[str, list[dict[str, str]]] = {}

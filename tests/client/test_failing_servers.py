@@ -22,14 +22,16 @@ from client.analysis import results as results_of
 from client.analysis.metrics import Objectives
 from client.analysis.results import Loss
 from client.analysis.summary import measured_together
-from client.contestant import Contestant
-from client.experiment import Fleet, carry_out, knee
+from client.comparison.fleet import Fleet
+from client.comparison.limits import knee
+from client.comparison.runs import carry_out
 from client.load.servers import Server, started
+from client.load.system import System
 from client.load.target import parse_target
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe
 from tests.client import badserver
-from tests.client.conftest import StartServer, command, contestant
+from tests.client.conftest import StartServer, command, system
 from tests.client.test_compare import apart, planned
 
 DOWN = "http://127.0.0.1:1"
@@ -150,11 +152,9 @@ def test_a_prompt_that_is_answered_with_garbage_is_an_error(
 
 
 def carried_out(
-    folder: Path, *contestants: Contestant, together: bool = True, capacity: float = 20.0
+    folder: Path, *systems: System, together: bool = True, capacity: float = 20.0
 ) -> Iterator[results_of.Played | Loss]:
-    asked = planned(
-        folder, contestants, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together
-    )
+    asked = planned(folder, systems, seeds=(0, 1), recipe=RECIPE, drain_s=5.0, together=together)
     with Fleet(RECIPE, folder, 60.0, together=together) as fleet:
         yield from carry_out(asked, fleet, capacity)
 
@@ -163,25 +163,25 @@ def carried_out(
 def test_a_mode_that_does_not_start_is_left_out_with_the_end_of_its_log(
     tmp_path: Path, *, together: bool
 ) -> None:
-    both = (contestant("static", base_s="never"), contestant("dynamic"))
+    both = (system("static", base_s="never"), system("dynamic"))
     results, losses = apart(carried_out(tmp_path, *both, together=together))
-    assert [loss.contestant for loss in losses] == ["static"], "it is not started again"
+    assert [loss.system for loss in losses] == ["static"], "it is not started again"
     assert "ended with status 2 before it was ready" in losses[0].headline
     assert "invalid float value: 'never'" in losses[0].reason
-    assert [r.job.contestant for r in results] == ["dynamic"] * 4
+    assert [r.job.system for r in results] == ["dynamic"] * 4
     assert all(o.ok for r in results for o in r.run.outcomes)
 
 
 def test_a_mode_that_dies_in_a_run_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    both = (contestant("static", fault="die", fault_after=12), contestant("dynamic"))
+    both = (system("static", fault="die", fault_after=12), system("dynamic"))
     results, losses = apart(carried_out(tmp_path, *both, capacity=30.0))
-    assert [loss.contestant for loss in losses] == ["static"]
+    assert [loss.system for loss in losses] == ["static"]
     assert "its process ended with status -9" in losses[0].reason
-    died = [r for r in measured_together(results, None) if r.contestant == "static"]
+    died = [r for r in measured_together(results, None) if r.system == "static"]
     assert died[-1].verdict.word == "FAILED"
     answered = sum(o.ok for r in died for o in r.run.outcomes)
     assert 0 < answered <= 12
-    assert sum(r.job.contestant == "dynamic" for r in results) == 4
+    assert sum(r.job.system == "dynamic" for r in results) == 4
 
 
 def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path) -> None:
@@ -190,19 +190,19 @@ def test_a_server_that_dies_while_others_are_measured_is_left_out(tmp_path: Path
         started(command("dynamic"), "b", tmp_path / "b.log", 60.0) as b,
     ):
         running = {"a": a, "b": b}
-        both = (Contestant(name, None, server.target) for name, server in running.items())
+        both = (System(name, None, server.target) for name, server in running.items())
         found = carried_out(tmp_path, *both)
         first = next(found)
         assert isinstance(first, results_of.Played)
-        other = running["b" if first.job.contestant == "a" else "a"]
+        other = running["b" if first.job.system == "a" else "a"]
         assert other.process is not None
         os.kill(other.process.pid, signal.SIGKILL)
         other.process.wait(60)
         results, losses = apart(found)
-    assert [loss.contestant for loss in losses] == [other.target.name]
+    assert [loss.system for loss in losses] == [other.target.name]
     assert "does not respond" in losses[0].reason
-    told = {(r.job.contestant, r.job.load, r.job.seed) for r in (first, *results)}
-    assert told == {(first.job.contestant, x, s) for x in (1.0, 2.0) for s in (0, 1)}
+    told = {(r.job.system, r.job.load, r.job.seed) for r in (first, *results)}
+    assert told == {(first.job.system, x, s) for x in (1.0, 2.0) for s in (0, 1)}
 
 
 def compared(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -220,7 +220,7 @@ def compared(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
 def test_a_comparison_names_who_failed_and_compares_the_rest(
     faulty: Faulty, server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first contestant, to which all refers, among those that fail.
+    """The first system, to which all refers, among those that fail.
 
     Five requests find a server ready; the next, which look for its limit, hear nothing of use.
     """
@@ -230,9 +230,9 @@ def test_a_comparison_names_who_failed_and_compares_the_rest(
         "--target", f"page={faulty('html')}", "--target", f"later={faulty('html', after=5)}",
     )  # fmt: skip
     assert status == 1
-    assert [loss["contestant"] for loss in figures["lost"]] == ["down", "page", "later"]
+    assert [loss["system"] for loss in figures["lost"]] == ["down", "page", "later"]
     assert figures["capacity"]["baseline"] == "good"
-    points = {(p["contestant"], p["load"]): p for p in figures["points"]}
+    points = {(p["system"], p["load"]): p for p in figures["points"]}
     assert points["good", 1.0]["failed"] == points["good", 2.0]["failed"] == 0
     assert {name for name, _ in points} == {"good"}
     assert "down failed while its capacity was measured: http://127.0.0.1:1 does not" in page
@@ -263,7 +263,7 @@ def test_a_comparison_whose_only_server_dies_before_its_first_run_ends_in_a_repo
     dying = server("dynamic", base_s=0.02, fault="die", fault_after=37).url
     status, figures, page = compared(tmp_path, "--target", f"one={dying}", "--loads", "auto")
     assert status == 1
-    assert [loss["contestant"] for loss in figures["lost"]] == ["one"]
+    assert [loss["system"] for loss in figures["lost"]] == ["one"]
     assert "one failed before the first run" in page
 
 
@@ -313,6 +313,6 @@ def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Fau
 
 
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:
-    slow = Contestant("slow", None, parse_target(faulty("late")))
+    slow = System("slow", None, parse_target(faulty("late")))
     with Fleet(RECIPE, tmp_path, 60.0, together=True) as fleet:
         assert knee(slow, fleet, RECIPE, badserver.BATCH_S / 3) > 0

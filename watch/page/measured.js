@@ -12,11 +12,11 @@ import { Store } from "./store.js";
  *   problem: string, end: () => void}} Server `told`, `busy`: when a frame came, and one with a request, in ms of the
  *   page's clock; `problem`: why it is not connected */
 
-// what a comparison names its requests (X-Request-Id): workload / contestant / run / index
+// what a comparison names its requests (X-Request-Id): workload / system / run / index
 const NAMED = /^([^/]+)\/([^/]+)\/([^/]+)\/(\d+)$/;
 const QUIET_MS = 1500; // after which a run whose requests have all ended is over
 
-/** A contestant's name; as it is, if another client sent it. @param {string} text */
+/** A system's name; as it is, if another client sent it. @param {string} text */
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -59,8 +59,8 @@ export class Measured {
     for (const [id, , , , , name] of frame.arrived) {
       const found = NAMED.exec(name ?? "");
       if (!found) continue;
-      const [, workload, contestant, run, index] = found;
-      server.name = decoded(contestant);
+      const [, workload, system, run, index] = found;
+      server.name = decoded(system);
       if (server.seen?.key !== `${workload}/${run}`) {
         // what was there before the page was may have lost its beginning
         server.seen = { key: `${workload}/${run}`, workload, requests: [], whole: server.greeted || index === "0" };

@@ -57,8 +57,8 @@ def steady(outcomes: list[Outcome], duration_s: float = 10.0) -> Run:
     return replace(run, workload=replace(run.workload, steady=True))
 
 
-def result(run: Run, seed: int = 0, *, contestant: str = "dynamic", load: float = 1.0) -> Result:
+def result(run: Run, seed: int = 0, *, system: str = "dynamic", load: float = 1.0) -> Result:
     """A run as a result; none of it is cut as warm-up."""
     measured = measure(run, None, WarmUp(0.0, settled=True))
-    job = Job(contestant, load, seed, repeat=False)
+    job = Job(system, load, seed, repeat=False)
     return Result(job, run, measured, judge(run, measured), server=None, iterations=None)

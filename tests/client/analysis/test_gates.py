@@ -11,9 +11,10 @@ from client.analysis.fairness import Isolated
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.headline import headline
 from client.analysis.metrics import Objectives, measure
-from client.analysis.results import NO_WAIT, Calibration, Result
+from client.analysis.results import Calibration, Result
 from client.analysis.summary import final, points, verdict_of
 from client.load.records import Run
+from client.load.system import NO_WAIT
 from tests.client.analysis.made import outcome, result, run_of, steady
 
 
@@ -60,7 +61,7 @@ def test_a_late_client_never_takes_the_throughput_along() -> None:
 
 def test_the_headline_states_no_ratio_of_a_figure_that_the_client_falsified() -> None:
     late = [
-        result(late_client(first=0.05, every=1), seed, contestant=name)
+        result(late_client(first=0.05, every=1), seed, system=name)
         for seed in (0, 1)
         for name in ("nobatch", "dynamic")
     ]
@@ -215,13 +216,13 @@ def test_ratios_are_taken_where_they_mean_something() -> None:
     slow = {1.0: calm[0], 2.0: full[0], 3.0: full[0]}
     fast = {1.0: calm[1], 2.0: calm[1], 3.0: full[1]}
     made = [
-        result(runs[load], seed, contestant=name, load=load)
+        result(runs[load], seed, system=name, load=load)
         for load in slow
         for seed in (0, 1)
         for name, runs in (("nobatch", slow), ("dynamic", fast))
     ]
     table = points(made, CALIBRATION)
-    of = {p.load: p for p in table if p.contestant == "dynamic"}
+    of = {p.load: p for p in table if p.system == "dynamic"}
     assert of[1.0].ttft_ratio is not None
     assert of[1.0].ttft_ratio.value == pytest.approx(0.5)
     assert of[2.0].ttft_ratio is None
@@ -238,11 +239,11 @@ def delivering(tokens_per_s: float, verdict: str, load: float, name: str, seed: 
     """A run of ten seconds that a growing queue saturates, or none."""
     grows_s = 0.05 if verdict == SATURATED else 0.0
     run = steady([outcome(i, at=i * 0.1, first=0.05 + i * grows_s, gap=0.001) for i in range(100)])
-    made = result(run, seed, contestant=name, load=load)
+    made = result(run, seed, system=name, load=load)
     return replace(made, measured=replace(made.measured, throughput=tokens_per_s))
 
 
-def test_each_contestant_counts_at_the_load_where_it_delivers_most() -> None:
+def test_each_system_counts_at_the_load_where_it_delivers_most() -> None:
     """An overload that costs the slower one a third of its tokens does not inflate the ratio."""
     told = {
         "nobatch": {0.8: (320.0, VALID), 2.0: (450.0, SATURATED), 16.0: (300.0, SATURATED)},
@@ -256,12 +257,12 @@ def test_each_contestant_counts_at_the_load_where_it_delivers_most() -> None:
     ]
     made += [delivering(640.0, SATURATED, 2.0, NO_WAIT, seed) for seed in range(3)]
     found = headline(made, points(made, CALIBRATION), Objectives(ttft_s=0.3), share=0.9)
-    assert [(x.contestant, x.load) for x in found.limits] == [("nobatch", 2.0), ("dynamic", 16.0)]
+    assert [(x.system, x.load) for x in found.limits] == [("nobatch", 2.0), ("dynamic", 16.0)]
     assert found.limit_ratios[0].throughput.value == pytest.approx(5.0)
     assert [(x.requests > 0, x.seconds) for x in found.limits] == [(True, 30.0)] * 2
 
 
-def test_a_contestant_that_keeps_up_where_it_delivers_most_has_no_known_limit() -> None:
+def test_a_system_that_keeps_up_where_it_delivers_most_has_no_known_limit() -> None:
     made = [
         delivering(tokens_per_s, verdict, load, "dynamic", seed)
         for load, tokens_per_s, verdict in ((1.0, 90.0, SATURATED), (2.0, 100.0, VALID))

@@ -1,4 +1,4 @@
-"""Ratios between contestants, where the figures of each run are known."""
+"""Ratios between systems, where the figures of each run are known."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from client.analysis.summary import by_seed, final, paired
 from tests.client.analysis.made import outcome, result, run_of
 
 
-def ran(contestant: str, seed: int, tokens: int, *, repeat: bool = False) -> Result:
+def ran(system: str, seed: int, tokens: int, *, repeat: bool = False) -> Result:
     """A run of ten seconds that delivered so many tokens."""
     run = run_of([outcome(tokens=tokens, gap=0.01)])
-    made = result(run, seed, contestant=contestant)
+    made = result(run, seed, system=system)
     return replace(made, job=replace(made.job, repeat=repeat))
 
 
-def test_a_contestant_that_ran_before_and_after_the_others_counts_with_the_mean_of_both() -> None:
+def test_a_system_that_ran_before_and_after_the_others_counts_with_the_mean_of_both() -> None:
     """So a machine that slows down by a tenth a run gives the ratio that a steady one gives."""
     results = [
         result

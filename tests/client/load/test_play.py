@@ -13,9 +13,9 @@ import pytest
 
 from client.analysis.gates import FAILED, SATURATED, judge
 from client.analysis.metrics import measure
-from client.experiment import adapted
 from client.load import servers
 from client.load.play import play
+from client.load.servers import adapted
 from tests.client.conftest import StartServer, workload
 
 

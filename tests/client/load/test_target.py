@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from client.analysis.gates import FAILED, VALID, judge
 from client.analysis.metrics import measure
-from client.experiment import adapted
 from client.load.dialects import Native, OpenAI, Tgi, counted
 from client.load.play import play
-from client.load.servers import started
+from client.load.servers import adapted, started
 from client.load.target import parse_target
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Request

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from client.analysis.metrics import LATENCIES, Objectives
-from client.analysis.results import NO_WAIT, Bracket, Headline, Limit, LimitRatio, Pair
+from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
+from client.load.system import NO_WAIT
 from client.report.tables import limit_table
 from client.report.words import rate, sentences
 
@@ -18,7 +19,7 @@ from client.report.words import rate, sentences
 def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
     latencies = {key: np.full(10, ttft_s) for key in LATENCIES}
     return Point(
-        contestant=name, load=load, offered=8.0 * load, seeds=(0,), verdict=verdict, reasons=(),
+        system=name, load=load, offered=8.0 * load, seeds=(0,), verdict=verdict, reasons=(),
         voids=(), throughput=Interval(100.0, 90.0, 110.0), e2e_ratio=None, ttft_ratio=None,
         tpot_ratio=None, latencies=latencies,
         latency_n=dict.fromkeys(LATENCIES, 10), ok=10, failed=0, unfinished=0, lag_p99_s=0.0,

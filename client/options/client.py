@@ -1,7 +1,4 @@
-"""The command line of client.py: its options, and which of them go together.
-
-An option that would have no effect is refused. Sends nothing and measures nothing.
-"""
+"""The command line of client.py: its options, and the workload that they ask for."""
 
 from __future__ import annotations
 
@@ -10,26 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from client.load.play import SILENCE_S
-from client.workloads.recipe import (
-    SHAPE_OPTIONS,
-    Recipe,
-    add_shape_options,
-    completed,
-    has_rate,
-    make,
-    recipe_from,
-)
-from client.workloads.spec import SpecError, refuse_given
+from client.options.rules import refuse_given
+from client.options.shape import add_shape_options, completed, recipe_from
+from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload, read_workload, until
 
 SELECTIONS = ("normal", "range", "buckets")
 RANGE_TOKENS = (1, 25, 100)
-_SAMPLES = (
-    "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
-    *SHAPE_OPTIONS,
-)  # fmt: skip
-MOST_WORKERS = 64
-_RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,59 +92,21 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def check(args: argparse.Namespace) -> None:
-    """SpecError for an option that would have no effect, or has an impossible value."""
-    one = ("--prompt", "--numtokens")
-    if args.self_test:
-        others = ("--workload", "--seed", "--target", "--timeout-s")
-        refuse_given(args, (*one, *others, *_SAMPLES, *_RUN), "with --self-test")
-    elif args.prompt is not None:
-        several = ("--workload", "--workers", "--keep-alive", *_SAMPLES, *_RUN)
-        refuse_given(args, several, "with --prompt, which sends one")
-    else:
-        refuse_given(
-            args, ["--numtokens"],
-            "without --prompt; samples of N tokens each are --numtokens_range N",
-        )  # fmt: skip
-    if args.workload is not None:
-        refuse_given(args, ("--seed", *_SAMPLES), "with --workload, which has its own requests")
-    if args.workers is not None and not 1 <= args.workers <= MOST_WORKERS:
-        raise SpecError(f"--workers must be 1 to {MOST_WORKERS}, not {args.workers}")
-    for name in ("wait", "duration", "warmup", "drain_s", "timeout_s"):
-        value = getattr(args, name)
-        if value is not None and not (value > 0 or (name in ("drain_s", "warmup") and value == 0)):
-            allowed = ">= 0" if name in ("drain_s", "warmup") else "> 0"
-            raise SpecError(f"--{name.replace('_', '-')} must be seconds {allowed}, not {value}")
-
-
 def workload_of(args: argparse.Namespace) -> Workload:
     """The named file, or the requested samples. SpecError, WorkloadError."""
     workload = _samples(args) if args.workload is None else read_workload(args.workload)
     if workload.users is not None:
-        refuse_given(args, ["--drain-s"], "in a closed loop, which waits for every response")
+        refuse_given(args, ("--drain-s",), "in a closed loop, which waits for every response")
     return workload
 
 
 def _samples(args: argparse.Namespace) -> Workload:
-    if args.wait is not None:
-        refuse_given(args, ["--rate"], "with --wait, which says the same")
     rate = args.rate if args.wait is None else 1 / args.wait
     recipe = recipe_from(args, Recipe(), requests=args.numsamples, rate=rate)
-    if args.duration is not None:
-        refuse_given(args, ["--numsamples"], "with --duration, which says how long to send")
-    if not has_rate(recipe.arrivals):
-        refuse_given(args, ("--rate", "--wait"), f"with --arrivals {recipe.arrivals}")
     values = args.numtokens_range
-    if values or args.selection:
-        refuse_given(args, ["--output-tokens"], "with --selection or --numtokens_range")
-        if recipe.arrivals.startswith("trace:"):
-            why = "with a trace, which has its own lengths"
-            refuse_given(args, ("--selection", "--numtokens_range"), why)
-    if args.selection in ("normal", "buckets"):
-        refuse_given(args, ["--numtokens_range"], f"with --selection {args.selection}")
     if args.selection == "buckets":
         values = range(5, 150, 5)
-    elif args.selection == "range" or values:
+    elif args.selection == "range":
         values = values or RANGE_TOKENS
     if values:
         recipe = replace(recipe, output_tokens="choice:" + "/".join(map(str, values)))
@@ -169,10 +115,6 @@ def _samples(args: argparse.Namespace) -> Workload:
 
 def _lasting(recipe: Recipe, duration_s: float) -> Workload:
     """The requests that arrive within `--duration`; with a known rate, their number."""
-    if not has_rate(recipe.arrivals):
-        raise SpecError(
-            f"--duration has no effect with --arrivals {recipe.arrivals}, which has no rate"
-        )
     if not recipe.arrivals.startswith("trace:"):
         rate = recipe.rate or 1.0
         return make(replace(recipe, rate=rate, requests=max(1, round(rate * duration_s))))

@@ -1,25 +1,21 @@
-"""The command line of compare.sh: its options and their meaning.
-
-An option that would have no effect is refused. Starts and measures nothing.
-"""
+"""The command line of compare.sh: its options and their meaning. Starts and measures nothing."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from client.analysis.metrics import Objectives, parse_objectives
-from client.analysis.results import COMPARED, MODES, NO_WAIT
-from client.client_options import MOST_WORKERS
-from client.contestant import Contestant, server_command
 from client.load.machine import ROOT
+from client.load.system import COMPARED, MODES, NO_WAIT, System, server_command
 from client.load.target import parse_target
-from client.workloads.recipe import Recipe, add_shape_options, has_rate, make, recipe_from
-from client.workloads.spec import SpecError, refuse_given
+from client.options.rules import check, require_rate
+from client.options.shape import add_shape_options, recipe_from
+from client.workloads.recipe import Recipe, make
+from client.workloads.spec import SpecError
 
 BUDGET_S = 280.0
 SHARED_PREFIXES = "shared:prefixes=8,tokens=512"
@@ -47,10 +43,10 @@ def parser() -> argparse.ArgumentParser:
         "openai-chat+http, tgi+http, or http for this project's API; repeatable",
     )  # fmt: skip
     p.add_argument(
-        "--loads", default="auto",
+        "--loads",
         help="offered loads as multiples of the first mode's rate with one request at a time, "
         "like 0.5,1,2.5,6; auto: below the smallest limit of the modes, between their limits, and "
-        "beyond the largest (default %(default)s)",
+        "beyond the largest (default auto)",
     )  # fmt: skip
     p.add_argument(
         "--original", action="store_true",
@@ -60,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--distributions", action="store_true",
         help="instead of modes, compare FlexiRequest's five distributions of arrivals on one "
-        "server (the last contestant: dynamic), below and beyond its limit; prints a table",
+        "server (the last system: dynamic), below and beyond its limit; prints a table",
     )  # fmt: skip
     p.add_argument(
         "--shared-prefixes", action="store_true",
@@ -131,11 +127,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompareOptions:
     """The parsed command line. ``loads`` is None if they are to be found."""
 
     args: argparse.Namespace
-    contestants: tuple[Contestant, ...]
+    systems: tuple[System, ...]
     loads: tuple[float, ...] | None
     recipe: Recipe
     objectives: Objectives | None
@@ -144,7 +140,7 @@ class Asked:
     @property
     def model(self) -> str:
         """The model of our modes; that of running servers is unknown here."""
-        if all(c.command is None for c in self.contestants):
+        if all(c.command is None for c in self.systems):
             return "servers that already run"
         return self.args.model or "embedded"
 
@@ -161,79 +157,27 @@ class Asked:
         return bool(self.args.servers == "together")
 
 
-def understood(args: argparse.Namespace) -> Asked:
+def options_from(args: argparse.Namespace) -> CompareOptions:
+    """Raises SpecError for options that cannot be carried out, before anything is started."""
+    check(args)
     if args.original:
-        _as_original(args)
-    if args.distributions:
-        _as_distributions(args)
+        args.output_tokens, args.seeds, args.no_control = "normal:100,50,1,200", 1, True
     if args.shared_prefixes and args.prompts is None:
         args.prompts = SHARED_PREFIXES
     loads = _loads(args.loads)
-    contestants = _contestants(args)
+    systems = _systems(args)
     recipe = recipe_from(args, _DEFAULTS, requests=1, rate=1.0)
-    if args.numsamples is not None:
-        refuse_given(args, ["--budget-s"], "with --numsamples, which says how long runs are")
-    if all(c.command is None for c in contestants):
-        ours = ("--model", "--servers", "--start-s", "--shared-prefixes")
-        refuse_given(args, ours, "on servers that already run")
-        if args.server_options:
-            raise SpecError(
-                f"{' '.join(args.server_options)}: options for servers have no effect on those "
-                "that already run"
-            )
-    for option, n in (("--seeds", args.seeds), ("--numsamples", args.numsamples)):
-        if n is not None and n < 1:
-            raise SpecError(f"{option} must be at least 1, not {n}")
-    for option, seconds in (
-        ("--budget-s", args.budget_s), ("--calibrate-s", args.calibrate_s),
-        ("--start-s", args.start_s),
-    ):  # fmt: skip
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise SpecError(f"{option} must be seconds > 0, not {seconds}")
-    if not 1 <= args.workers <= MOST_WORKERS:
-        raise SpecError(f"--workers must be 1 to {MOST_WORKERS}, not {args.workers}")
-    if args.slo:
-        refuse_given(args, ["--slo-multiple"], "with --slo")
-    if args.slo_multiple is not None and not 0 < args.slo_multiple < math.inf:
-        raise SpecError(f"--slo-multiple must be > 0, not {args.slo_multiple}")
-    if not 0 < args.share <= 1:
-        raise SpecError(f"--share must be in (0, 1], not {args.share}")
-    if args.drain_s is not None and not 0 <= args.drain_s < math.inf:
-        raise SpecError(f"--drain-s must be seconds >= 0, not {args.drain_s}")
-    if not has_rate(recipe.arrivals):
-        raise SpecError("compare needs open arrivals that have a rate")
+    require_rate(recipe.arrivals)
     make(replace(recipe, requests=1000))  # a recipe that cannot be made is refused now
     objectives = parse_objectives(args.slo) if args.slo else None
     if args.watch:
-        refuse_given(args, ["--out"], "with --watch: watched runs are not recorded")
         args.out = Path(tempfile.mkdtemp(prefix="watched-"))
     folder = args.out or ROOT / "results" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    return Asked(args, contestants, loads, recipe, objectives, folder)
+    return CompareOptions(args, systems, loads, recipe, objectives, folder)
 
 
-def _as_original(args: argparse.Namespace) -> None:
-    """Set the options of the original experiment; SpecError for an option that it fixes."""
-    if args.loads != "auto":
-        raise SpecError(
-            "--loads has no effect with --original, which sends about one request a second"
-        )
-    decided = ("--numsamples", "--budget-s", "--output-tokens", "--arrivals")
-    refuse_given(args, decided, "with --original, which says what is sent")
-    args.output_tokens, args.seeds, args.no_control = "normal:100,50,1,200", 1, True
-
-
-def _as_distributions(args: argparse.Namespace) -> None:
-    """SpecError for an option that has no effect on them."""
-    if args.loads != "auto":
-        raise SpecError(
-            "--loads has no effect with --distributions, which uses half and 1.5 times the limit"
-        )
-    without = ("--original", "--numsamples", "--arrivals", "--slo", "--slo-multiple", "--out")
-    refuse_given(args, without, "with --distributions, which prints a table")
-
-
-def _loads(text: str) -> tuple[float, ...] | None:
-    if text == "auto":
+def _loads(text: str | None) -> tuple[float, ...] | None:
+    if text in (None, "auto"):
         return None
     try:
         loads = tuple(sorted({float(x) for x in text.split(",")}))
@@ -244,19 +188,19 @@ def _loads(text: str) -> tuple[float, ...] | None:
     return loads
 
 
-def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
-    asked = args.modes
-    if asked is None:
-        asked = ",".join(MODES if args.original else COMPARED)
-    modes = [m for m in asked.split(",") if m]
+def _systems(args: argparse.Namespace) -> tuple[System, ...]:
+    text = args.modes
+    if text is None:
+        text = ",".join(MODES if args.original else COMPARED)
+    modes = [m for m in text.split(",") if m]
     unknown = [m for m in modes if m not in COMPARED and not m.startswith("dynamic:")]
     if unknown or len(set(modes)) != len(modes):
         raise SpecError(
-            f"--modes {asked!r}: expected some of {', '.join(COMPARED)} and dynamic:POLICY "
+            f"--modes {text!r}: expected some of {', '.join(COMPARED)} and dynamic:POLICY "
             "(dynamic:tgi), each once"
         )
     made = [
-        Contestant(
+        System(
             m,
             server_command(
                 m,
@@ -272,10 +216,10 @@ def _contestants(args: argparse.Namespace) -> tuple[Contestant, ...]:
     ]
     for text in args.target:
         target = parse_target(text)
-        made.append(Contestant(target.name, None, target))
+        made.append(System(target.name, None, target))
     names = [c.name for c in made]
     if len(set(names)) != len(names):
-        raise SpecError(f"two contestants share a name: {', '.join(names)}")
+        raise SpecError(f"two systems share a name: {', '.join(names)}")
     if not made:
         raise SpecError("nothing to compare: give --modes or --target")
     return tuple(made)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from client.client_options import check, parser, workload_of
+from client.options.client import parser, workload_of
+from client.options.rules import check
 from client.workloads.workload_file import Workload
 
 

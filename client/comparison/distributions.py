@@ -2,7 +2,7 @@
 difference fade at high rates?
 
 Its README says that the uniform one has the largest influence and that rates of thousands hide it.
-Here one server (dynamic, or the last contestant) receives the same number of requests in the same
+Here one server (dynamic, or the last system) receives the same number of requests in the same
 time under each of its five distributions, at a rate that it sustains and at one that it does not.
 """
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from client.analysis.metrics import WarmUp, measure
 from client.analysis.statistics import Interval, paired_ratio
-from client.compare_options import Asked
-from client.experiment import Fleet, calibrate, knee
+from client.comparison.fleet import Fleet
+from client.comparison.limits import calibrate, knee
 from client.load import servers
 from client.load.live import live_view, say
 from client.load.machine import commit, machine
+from client.options.compare import CompareOptions
 from client.report.page import Row, Table, seconds
 from client.report.tables import ratio_text
 from client.workloads.recipe import make
@@ -51,16 +52,16 @@ class Shape:
     ratio: Interval | None
 
 
-def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
+def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
     """Run all of them. Raises servers.ServerError if the server does not respond."""
-    contestant = asked.contestants[-1]
-    alone = calibrate(contestant, fleet, asked.recipe, asked.args.calibrate_s)
-    limit = knee(contestant, fleet, asked.recipe, max(asked.args.calibrate_s, 6 * alone.longest_s))
-    seeds = range(asked.args.seed, asked.args.seed + asked.args.seeds)
+    system = options.systems[-1]
+    alone = calibrate(system, fleet, options.recipe, options.args.calibrate_s)
+    limit = knee(system, fleet, options.recipe, max(options.args.calibrate_s, 6 * alone.longest_s))
+    seeds = range(options.args.seed, options.args.seed + options.args.seeds)
     runs = len(RATES) * len(SHAPES) * len(seeds)
     # Beyond its limit the server needs 1.5 times as long as the sending takes.
-    window_s = max(_LEAST_S, ((asked.args.budget_s or 250.0) - 30) / runs / 1.25)
-    say(f"limit of {contestant.name}: {limit:.3g} requests/s; {runs} runs of {window_s:.1f} s each")
+    window_s = max(_LEAST_S, ((options.args.budget_s or 250.0) - 30) / runs / 1.25)
+    say(f"limit of {system.name}: {limit:.3g} requests/s; {runs} runs of {window_s:.1f} s each")
     found = []
     for rate in RATES:
         count = max(3, round(rate * limit * window_s))
@@ -70,9 +71,9 @@ def distributions(asked: Asked, fleet: Fleet) -> list[Shape]:
         for number, seed in enumerate(seeds):
             # back to back, in the reverse order from seed to seed, since machines drift
             for name in list(SHAPES)[:: -1 if number % 2 else 1]:
-                recipe = replace(asked.recipe, arrivals=SHAPES[name], seed=seed, requests=count,
+                recipe = replace(options.recipe, arrivals=SHAPES[name], seed=seed, requests=count,
                                  rate=rate * limit, exact_duration=False)  # fmt: skip
-                target = fleet.server(contestant).target
+                target = fleet.server(system).target
                 servers.settled_stats(target)
                 title = f"{name} at {rate:g} of the limit, seed {seed}"
                 with live_view(title, count, leave=False) as watch:

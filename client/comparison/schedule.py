@@ -1,8 +1,8 @@
 """Which runs a comparison makes, and in which order. Pure: no server, no clock.
 
-A block is a seed at a load. Its contestants run back to back, since a machine drifts, and in the
+A block is a seed at a load. Its systems run back to back, since a machine drifts, and in the
 reverse order from seed to seed (ABBA), so that a steady drift cancels. Runs without new information
-are left out: those of a contestant far beyond its limit, except at the lowest and the highest of
+are left out: those of a system far beyond its limit, except at the lowest and the highest of
 these loads; at the highest the limits of all are compared.
 """
 
@@ -16,10 +16,10 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from client.analysis.results import Job
-from client.contestant import Contestant
+from client.load.system import System
 from client.workloads.recipe import Recipe
 
-BEYOND = 1.25  # times its limit, at which a contestant certainly cannot keep up
+BEYOND = 1.25  # times its limit, at which a system certainly cannot keep up
 _BELOW, _TWICE, _APART = 0.7, 2.0, 1.5
 _LONGER = 3.0  # factor for runs at a load beyond all limits
 
@@ -29,12 +29,12 @@ class Experiment:
     """The runs to make. ``window_s`` is how long a run sends, ``drain_s`` how long it waits for
     responses, except at loads beyond all limits.
 
-    ``limits`` are the contestants' knees in loads, as far as known. ``control`` runs twice at
+    ``limits`` are the systems' knees in loads, as far as known. ``control`` runs twice at
     the highest load. ``together``: all servers stay up; otherwise one runs at a time and goes
     through all loads of a seed before the next is started.
     """
 
-    contestants: tuple[Contestant, ...]
+    systems: tuple[System, ...]
     loads: tuple[float, ...]
     seeds: tuple[int, ...]
     control: str | None
@@ -46,22 +46,22 @@ class Experiment:
     together: bool
     limits: Mapping[str, float] = field(default_factory=dict)
 
-    def beyond(self, contestant: str, load: float) -> bool:
+    def beyond(self, system: str, load: float) -> bool:
         """Whether it certainly cannot keep up there."""
-        return load >= BEYOND * self.limits.get(contestant, math.inf)
+        return load >= BEYOND * self.limits.get(system, math.inf)
 
-    def informative(self, contestant: Contestant, load: float) -> bool:
+    def informative(self, system: System, load: float) -> bool:
         """Whether a run is worth its time."""
-        lost = [x for x in self.loads if self.beyond(contestant.beside or contestant.name, x)]
-        if contestant.beside is None:
+        lost = [x for x in self.loads if self.beyond(system.beside or system.name, x)]
+        if system.beside is None:
             return load in (*lost[:1], max(self.loads)) or load not in lost
-        known = contestant.beside in self.limits  # not if its server never started
+        known = system.beside in self.limits  # not if its server never started
         kept_up = [x for x in self.loads if known and x not in lost]
         return load == max(kept_up, default=min(self.loads))
 
     def beyond_all(self, load: float) -> bool:
-        """Whether no contestant can keep up there: where their limits are compared."""
-        return all(self.beyond(c.beside or c.name, load) for c in self.contestants)
+        """Whether no system can keep up there: where their limits are compared."""
+        return all(self.beyond(c.beside or c.name, load) for c in self.systems)
 
     def window_of(self, load: float) -> float:
         """Longer where limits are compared: a static batch lasts as long as a short run, whose
@@ -69,17 +69,17 @@ class Experiment:
         return self.window_s * (_LONGER if self.beyond_all(load) else 1.0)
 
     def drain_of(self, job: Job) -> float:
-        """Shorter where much stays unfinished after any wait; none where no contestant's latency is
+        """Shorter where much stays unfinished after any wait; none where no system's latency is
         meaningful."""
         if self.beyond_all(job.load):
             return 0.0
-        return self.drain_s * (0.4 if self.beyond(job.contestant, job.load) else 1.0)
+        return self.drain_s * (0.4 if self.beyond(job.system, job.load) else 1.0)
 
 
 def schedule(plan: Experiment) -> list[Job]:
     """All runs in their order. ``plan.loads`` ascend."""
     rng = random.Random(plan.order_seed)
-    names = [c.name for c in plan.contestants]
+    names = [c.name for c in plan.systems]
     jobs: list[Job] = []
     for number, seed in enumerate(plan.seeds):
         loads = rng.sample(plan.loads, len(plan.loads))
@@ -90,13 +90,13 @@ def schedule(plan: Experiment) -> list[Job]:
             jobs += chain.from_iterable(blocks)
             continue
         for name in names[::-1] if number % 2 else names:
-            jobs += [job for block in blocks for job in block if job.contestant == name]
+            jobs += [job for block in blocks for job in block if job.system == name]
     return jobs
 
 
 def _block(plan: Experiment, load: float, seed: int) -> list[Job]:
-    """The control first, so that it is as far from its original as any two contestants are."""
-    there = [c for c in plan.contestants if plan.informative(c, load)]
+    """The control first, so that it is as far from its original as any two systems are."""
+    there = [c for c in plan.systems if plan.informative(c, load)]
     jobs = [Job(c.name, load, seed, repeat=False) for c in there]
     if plan.control is not None and load == max(plan.loads):
         jobs.insert(0, Job(plan.control, load, seed, repeat=True))
@@ -104,13 +104,13 @@ def _block(plan: Experiment, load: float, seed: int) -> list[Job]:
 
 
 def telling_loads(limits: Sequence[float]) -> tuple[float, ...]:
-    """Loads at which contestants with these limits differ, ascending.
+    """Loads at which systems with these limits differ, ascending.
 
     Below the first knee, where all keep up; between knees that are well apart; and twice the last,
     where a queue forms at once and shows the limit of each.
     """
     if not limits:
-        return (1.0,)  # no contestant is left
+        return (1.0,)  # no system is left
     knees = sorted(limits)
     between = [math.sqrt(a * b) for a, b in pairwise(knees) if b > _APART * a]
     return tuple(float(f"{x:.2g}") for x in (_BELOW * knees[0], *between, _TWICE * knees[-1]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client.compare import main
-from client.distributions import RATES, SHAPES, Shape, findings
+from client.comparison.distributions import RATES, SHAPES, Shape, findings
 from client.workloads.arrivals import parse_arrivals
 from tests.client.conftest import StartServer
 

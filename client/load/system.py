@@ -1,4 +1,4 @@
-"""A contestant: a mode of our server, which is started here, or a server that already runs."""
+"""A system: a mode of our server, which is started here, or a server that already runs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.analysis.results import NO_WAIT
 from client.load import servers
 from client.load.target import Target
 
+MODES = ("nobatch", "static", "dynamic")
+NO_WAIT = "static:nowait"  # static batching with --max-wait-ms 0
+COMPARED = ("nobatch", "static", NO_WAIT, "dynamic")
+
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class System:
     """A mode of our server (``command`` starts it) or a server that already runs (``target``).
 
     ``records``: it writes its iterations to ``rows-NAME-*.jsonl`` among the logs. ``beside``: it is
-    shown beside that contestant, at a single load, with which the other keeps up.
+    shown beside that system, at a single load, with which the other keeps up.
     """
 
     name: str

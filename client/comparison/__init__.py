@@ -1,0 +1,1 @@
+"""A comparison: the systems that are compared, their servers, and the runs to make."""

@@ -1,0 +1,133 @@
+"""The servers of the compared systems: started, made warm, and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from client.load import servers
+from client.load.live import say
+from client.load.machine import cores_for
+from client.load.records import Run
+from client.load.system import System
+from client.load.workers import Crew
+from client.workloads.recipe import Recipe, make
+
+
+class Fleet:
+    """The systems' servers: all together, or one at a time if memory may not hold several.
+
+    Together, all but one are idle, so that compared runs are seconds apart.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        logs: Path,
+        start_s: float,
+        *,
+        together: bool,
+        workers: int = 1,
+        watched: Sequence[System] = (),
+    ) -> None:
+        """``watched``: those of our servers that one live page shows; its address is printed."""
+        self._recipe, self._logs, self._start_s = recipe, logs, start_s
+        self._together = together
+        self._watched = [c.name for c in watched if c.command is not None]
+        self._pages: dict[str, str] = {}  # of those that are watched
+        self._held = ExitStack()  # their ports, which stay theirs
+        self.cores = cores_for(workers)
+        self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
+        self._launched: dict[str, tuple[servers.Server, ExitStack]] = {}
+        self._ready: dict[str, servers.Server] = {}
+
+    def __enter__(self) -> Self:
+        self.crew.__enter__()
+        for name in self._watched:
+            port = self._held.enter_context(servers.free_port())
+            self._pages[name] = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_all()
+        self._held.close()
+        self.crew.__exit__()
+
+    def start(self, systems: Sequence[System]) -> None:
+        """Start all servers that stay up together at once, so that they load their models in
+        parallel."""
+        if not self._together:
+            return
+        for system in systems:
+            self._launch(system)
+        for server, _ in self._launched.values():
+            with suppress(servers.ServerError):  # raised again when the server is requested
+                servers.await_health(server, self._start_s)
+
+    def server(self, system: System) -> servers.Server:
+        """Running and warm. Raises servers.ServerError if it does not come up or respond."""
+        name = system.name
+        if name not in self._ready:
+            if not self._together:
+                self._end_all()
+            if name not in self._launched:
+                self._launch(system)
+            server = self._launched[name][0]
+            try:
+                servers.await_health(server, self._start_s)
+                self._ready[name] = ready(server, self._recipe, self.crew)
+            except BaseException:
+                self.end(name)
+                raise
+            if name in self._watched:
+                shown = ",".join(self._pages.values())
+                say(f"watch all side by side: {self._pages[name]}/watch?with={shown}#measured")
+                self._watched.clear()  # once: the page outlives the server that it came from
+        return self._ready[name]
+
+    def _launch(self, system: System) -> None:
+        cores = None if self.cores.shared else self.cores.servers
+        with ExitStack() as stack:
+            page = self._pages.get(system.name)
+            port = None if page is None else urlsplit(page).port
+            pages = list(self._pages.values())
+            server = stack.enter_context(system.launch(self._logs, cores, port, pages))
+            self._launched[system.name] = server, stack.pop_all()
+
+    def _end_all(self) -> None:
+        for name in list(self._launched):
+            self.end(name)
+
+    def end(self, name: str) -> None:
+        """Ends it if it runs."""
+        self._ready.pop(name, None)
+        if name in self._launched:
+            self._launched.pop(name)[1].close()
+
+
+def ready(server: servers.Server, recipe: Recipe, crew: Crew) -> servers.Server:
+    """Streaming if it can, and warm: the first measured request must not include one-time work.
+
+    Raises servers.ServerError if it does not respond.
+    """
+    server = replace(server, target=servers.adapted(server.target))
+    warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)
+    run = crew.play(make(warm), server.target, silence_s=servers.FIRST_ANSWER_S)
+    must_answer(run, server)
+    return server
+
+
+def must_answer(run: Run, server: servers.Server) -> None:
+    if run.interrupted:
+        raise KeyboardInterrupt
+    failures = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
+    if failures:
+        why = server.why_dead()
+        raise servers.ServerError(
+            f"{run.target} failed the first request: {failures[0]}"
+            + ("" if why is None else f"; {why}")
+        )

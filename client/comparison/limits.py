@@ -1,0 +1,93 @@
+"""What a comparison measures before its runs: one request alone, and each system's limit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from client.analysis.fairness import fit_isolated
+from client.analysis.metrics import tokens_between
+from client.analysis.results import Calibration
+from client.comparison.fleet import Fleet, must_answer
+from client.load import servers
+from client.load.live import live_view
+from client.load.system import System
+from client.workloads.recipe import Recipe, make
+
+CALIBRATION_SEED = 1_000_003
+CONCURRENCY = 64  # of the closed loop that measures a limit
+
+
+def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> Calibration:
+    """Play a closed loop of one user against the baseline, for about ``seconds``.
+
+    Raises servers.ServerError where it does not answer.
+    """
+    before = time.monotonic()
+    server = fleet.server(system)
+    took_s = time.monotonic() - before
+    target = server.target
+    alone = replace(recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0)
+    probe = fleet.crew.play(
+        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)),
+        target,
+        silence_s=servers.FIRST_ANSWER_S,
+    )
+    must_answer(probe, server)
+    count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
+    with live_view(f"capacity of {system.name}", count, leave=False) as watch:
+        run = fleet.crew.play(
+            make(replace(alone, requests=count)),
+            target,
+            silence_s=servers.FIRST_ANSWER_S,
+            watch=watch,
+        )
+    must_answer(run, server)
+    return Calibration(
+        baseline=system.name,
+        capacity=count / run.wall_s,
+        isolated=fit_isolated(run.outcomes),
+        ttft_s=float(np.median([(o.first_s or 0.0) - o.sent_s for o in run.outcomes])),
+        longest_s=max((o.end_s or 0.0) - o.sent_s for o in run.outcomes),
+        start_s=took_s,
+        streamed=target.stream,
+        requests=count,
+    )
+
+
+def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
+    """The limit in requests a second, from a closed loop of many users that is cut after `seconds`,
+    or later if no token arrived by then: a static batch returns its tokens at its end.
+
+    Raises servers.ServerError if there is no response.
+    """
+    server = fleet.server(system)
+    closed = replace(
+        recipe,
+        arrivals=f"closed:users={CONCURRENCY}",
+        requests=20 * CONCURRENCY,
+        seed=CALIBRATION_SEED,
+        deferred_share=0.0,
+    )
+    workload = make(closed)
+    mean = float(np.mean([r.output_tokens for r in workload.requests]))
+    for longest_s in (seconds, 4 * seconds, 16 * seconds):
+        with live_view(f"limit of {system.name}", len(workload.requests), leave=False) as watch:
+            run = fleet.crew.play(
+                workload,
+                server.target,
+                drain_s=longest_s,
+                silence_s=servers.FIRST_ANSWER_S,
+                watch=watch,
+            )
+        if run.interrupted:
+            raise KeyboardInterrupt
+        servers.settled_stats(server.target)
+        if (why := server.why_dead()) is not None:
+            raise servers.ServerError(why)
+        found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
+        if found:
+            return found
+    raise servers.ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")

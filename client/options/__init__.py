@@ -1,0 +1,1 @@
+"""The command lines: their options, and which options go together."""

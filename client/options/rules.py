@@ -1,0 +1,188 @@
+"""Which options go together, and the numbers that they allow, for all command lines.
+
+An option that would have no effect is refused with a sentence that says why. Options that are not
+given are None; a rule about an option that a command does not have does not apply to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from client.workloads.recipe import Recipe, has_rate, lengths_are_chosen
+from client.workloads.spec import SpecError
+
+MOST_WORKERS = 64
+DEFAULTS = Recipe()
+SHAPE_OPTIONS = (
+    "--arrivals", "--output-tokens", "--prompt-tokens", "--prompts", "--deferred-share",
+    "--deadline-s",
+)  # fmt: skip
+_SAMPLES = (
+    "--numsamples", "--duration", "--wait", "--rate", "--selection", "--numtokens_range",
+    *SHAPE_OPTIONS,
+)  # fmt: skip
+_RUN = ("--warmup", "--no-stream", "--drain-s", "--slo", "--out", "--deferred-as-batch")
+_SERVER_OPTIONS = "server_options"  # those after --
+
+Options = argparse.Namespace
+
+
+def option(args: Options, name: str) -> Any:
+    """The value of an option; None where it was not given, or the command does not have it."""
+    value = getattr(args, name.lstrip("-").replace("-", "_"), None)
+    return None if value is False or value == [] else value
+
+
+def given(*names: str) -> Callable[[Options], bool]:
+    return lambda args: any(option(args, name) is not None for name in names)
+
+
+def _arrivals(args: Options) -> str:
+    return option(args, "--arrivals") or DEFAULTS.arrivals
+
+
+def _from_trace(args: Options) -> bool:
+    return _arrivals(args).startswith("trace:")
+
+
+def _starts_no_server(args: Options) -> bool:
+    modes = option(args, "--mode"), option(args, "--modes")
+    if hasattr(args, "modes") and modes[1] is None:
+        return False
+    return bool(option(args, "--target")) and not any(mode and mode.strip(",") for mode in modes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The options that have no effect under a condition. ``why`` may name options in braces."""
+
+    condition: Callable[[Options], bool]
+    options: tuple[str, ...]
+    why: str
+
+
+RULES = (
+    Rule(
+        given("--self-test"),
+        ("--prompt", "--numtokens", "--workload", "--seed", "--target", "--timeout-s", *_SAMPLES,
+         *_RUN),
+        "with --self-test",
+    ),
+    Rule(
+        given("--prompt"),
+        ("--workload", "--workers", "--keep-alive", *_SAMPLES, *_RUN),
+        "with --prompt, which sends one",
+    ),
+    Rule(
+        lambda args: not given("--prompt")(args),
+        ("--numtokens",),
+        "without --prompt; samples of N tokens each are --numtokens_range N",
+    ),
+    Rule(
+        given("--workload"), ("--seed", *_SAMPLES), "with --workload, which has its own requests"
+    ),
+    Rule(given("--wait"), ("--rate",), "with --wait, which says the same"),
+    Rule(given("--duration"), ("--numsamples",), "with --duration, which says how long to send"),
+    Rule(
+        lambda args: not has_rate(_arrivals(args)),
+        ("--rate", "--wait", "--duration"),
+        "with --arrivals {arrivals}, which has no rate",
+    ),
+    Rule(
+        _from_trace,
+        ("--output-tokens", "--prompt-tokens", "--selection", "--numtokens_range"),
+        "with a trace, which has its own lengths",
+    ),
+    Rule(
+        given("--selection", "--numtokens_range"),
+        ("--output-tokens",),
+        "with --selection or --numtokens_range",
+    ),
+    Rule(
+        lambda args: option(args, "--selection") in ("normal", "buckets"),
+        ("--numtokens_range",),
+        "with --selection {selection}",
+    ),
+    Rule(
+        lambda args: not lengths_are_chosen(option(args, "--prompts") or DEFAULTS.prompts),
+        ("--prompt-tokens",),
+        "with --prompts {prompts}, which have their own lengths",
+    ),
+    Rule(
+        lambda args: not option(args, "--deferred-share"),
+        ("--deadline-s",),
+        "without --deferred-share",
+    ),
+    Rule(given("--slo"), ("--slo-multiple",), "with --slo"),
+    Rule(
+        _starts_no_server,
+        ("--model", "--servers", "--start-s", "--shared-prefixes", _SERVER_OPTIONS),
+        "on a server that already runs",
+    ),
+    Rule(
+        given("--original"),
+        ("--loads", "--numsamples", "--budget-s", "--output-tokens", "--arrivals"),
+        "with --original, which says what is sent",
+    ),
+    Rule(
+        given("--distributions"),
+        ("--loads", "--original", "--numsamples", "--arrivals", "--slo", "--slo-multiple", "--out"),
+        "with --distributions, which uses half and 1.5 times the limit and prints a table",
+    ),
+    Rule(given("--numsamples"), ("--budget-s",), "with --numsamples, which says how long runs are"),
+    Rule(given("--watch"), ("--out",), "with --watch: watched runs are not recorded"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The numbers that some options allow."""
+
+    options: tuple[str, ...]
+    allowed: str
+    allows: Callable[[float], bool]
+
+
+BOUNDS = (
+    Bound(("--seeds", "--numsamples", "--requests"), "at least 1", lambda n: n >= 1),
+    Bound(("--workers",), f"1 to {MOST_WORKERS}", lambda n: 1 <= n <= MOST_WORKERS),
+    Bound(("--share",), "in (0, 1]", lambda share: 0 < share <= 1),
+    Bound(("--slo-multiple", "--precision"), "> 0", lambda value: 0 < value < math.inf),
+    Bound(
+        ("--wait", "--duration", "--timeout-s", "--budget-s", "--calibrate-s", "--start-s"),
+        "seconds > 0",
+        lambda seconds: 0 < seconds < math.inf,
+    ),
+    Bound(("--warmup", "--drain-s"), "seconds >= 0", lambda seconds: 0 <= seconds < math.inf),
+)
+
+
+def check(args: Options) -> None:
+    """Raises SpecError for an option without effect, and for a number that is not allowed."""
+    for rule in RULES:
+        if rule.condition(args):
+            refuse_given(args, rule.options, rule.why)
+    for bound in BOUNDS:
+        for name in bound.options:
+            value = option(args, name)
+            if value is not None and not bound.allows(value):
+                raise SpecError(f"{name} must be {bound.allowed}, not {value}")
+
+
+def refuse_given(args: Options, names: tuple[str, ...], why: str) -> None:
+    """Raises SpecError if one of these options was given."""
+    for name in names:
+        value = option(args, name)
+        if value is not None:
+            shown = f"-- {' '.join(value)}" if name == _SERVER_OPTIONS else name
+            raise SpecError(f"{shown} has no effect {why.format_map(vars(args))}")
+
+
+def require_rate(arrivals: str) -> None:
+    """Raises SpecError for arrivals that have no rate, where rates are varied."""
+    if not has_rate(arrivals):
+        raise SpecError(f"--arrivals {arrivals}: expected open arrivals that have a rate")
