@@ -26,7 +26,7 @@ FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
-LINEAR_SOURCES = ("linear/linear", "linear/amx")
+LINEAR_SOURCES = ("linear/linear", "linear/blocks", "linear/amx")
 ATTENTION = ("attend_f32", "attend_bf16", "attend_dot_bf16", "attend_amx_bf16")
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it
@@ -56,7 +56,7 @@ def attention_kernels(head_dim: int) -> dict[str, Callable[..., None]]:
 
 @functools.cache
 def linear_kernel(name: str) -> Callable[..., None] | None:
-    """A function of linear.cpp or amx.cpp, such as `linear_f32`, or None if the processor lacks its
+    """A function of LINEAR_SOURCES, such as `linear_f32`, or None if the processor lacks its
     instructions or it cannot be compiled."""
     for library in map(_linear_library, LINEAR_SOURCES):
         function = getattr(library, name, None)

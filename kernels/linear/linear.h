@@ -52,15 +52,19 @@ inline void write(bf16* to, Floats x, int64_t left) {
   write_some(to, to_halves(x), left);
 }
 
-// Sums of one row and the group of panels that begins at output `at`.
+// Sums of one row and the panel that begins at output `at`.
+template <typename Y>
+inline void finish(const Layer& layer, int64_t row, int64_t at, Floats sum) {
+  if (at >= layer.outputs) return;
+  sum += load<Floats>(layer.bias + at);
+  write(static_cast<Y*>(layer.y) + row * layer.outputs + at, layer.gelu ? gelu(sum) : sum,
+        layer.outputs - at);
+}
+
+// Of the group of panels that begins there.
 template <typename Y>
 inline void finish(const Layer& layer, int64_t row, int64_t at, const Floats* sums) {
-  Y* const to = static_cast<Y*>(layer.y) + row * layer.outputs;
-  for (int p = 0; p < PANELS; ++p, at += W) {
-    if (at >= layer.outputs) return;
-    const Floats sum = sums[p] + load<Floats>(layer.bias + at);
-    write(to + at, layer.gelu ? gelu(sum) : sum, layer.outputs - at);
-  }
+  for (int p = 0; p < PANELS; ++p) finish<Y>(layer, row, at + p * W, sums[p]);
 }
 
 constexpr float LEAST = 1e-30f;  // a row of smaller inputs counts as zeros: 127 / x must be finite

@@ -23,6 +23,7 @@ from torch import nn
 
 from kernels import fetch_in_streams, linear_identity
 from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
+from runtime.linear.blocks import BLOCK, FORMATS, BlockLinear
 from runtime.linear.layers import (
     AnyLinear,
     Int8Linear,
@@ -53,8 +54,7 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
         _Place(module, name, child, precision)
         for module in network.modules()
         for name, child in module.named_children()
-        if isinstance(child, nn.Linear | Int8Linear)
-        and (precision := precision_of(child)) is not None
+        if isinstance(child, AnyLinear) and (precision := precision_of(child)) is not None
     ]
     available, chosen = {}, {}
     for precision in dict.fromkeys(place.precision for place in places):
@@ -68,7 +68,11 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
     for place, name in zip(places, names, strict=True):
         setattr(place.module, place.name, available[place.precision][name].make(place.linear))
         found[_key(place.shape)] = f"{place.precision} {name}"
-    choose_fetching(module for module in network.modules() if isinstance(module, KernelLinear))
+    choose_fetching(
+        module
+        for module in network.modules()
+        if isinstance(module, KernelLinear) and module.weight.dtype != torch.uint8
+    )
     log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
     return found
 
@@ -149,6 +153,8 @@ def is_batch_invariant(kernels: dict[str, str]) -> bool:
 def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant]:
     """The variant for each shape, read from the file of earlier choices or measured."""
     available = {variant.name: variant for variant in variants(precision)}
+    if precision in FORMATS and len(available) > 1:
+        del available["torch"]  # unpacks all weights in each call, so it is always the slowest
     by_key = {_key(shape): shape for shape in shapes}
     if len(available) == 1:
         return dict.fromkeys(by_key.values(), *available.values())
@@ -184,8 +190,7 @@ def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Var
     """The fastest for the shape; variants take turns, and the best of several rounds counts."""
     inputs, outputs = shape
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
-    linear = nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
-    plain: AnyLinear = Int8Linear(linear) if precision == "int8" else linear
+    plain = _layer(precision, inputs, outputs)
     layers = [variant.make(plain) for variant in tried]
     mean = [1.0] * len(tried)
     for rows in ROWS:
@@ -203,6 +208,17 @@ def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Var
         log.debug("%s %s %s: %.0f us", precision, _key(shape), variant.name, seconds * 1e6)
     handicap = [1.0 if variant.batch_invariant else 1 / CLEARLY_FASTER for variant in tried]
     return tried[min(range(len(tried)), key=lambda i: mean[i] * handicap[i])]
+
+
+def _layer(precision: Precision, inputs: int, outputs: int) -> AnyLinear:
+    for kind, form in FORMATS.items():
+        if kind == precision:
+            raw = torch.zeros(outputs, inputs // BLOCK * form.size, dtype=torch.uint8)
+            return BlockLinear.of(kind, raw)
+    linear = nn.Linear(inputs, outputs).requires_grad_(False)
+    if precision == "int8":
+        return Int8Linear(linear)
+    return linear.float() if precision == "float32" else linear.bfloat16()
 
 
 def _key(shape: Shape) -> str:

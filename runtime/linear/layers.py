@@ -1,9 +1,10 @@
 """Linear layers with weights laid out once for a CPU's kernels, instead of in every call.
 
-`KernelLinear` runs one of this project's kernels (kernels/linear/).
+`KernelLinear` runs one of this project's kernels (kernels/linear/). A `BlockLinear`, over a GGUF
+file's weights, is laid out for them already.
 `PackedLinear` runs oneDNN's through private operators of torch; if they are missing, or do not
 compute a linear layer, they are not offered. The plain layer is always a variant: torch's own, or
-for int8 weights `Int8Linear`, which also defines what the int8 kernels compute.
+for quantised weights `Int8Linear` and `BlockLinear`, which also define what their kernels compute.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from torch.nn import functional as F
 
 from kernels import linear_kernel
 from models.gpt2 import GeluLinear
+from runtime.linear.blocks import KINDS, BlockKind, BlockLinear
 
-Precision = Literal["float32", "bfloat16", "int8"]  # of a layer's weights
+Precision = Literal["float32", "bfloat16", "int8"] | BlockKind  # of a layer's weights
+EXACT: tuple[Precision, ...] = (
+    "int8",
+    *KINDS,
+)  # sums in integers: plain layers are batch invariant
 LEAST = 1e-30  # a row of smaller inputs counts as zeros, as in kernels/linear/linear.h
 GROUP = (
     32  # outputs whose weights are stored together: two panels of 16, as in kernels/linear/linear.h
@@ -72,11 +78,13 @@ class Int8Linear(nn.Module):
         return y.to(x.dtype)
 
 
-AnyLinear = nn.Linear | Int8Linear
+AnyLinear = nn.Linear | Int8Linear | BlockLinear
 
 
 def precision_of(linear: AnyLinear) -> Precision | None:
     """None if there are no kernels for it."""
+    if isinstance(linear, BlockLinear):
+        return linear.kind
     if isinstance(linear, Int8Linear):
         return "int8"
     names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -90,30 +98,38 @@ class Kernel:
     name: str
     function: str
     per_word: int  # inputs in a word of 32 bits
-    words: int  # of a row that it processes at once
+    words: int = 1  # of a row that it processes at once
 
 
 KERNELS: dict[Precision, list[Kernel]] = {
     "float32": [
-        Kernel("fma", "linear_f32", 1, 1),
-        Kernel("fma-embedded", "linear_embedded_f32", 1, 1),
+        Kernel("fma", "linear_f32", 1),
+        Kernel("fma-embedded", "linear_embedded_f32", 1),
     ],
     "bfloat16": [
         Kernel("amx", "linear_amx_bf16", 2, 16),
-        Kernel("widened", "linear_widened_bf16", 2, 1),
-        Kernel("dot", "linear_dot_bf16", 2, 1),
+        Kernel("widened", "linear_widened_bf16", 2),
+        Kernel("dot", "linear_dot_bf16", 2),
     ],
     "int8": [
         Kernel("amx", "linear_amx_int8", 4, 16),
-        Kernel("vnni", "linear_int8", 4, 1),
+        Kernel("vnni", "linear_int8", 4),
     ],
+    **{
+        kind: [
+            Kernel("vnni", f"linear_vnni_{kind}", 4),
+            Kernel("maddubs", f"linear_maddubs_{kind}", 4),
+        ]
+        for kind in KINDS
+    },
 }
 
 
 class KernelLinear(nn.Module):
     """`x @ weight.T + bias`, followed by the layer's GELU if it has one, by a compiled kernel.
 
-    The result for a row does not depend on other rows, to the last bit.
+    The result for a row does not depend on other rows, to the last bit. Inputs are of the type of
+    the weights, and bfloat16 where these are quantised.
     """
 
     weight: Tensor
@@ -127,19 +143,22 @@ class KernelLinear(nn.Module):
         self.function = function
         self.inputs, self.outputs = linear.in_features, linear.out_features
         absent = -self.outputs % GROUP
-        weight = F.pad(
-            linear.weight.detach(), (0, -self.inputs % (kernel.per_word * kernel.words), 0, absent)
-        )
-        words = weight.view(-1, GROUP, weight.shape[1] // kernel.per_word, kernel.per_word)
-        self.register_buffer("weight", words.transpose(1, 2).contiguous())
+        scale = torch.zeros(0)
+        if isinstance(linear, BlockLinear):
+            weight = linear.panels
+        else:
+            block = kernel.per_word * kernel.words
+            padded = F.pad(linear.weight.detach(), (0, -self.inputs % block, 0, absent))
+            words = padded.view(-1, GROUP, padded.shape[1] // kernel.per_word, kernel.per_word)
+            weight = words.transpose(1, 2).contiguous()
+            if isinstance(linear, Int8Linear):
+                # the integers that the kernel for unsigned inputs subtracts follow the scales
+                excess = 128 * padded.sum(1, dtype=torch.int32)
+                scale = torch.cat([F.pad(linear.scale, (0, absent)), excess.view(torch.float32)])
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
         bias = torch.zeros(self.outputs) if linear.bias is None else linear.bias.detach().float()
         self.register_buffer("bias", F.pad(bias, (0, absent)))
-        scale = torch.zeros(0)
-        if isinstance(linear, Int8Linear):
-            # the integers that the kernel for unsigned inputs subtracts follow the scales
-            excess = 128 * weight.sum(1, dtype=torch.int32)
-            scale = torch.cat([F.pad(linear.scale, (0, absent)), excess.view(torch.float32)])
-        self.register_buffer("scale", scale)
         # read in every layer of every iteration, slow to look up: nothing moves these buffers
         self.addresses = self.weight.data_ptr(), self.bias.data_ptr(), self.scale.data_ptr()
         gelu = _activation(linear)
@@ -162,6 +181,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: AnyLinear) -> None:
         super().__init__()
+        assert isinstance(linear, nn.Linear), "ask variants"
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = linear.bias
         approximate = _activation(linear)
@@ -200,9 +220,9 @@ def variants(precision: Precision) -> list[Variant]:
         for kernel in KERNELS[precision]
         if linear_kernel(kernel.function) is not None
     ]
-    if precision != "int8" and _packing_works(getattr(torch, precision)):
+    if precision not in EXACT and _packing_works(getattr(torch, precision)):
         found.append(Variant("oneDNN", PackedLinear, False))
-    return [*found, Variant("torch", lambda linear: linear, precision == "int8")]
+    return [*found, Variant("torch", lambda linear: linear, precision in EXACT)]
 
 
 def _packing_works(dtype: torch.dtype) -> bool:

@@ -13,7 +13,6 @@ from kernels import fetch_in_streams, linear_kernel
 from models.gpt2 import GPT, GeluLinear, GPTConfig, init_weights
 from runtime.linear.layers import (
     KERNELS,
-    AnyLinear,
     Int8Linear,
     KernelLinear,
     PackedLinear,
@@ -48,11 +47,11 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-def plain(linear: nn.Linear, precision: Precision) -> AnyLinear:
+def plain(linear: nn.Linear, precision: Precision) -> nn.Linear | Int8Linear:
     return Int8Linear(linear) if precision == "int8" else linear
 
 
-def exact(linear: AnyLinear, x: Tensor) -> tuple[Tensor, Tensor]:
+def exact(linear: nn.Linear | Int8Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     """What the layer gives, and that before its activation."""
     if isinstance(linear, Int8Linear):
         before = copy.copy(linear)

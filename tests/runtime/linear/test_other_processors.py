@@ -14,19 +14,22 @@ from torch import nn
 import kernels
 import runtime.linear.layers
 from models.gpt2 import GeluLinear
-from runtime.linear.layers import KERNELS, Int8Linear, Kernel, KernelLinear, Precision
+from runtime.linear.blocks import KINDS, BlockLinear, quantise_q4_0, quantise_q8_0
+from runtime.linear.layers import KERNELS, AnyLinear, Int8Linear, Kernel, KernelLinear, Precision
 
 AVX512 = {"linear_f32", "linear_embedded_f32", "linear_widened_bf16"}
+VNNI = {"linear_int8", *(f"linear_vnni_{kind}" for kind in KINDS)}
+MADDUBS = {f"linear_maddubs_{kind}" for kind in KINDS}
 # a processor that compilers know, what /proc/cpuinfo must show to run its code, its functions
 PROCESSORS = [
-    ("haswell", {"avx2", "fma"}, {"linear_f32", "linear_widened_bf16"}),
-    ("alderlake", {"avx_vnni"}, {"linear_f32", "linear_widened_bf16", "linear_int8"}),
-    ("skylake-avx512", {"avx512bw"}, AVX512),
-    ("cascadelake", {"avx512_vnni"}, {*AVX512, "linear_int8"}),
+    ("haswell", {"avx2", "fma"}, {"linear_f32", "linear_widened_bf16", *MADDUBS}),
+    ("alderlake", {"avx_vnni"}, {"linear_f32", "linear_widened_bf16", *VNNI}),
+    ("skylake-avx512", {"avx512bw"}, {*AVX512, *MADDUBS}),
+    ("cascadelake", {"avx512_vnni"}, {*AVX512, *VNNI}),
     (
         "cooperlake",
         {"avx512_bf16", "avx512_vnni"},
-        {*AVX512, "linear_dot_bf16", "linear_int8"},
+        {*AVX512, "linear_dot_bf16", *VNNI},
     ),
 ]
 ALL = [(precision, kernel) for precision, of in KERNELS.items() for kernel in of]
@@ -40,14 +43,13 @@ def flags() -> set[str]:
     return {flag for line in lines if line.startswith("flags") for flag in line.split()}
 
 
-def built_for(processor: str) -> ctypes.CDLL:
+def built_for(processor: str) -> list[ctypes.CDLL]:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    source = Path(kernels.__file__).with_name("linear.cpp")
-    return ctypes.CDLL(
-        str(kernels._build(source, compiler, [*kernels.FLAGS, f"-march={processor}"]))
-    )
+    flags = [*kernels.FLAGS, f"-march={processor}"]
+    sources = [kernels._source(f"linear/{name}") for name in ("linear", "blocks")]
+    return [ctypes.CDLL(str(kernels._build(source, compiler, flags))) for source in sources]
 
 
 @pytest.mark.long
@@ -57,11 +59,15 @@ def test_code_for_another_processor_computes_the_same(
 ) -> None:
     if not needs <= flags():
         pytest.skip(f"this processor cannot run code for {processor}")
-    library = built_for(processor)
-    assert {k.function for _, k in ALL if hasattr(library, k.function)} == names
+    libraries = built_for(processor)
+
+    def library_of(name: str) -> ctypes.CDLL | None:
+        return next((library for library in libraries if hasattr(library, name)), None)
+
+    assert {kernel.function for _, kernel in ALL if library_of(kernel.function)} == names
 
     def function(name: str) -> Callable[..., None]:
-        found = getattr(library, name)
+        found = getattr(library_of(name), name)
         found.restype = None
         found.argtypes = [
             ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 3,
@@ -72,8 +78,7 @@ def test_code_for_another_processor_computes_the_same(
 
     monkeypatch.setattr(runtime.linear.layers, "linear_kernel", function)
     for streams in (False, True):
-        if names:
-            library.fetch_in_streams(streams)
+        libraries[0].fetch_in_streams(streams)
         for precision, kernel in ALL:
             if kernel.function in names:
                 check(precision, kernel)
@@ -82,11 +87,24 @@ def test_code_for_another_processor_computes_the_same(
 def check(precision: Precision, kernel: Kernel) -> None:
     torch.manual_seed(0)
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
-    linear: nn.Linear = GeluLinear(301, 70, "tanh").to(dtype).requires_grad_(False)
-    plain = Int8Linear(linear) if precision == "int8" else linear
+    plain = layer(precision, 288 if precision in KINDS else 301, dtype)
     made = KernelLinear(plain, kernel)
-    x = torch.randn(130, 301).to(dtype)
+    x = torch.randn(130, plain.in_features).to(dtype)
     tolerance = 1e-5 if precision == "float32" else 2e-2
     torch.testing.assert_close(made(x), plain(x), atol=tolerance, rtol=tolerance)
     for rows in (1, 2, 5, 15, 64):
         assert torch.equal(made(x[:rows]), made(x)[:rows])
+
+
+def layer(precision: Precision, inputs: int, dtype: torch.dtype) -> AnyLinear:
+    if precision in KINDS:
+        quantise = quantise_q8_0 if precision == "q8_0" else quantise_q4_0
+        raw = quantise(torch.randn(70, inputs))
+        if precision == "q4_1":  # the scales of q4_0, and zeros as minima
+            blocks = raw.view(70, -1, 18)
+            raw = torch.cat([blocks[:, :, :2], 0 * blocks[:, :, :2], blocks[:, :, 2:]], 2).flatten(
+                1
+            )
+        return BlockLinear.of(precision, raw)
+    linear: nn.Linear = GeluLinear(inputs, 70, "tanh").to(dtype).requires_grad_(False)
+    return Int8Linear(linear) if precision == "int8" else linear
