@@ -99,6 +99,23 @@ def linear_identity() -> tuple[str, ...]:
 
 
 @functools.cache
+def layer_kernel(name: str, dtype: str) -> Callable[..., None] | None:
+    """A function of layers.cpp for `f32` or `bf16`, or None if it cannot be compiled."""
+    function = getattr(_library("layers/layers"), f"{name}_{dtype}", None)
+    if function is None:
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    function.restype = None
+    function.argtypes = {
+        "add_rms_norm": [*[pointer] * 3, ctypes.c_float, *[number] * 2, *[pointer] * 2],
+        "gated": [pointer, *[number] * 2, ctypes.c_int32, pointer],
+        "rotate": [*[pointer] * 2, *[number] * 6, *[pointer] * 4, *[ctypes.c_float] * 2],
+    }[name]
+    found: Callable[..., None] = function
+    return found
+
+
+@functools.cache
 def sampling_library() -> ctypes.CDLL | None:
     """`draw_f32` and `draw_bf16` of sampling.cpp, or None if they cannot be compiled."""
     library = _library("sampling/sampling")

@@ -85,6 +85,19 @@ inline Floats exp_negative(Floats x) {
   return p * (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
 }
 
+// x sigmoid(y). The exponential is of a negative number.
+inline Floats times_sigmoid(Floats x, Floats y) {
+  const Floats small = exp_negative(y < 0.0f ? y : -y);
+  return (y < 0.0f ? x * small : x) / (1.0f + small);
+}
+
+inline Floats silu(Floats x) { return times_sigmoid(x, x); }
+
+// x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form.
+inline Floats gelu(Floats x) {
+  return times_sigmoid(x, 1.5957691216f * (x + 0.044715f * x * x * x));
+}
+
 // The lanes of x combined in pairs, then pairs of pairs, and so on.
 template <typename Combine>
 inline float reduce(Floats x, Combine combine) {

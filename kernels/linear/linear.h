@@ -29,14 +29,6 @@ struct Layer {
   int64_t outputs;
 };
 
-// x sigmoid(2u), which is x (1 + tanh u) / 2: GELU's tanh form. The exponential is of a negative
-// number.
-inline Floats gelu(Floats x) {
-  const Floats twice = 1.5957691216f * (x + 0.044715f * x * x * x);
-  const Floats small = exp_negative(twice < 0.0f ? twice : -twice);
-  return (twice < 0.0f ? x * small : x) / (1.0f + small);
-}
-
 template <typename T, typename Vector>
 inline void write_some(T* to, Vector x, int64_t left) {
   if (left >= W)

@@ -67,7 +67,7 @@ def to_panels(kind: BlockKind, raw: Tensor) -> Tensor:
     head, quants = blocks[..., : -form.quants], blocks[..., -form.quants :]
     if kind == "q8_0":
         quants = quants ^ 0x80
-    parts = [part.view(*part.shape[:4], -1, width) for part, width in ((head, 2), (quants, 4))]
+    parts = [part.view(*part.shape[:4], -1, size) for part, size in ((head, 2), (quants, 4))]
     return torch.cat([part.permute(0, 2, 3, 4, 1, 5).flatten(2) for part in parts], dim=2)
 
 
