@@ -16,9 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deferred.clerk import Clerk
+from deferred.entities import Progress
 from deferred.errors import StoreError, StoreUnavailableError
-from deferred.records import Progress
+from deferred.loop import Loop
+from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
 from deferred.worker import Runner, Worker
 
@@ -44,7 +45,7 @@ class Jobs:
         hurried: Callable[[], bool],
     ) -> None:
         """`where`: as in `open_store`. `names`: the model's names; batches store the first. The
-        others: as in `Worker` and `Clerk`."""
+        others: as in `Worker` and `Maintenance`."""
         self._where = where
         self._runner = runner
         self._names = names
@@ -58,9 +59,8 @@ class Jobs:
         self._failure: tuple[float, StoreError] | None = None
         self._started = False
         self._stopping = threading.Event()
-        self._worker: Worker | None = None
-        self._clerk: Clerk | None = None
-        self._threads: list[threading.Thread] = []
+        self._maintenance: Maintenance | None = None
+        self._loops: list[tuple[Loop, threading.Thread]] = []
 
     @property
     def store(self) -> JobStore:
@@ -88,9 +88,8 @@ class Jobs:
 
     def wake(self) -> None:
         """Call it after a batch was created or cancelled."""
-        for hand in (self._worker, self._clerk):
-            if hand is not None:
-                hand.wake()
+        for loop, _ in self._loops:
+            loop.wake()
 
     def stop(self, timeout_s: float) -> None:
         """Ends both threads and returns unfinished lines to the store."""
@@ -99,12 +98,11 @@ class Jobs:
         if not self._lock.acquire(timeout=timeout_s):  # the database is still being opened
             return  # no thread has started, and none will
         try:
-            for hand in (self._worker, self._clerk):
-                if hand is not None:
-                    hand.stop()
+            for loop, _ in self._loops:
+                loop.stop()
         finally:
             self._lock.release()
-        for thread in self._threads:
+        for _, thread in self._loops:
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def close(self) -> None:
@@ -116,15 +114,15 @@ class Jobs:
 
     @property
     def progress(self) -> Progress | None:
-        """The clerk's latest figures; None without a store."""
-        return None if self._clerk is None else self._clerk.progress
+        """The latest figures; None without a store."""
+        return None if self._maintenance is None else self._maintenance.progress
 
     def describe(self) -> dict[str, Any]:
         """The figures of `/stats`, without a query. `store`: unused, open or unavailable. Clients
         read this, so only the log says why."""
         progress = self.progress
         if progress is None:
-            unused = self._clerk is None and self._failure is None
+            unused = self._maintenance is None and self._failure is None
             return {"store": "unused" if unused else "unavailable"}
         told = asdict(progress)
         return {"store": "open", **{name.replace("_", "-"): told[name] for name in told}}
@@ -166,7 +164,7 @@ class Jobs:
 
     def _launch(self) -> None:
         assert self._store is not None
-        self._clerk = Clerk(
+        self._maintenance = Maintenance(
             self._store,
             name=self._name,
             names=self._names,
@@ -175,16 +173,16 @@ class Jobs:
             hurried=self._hurried,
             started=lambda: worker.wake(),
         )
-        worker = self._worker = Worker(
+        worker = Worker(
             self._store,
             self._runner,
             name=self._name,
             model=self._names[0],
             window=self._window,
             hurried=self._hurried,
-            none_left=self._clerk.wake,
+            none_left=self._maintenance.wake,
         )
-        for name, run in (("batch-worker", worker.run), ("batch-clerk", self._clerk.run)):
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            self._threads.append(thread)
+        for name, loop in (("batch-worker", worker), ("batch-maintenance", self._maintenance)):
+            thread = threading.Thread(target=loop.run, name=name, daemon=True)
+            self._loops.append((loop, thread))
             thread.start()

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from deferred.records import LineError, NewItem, Unrun
+from deferred.entities import LineError, NewItem, Unrun
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 MOST_LINES = 50_000

@@ -1,4 +1,4 @@
-"""Executes the lines of batches: claims them, submits them to the engine, records the results.
+"""Executes the lines of batches: claims them, submits them to the engine, saves the results.
 
 One thread, without torch and HTTP. It keeps a bounded number of requests in the engine's queue; the
 policy decides when they run. Lines are claimed and results committed in groups, so that a line
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deferred import lines
+from deferred.entities import Item, Lease, Result, Usage
 from deferred.errors import StoreUnavailableError
-from deferred.pace import Pace
-from deferred.records import Item, Result, Ticket, Usage
+from deferred.loop import Loop
 from deferred.store import JobStore
 from deferred.store.items import CLAIM_BYTES
 from deferred.store.transitions import HEARTBEAT_S
@@ -29,7 +29,7 @@ from engine.inference import Inference
 
 log = logging.getLogger(__name__)
 
-STROKE_LINES = 8  # submitted in a turn while immediate requests run: some milliseconds
+BURST_LINES = 8  # submitted in a turn while immediate requests run: some milliseconds
 TURN_S = 0.02  # shortest time between two turns
 FLUSH_S = 0.05  # how long a result waits for others to be committed with it
 FLUSH_RESULTS = 256
@@ -86,8 +86,10 @@ class _Running:
     tries: int
 
 
-class Worker:
-    """`wake` and `stop` may be called from any thread; all else belongs to the thread of `run`."""
+class Worker(Loop):
+    """Claims lines, submits them, and saves their results."""
+
+    least_rest_s = TURN_S
 
     def __init__(
         self,
@@ -101,18 +103,16 @@ class Worker:
         none_left: Callable[[], None] = lambda: None,
     ) -> None:
         """`name`: unique to this process. `window`: most requests in the engine at a time.
-        `hurried`: whether immediate requests wait for the interpreter. `none_left`: called when
-        all claimed lines have been recorded."""
+        `none_left`: called when all claimed lines have been saved."""
+        super().__init__(hurried)
         self._store = store
         self._runner = runner
         self._name = name
         self._model = model
         self._window = window
         self._none_left = none_left
-        self._news = threading.Event()
-        self._pace = Pace(hurried)
         self._claimed: deque[tuple[Item, int]] = deque()  # each with its tries so far
-        self._running: dict[Ticket, _Running] = {}
+        self._running: dict[Lease, _Running] = {}
         self._results: list[Result] = []
         self._first_result_s = 0.0
         self._beat_s = 0.0  # earliest time of the next heartbeat, monotonic; so the ones below
@@ -121,34 +121,17 @@ class Worker:
         self._store_s = 0.0
         self._back_off_s = 0.0
 
-    # --- from any thread --------------------------------------------------------------------
-
     def wake(self) -> None:
         """Call it when there may be lines to claim, or a batch was cancelled."""
         self._claim_s = self._withdraw_s = 0.0
-        self._news.set()
-
-    def stop(self) -> None:
-        """Makes `run` return its lines to the store and end."""
-        self._pace.stop()
-        self._news.set()
-
-    # --- the worker's thread ----------------------------------------------------------------
+        super().wake()
 
     def run(self) -> None:
-        while not self._pace.stopped:
-            try:
-                wait_s = self._turn(time.monotonic())
-            except Exception:  # an internal error must not end all jobs
-                log.exception("internal error in the batch worker; it continues")
-                wait_s = BACK_OFF_S[0]
-            self._news.wait(wait_s)
-            self._news.clear()
-            self._pace.rest(TURN_S)
+        super().run()
         self._give_back()
 
-    def _turn(self, now_s: float) -> float:
-        """Returns the seconds until the next turn is due, if there is no news earlier."""
+    def turn(self) -> float:
+        now_s = time.monotonic()
         self._collect(now_s)
         if now_s >= self._store_s:
             try:
@@ -179,19 +162,19 @@ class Worker:
 
     def _collect(self, now_s: float) -> None:
         unix_s = time.time()
-        for ticket, running in list(self._running.items()):
+        for lease, running in list(self._running.items()):
             if running.item.deadline <= unix_s:
-                self._drop(ticket)  # the store expires it
+                self._drop(lease)  # the store expires it
                 continue
             try:
                 answer = running.call.read()
             except NotNowError:
-                del self._running[ticket]
+                del self._running[lease]
                 self._claimed.append((running.item, running.tries))
                 continue
             if answer is None:
                 continue
-            del self._running[ticket]
+            del self._running[lease]
             if answer.status >= 500 and running.tries < MOST_TRIES:
                 log.warning("line %d of %s is retried", running.item.line, running.item.batch_id)
                 self._claimed.appendleft((running.item, running.tries))
@@ -209,14 +192,14 @@ class Worker:
             answer.status,
             answer.body,
         )
-        self._results.append(Result(item.ticket, answer.status < 400, text, answer.usage))
+        self._results.append(Result(item.lease, answer.status < 400, text, answer.usage))
 
     def _flush(self, now_s: float) -> None:
         late = self._results and now_s >= self._first_result_s + FLUSH_S
         if not (late or len(self._results) >= FLUSH_RESULTS):
             return
         # the store drops results of lines that another worker took over
-        self._store.items.record(self._name, self._results)
+        self._store.items.save(self._name, self._results)
         self._results = []
         if not (self._running or self._claimed):
             self._none_left()
@@ -224,33 +207,33 @@ class Worker:
     def _beat(self, now_s: float) -> None:
         if now_s < self._beat_s:
             return
-        ours = {*self._running, *(item.ticket for item, _ in self._claimed)}
-        ours.update(result.ticket for result in self._results)
+        ours = {*self._running, *(item.lease for item, _ in self._claimed)}
+        ours.update(result.lease for result in self._results)
         held = self._store.items.heartbeat(self._name, ours, time.time())
-        for ticket in [ticket for ticket in self._running if ticket not in held]:
-            self._drop(ticket)
-        self._claimed = deque(entry for entry in self._claimed if entry[0].ticket in held)
+        for lease in [lease for lease in self._running if lease not in held]:
+            self._drop(lease)
+        self._claimed = deque(entry for entry in self._claimed if entry[0].lease in held)
         # after our own heartbeat, so that lines that ran while the store was unavailable stay ours
         self._store.items.recover(time.time())
         self._beat_s = now_s + HEARTBEAT_S
 
     def _withdraw(self, now_s: float) -> None:
         """Drops the lines of cancelled batches that have not begun."""
-        tickets = [*self._queued, *(item.ticket for item, _ in self._claimed)]
-        if now_s < self._withdraw_s or not tickets:
+        leases = [*self._queued, *(item.lease for item, _ in self._claimed)]
+        if now_s < self._withdraw_s or not leases:
             return
         self._withdraw_s = now_s + POLL_S  # set first, so that a concurrent `wake` is not lost
-        withdrawn = self._store.items.withdraw(self._name, tickets)
-        for ticket in withdrawn & self._running.keys():
-            self._drop(ticket)
-        self._claimed = deque(entry for entry in self._claimed if entry[0].ticket not in withdrawn)
+        withdrawn = self._store.items.withdraw(self._name, leases)
+        for lease in withdrawn & self._running.keys():
+            self._drop(lease)
+        self._claimed = deque(entry for entry in self._claimed if entry[0].lease not in withdrawn)
 
     @property
-    def _queued(self) -> list[Ticket]:
+    def _queued(self) -> list[Lease]:
         """Lines that wait in the engine's queue."""
         return [
-            ticket
-            for ticket, running in self._running.items()
+            lease
+            for lease, running in self._running.items()
             if all(inference.admitted_s is None for inference in running.call.inferences)
         ]
 
@@ -281,7 +264,7 @@ class Worker:
     def _start(self) -> float:
         """Starts claimed lines while there is space; returns how long the others must wait."""
         room, now_s = self._room, time.monotonic()
-        left = STROKE_LINES if self._pace.hurried else self._window
+        left = BURST_LINES if self.hurried() else self._window
         while self._claimed and room > 0 and left > 0:
             left -= 1
             item, tries = self._claimed.popleft()
@@ -292,19 +275,19 @@ class Worker:
                 self._finish(item, _lost(item), now_s)
                 continue
             try:
-                call = self._runner.begin(item.owner, item.endpoint, item.body, left_s, self._news)
+                call = self._runner.begin(item.owner, item.endpoint, item.body, left_s, self.wakeup)
             except NotNowError:
                 self._claimed.appendleft((item, tries))
                 return POLL_S
             if isinstance(call, Answer):
                 self._finish(item, call, now_s)
             else:
-                self._running[item.ticket] = _Running(item, call, tries + 1)
+                self._running[item.lease] = _Running(item, call, tries + 1)
                 room -= len(call.inferences)
         return 0.0
 
-    def _drop(self, ticket: Ticket) -> None:
-        self._running.pop(ticket).call.cancel()
+    def _drop(self, lease: Lease) -> None:
+        self._running.pop(lease).call.cancel()
 
     def _back_off(self, error: StoreUnavailableError, now_s: float) -> None:
         least_s, most_s = BACK_OFF_S
@@ -318,7 +301,7 @@ class Worker:
             running.call.cancel()
         try:
             if self._results:
-                self._store.items.record(self._name, self._results)
+                self._store.items.save(self._name, self._results)
             self._store.items.release(self._name)
         except StoreUnavailableError as error:
             log.warning("lines were not returned; they will be when their lease ends: %s", error)

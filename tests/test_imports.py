@@ -45,7 +45,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}, {"options"}, {"comparison"}],
     "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
     "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
-    "deferred": [{"errors", "records", "pace"}, {"lines", "store"}, {"clerk", "worker"}],
+    "deferred": [{"errors", "entities", "loop"}, {"lines", "store"}, {"maintenance", "worker"}],
     "scheduling": [{"contract", "fitting", "growth"}, {"policies", "classes"}, {"registry"}],
 }
 UNBOUND = {"benchmarks", "tests"}  # these may import anything

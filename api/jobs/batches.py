@@ -25,9 +25,9 @@ from api.jobs.store import (
 )
 from api.limits import at_most
 from api.service import Service
+from deferred.entities import Batch, NewBatch
 from deferred.jobs import Jobs
 from deferred.lines import ENDPOINTS
-from deferred.records import Batch, NewBatch
 
 LISTED, MOST_LISTED = 20, 100
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters

@@ -24,9 +24,9 @@ from api.jobs.store import (
 )
 from api.jobs.uploads import Upload, read_upload
 from api.service import Service
+from deferred.entities import File
 from deferred.jobs import Jobs
 from deferred.lines import MOST_FILE_BYTES
-from deferred.records import File
 
 PURPOSE = "batch"
 MOST_LISTED = 10_000

@@ -13,7 +13,7 @@ from api.openai.answers import error_shape
 from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.service import Service
-from deferred.records import Usage
+from deferred.entities import Usage
 from deferred.worker import Answer, NotNowError
 from engine.inference import Inference
 

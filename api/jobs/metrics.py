@@ -11,7 +11,7 @@ from deferred.jobs import Jobs
 
 
 class JobCollector(Collector):
-    """Reports what the clerk last read; does not query the database."""
+    """Reports what the maintenance last read; does not query the database."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs

@@ -7,7 +7,7 @@ from typing import Generic, Literal, TypeVar
 
 from typing_extensions import TypedDict
 
-from deferred.records import BatchStatus
+from deferred.entities import BatchStatus
 
 Listed = TypeVar("Listed")
 

@@ -12,6 +12,7 @@ from flask import Blueprint, Request, Response, jsonify
 from api.http.errors import ApiError, show
 from api.jobs.shapes import Listed, ListPage
 from api.openai.answers import error_shape
+from deferred.entities import Batch, File, Order, Page
 from deferred.errors import (
     FileTooLargeError,
     IdempotencyMismatchError,
@@ -20,7 +21,6 @@ from deferred.errors import (
     StatusConflictError,
     StoreError,
 )
-from deferred.records import Batch, File, Order, Page
 
 log = logging.getLogger(__name__)
 

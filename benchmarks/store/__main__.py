@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from benchmarks.common import save
 from deferred import lines
-from deferred.records import Batch, NewBatch, NewItem, Result, Usage
+from deferred.entities import Batch, NewBatch, NewItem, Result, Usage
 from deferred.store import JobStore, open_store
 
 MODEL = "benchmark"
@@ -138,11 +138,11 @@ def work_off(store: JobStore, result_bytes: int) -> None:
     text = b"x" * result_bytes
     results: list[Result] = []
     while items := store.items.claim(WORKER, MODEL, CLAIM, time.time()):
-        results += [Result(item.ticket, True, text, Usage(8, 0, 16)) for item in items]
+        results += [Result(item.lease, True, text, Usage(8, 0, 16)) for item in items]
         if len(results) >= GROUP:
-            assert store.items.record(WORKER, results) == len(results)
+            assert store.items.save(WORKER, results) == len(results)
             results = []
-    assert store.items.record(WORKER, results) == len(results)
+    assert store.items.save(WORKER, results) == len(results)
 
 
 def finalise(store: JobStore) -> Batch:

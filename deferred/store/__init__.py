@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import URL
 
-from deferred.records import BatchStatus, ItemState, Progress, Swept
+from deferred.entities import BatchStatus, ItemState, Progress, Swept
 from deferred.store.batches import OPEN, Batches
 from deferred.store.database import Database
 from deferred.store.files import Files

@@ -15,13 +15,13 @@ from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, Connection, func, or_, select, update
 
+from deferred.entities import Batch, LineError, NewBatch, Page, Unrun
 from deferred.errors import (
     IdempotencyMismatchError,
     LeaseLostError,
     NotFoundError,
     StatusConflictError,
 )
-from deferred.records import Batch, LineError, NewBatch, Page, Unrun
 from deferred.store.chunks import new_file_id, read_chunks
 from deferred.store.database import AnyRow, Database
 from deferred.store.files import lock_visible

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from deferred.entities import File
 from deferred.errors import NotFoundError, StoreUnavailableError
-from deferred.records import File
 from deferred.store.database import AnyRow, Database
 from deferred.store.schema import CHUNK_BYTES, file_chunks, files
 

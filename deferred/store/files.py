@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 
+from deferred.entities import File, Order, Page
 from deferred.errors import FileTooLargeError, NotFoundError, StoreUnavailableError
-from deferred.records import File, Order, Page
 from deferred.store.chunks import FileWriter, file_of, new_file_id, read_chunks, remove_chunks
 from deferred.store.database import AnyRow, Database
 from deferred.store.quota import require_quota

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, and_, select, update
 
-from deferred.records import Batch, BatchStatus, Unrun
+from deferred.entities import Batch, BatchStatus, Unrun
 from deferred.store.chunks import FileWriter, remove_chunks
 from deferred.store.database import AnyRow, Database
 from deferred.store.history import end_batch

@@ -12,7 +12,7 @@ from typing import cast
 
 from sqlalchemy import Connection, delete, select, update
 
-from deferred.records import BatchStatus
+from deferred.entities import BatchStatus
 from deferred.store.database import AnyRow, Database
 from deferred.store.schema import batches, ended_totals
 from deferred.store.transitions import remove_items

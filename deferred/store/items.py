@@ -1,6 +1,6 @@
-"""Items, the lines of batches: executed at least once, recorded exactly once.
+"""Items, the lines of batches: executed at least once, saved exactly once.
 
-A worker claims pending items under a lease, extends the lease by heartbeats, and records results. A
+A worker claims pending items under a lease, extends the lease by heartbeats, and saves results. A
 result counts only while its item is running under the same claim; later results are dropped.
 """
 
@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from sqlalchemy import Connection, and_, bindparam, func, insert, select, tuple_, update
 
-from deferred.records import Duplicate, Item, NewItem, Result, Ticket
+from deferred.entities import Duplicate, Item, Lease, NewItem, Result
 from deferred.store.database import AnyRow, Database
 from deferred.store.schema import batch_items, batches, item_bodies, item_results
 from deferred.store.transitions import LEASE_S, give_back, lock_batches, lock_leased
@@ -102,37 +102,35 @@ class Items:
                         break
         return claimed
 
-    def withdraw(self, worker: str, tickets: Collection[Ticket]) -> frozenset[Ticket]:
-        """Cancels and returns those items whose batch is being cancelled. None of `tickets` may
+    def withdraw(self, worker: str, leases: Collection[Lease]) -> frozenset[Lease]:
+        """Cancels and returns those items whose batch is being cancelled. None of `leases` may
         have begun."""
         cancelling = select(batches.c.number).where(
-            batches.c.number.in_({ticket.batch for ticket in tickets}),
+            batches.c.number.in_({lease.batch for lease in leases}),
             batches.c.status == "cancelling",
         )
         with self._database.read() as connection:
             numbers = {*connection.execute(cancelling).scalars()}
-        withdrawn = frozenset(ticket for ticket in tickets if ticket.batch in numbers)
+        withdrawn = frozenset(lease for lease in leases if lease.batch in numbers)
         if withdrawn:
             named = tuple_(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt)
             ours = and_(
                 batch_items.c.lease_owner == worker,
-                named.in_([(ticket.batch, ticket.line, ticket.attempt) for ticket in withdrawn]),
+                named.in_([(lease.batch, lease.line, lease.attempt) for lease in withdrawn]),
             )
             with self._database.write(durable=False) as connection:
                 give_back(connection, ours, lost=False)
         return withdrawn
 
-    def heartbeat(
-        self, worker: str, tickets: Collection[Ticket], now_s: float
-    ) -> frozenset[Ticket]:
+    def heartbeat(self, worker: str, leases: Collection[Lease], now_s: float) -> frozenset[Lease]:
         """Extends the worker's leases on these items, and on the batches it validates or finalises.
-        Returns the tickets it still holds. Executing the others is wasted work: their batch
+        Returns the leases it still holds. Executing the others is wasted work: their batch
         expired, or their lease was lost."""
         until = {"lease_until": now_s + LEASE_S}
-        held: set[Ticket] = set()
+        held: set[Lease] = set()
         with self._database.write(durable=False) as connection:
-            lock_batches(connection, {ticket.batch for ticket in tickets})
-            held = _held(connection, worker) & set(tickets)
+            lock_batches(connection, {lease.batch for lease in leases})
+            held = _held(connection, worker) & set(leases)
             if held:
                 connection.execute(
                     update(batch_items)
@@ -141,22 +139,22 @@ class Items:
                         batch_items.c.line == bindparam("of_line"),
                     )
                     .values(until),
-                    [{"of_batch": ticket.batch, "of_line": ticket.line} for ticket in held],
+                    [{"of_batch": lease.batch, "of_line": lease.line} for lease in held],
                 )
         with self._database.write(durable=False) as connection:
             connection.execute(update(batches).where(batches.c.lease_owner == worker).values(until))
         return frozenset(held)
 
-    def record(self, worker: str, results: Sequence[Result]) -> int:
+    def save(self, worker: str, results: Sequence[Result]) -> int:
         """Records results in one commit and returns how many counted. Collect results for some
         50 ms or up to 256 before a call: commits cost more than rows."""
         with self._database.write(durable=False) as connection:
-            lock_batches(connection, {result.ticket.batch for result in results})
+            lock_batches(connection, {result.lease.batch for result in results})
             held = _held(connection, worker)
             counted: list[Result] = []
             for result in results:
-                if result.ticket in held:
-                    held.remove(result.ticket)
+                if result.lease in held:
+                    held.remove(result.lease)
                     counted.append(result)
             if counted:
                 _record(connection, counted)
@@ -268,7 +266,7 @@ def _claim_of(
     )
     return [
         Item(
-            ticket=Ticket(row.batch, row.line, row.attempt),
+            lease=Lease(row.batch, row.line, row.attempt),
             batch_id=batch.id,
             owner=batch.owner,
             endpoint=batch.endpoint,
@@ -282,13 +280,13 @@ def _claim_of(
     ]
 
 
-def _held(connection: Connection, worker: str) -> set[Ticket]:
+def _held(connection: Connection, worker: str) -> set[Lease]:
     rows = connection.execute(
         select(batch_items.c.batch, batch_items.c.line, batch_items.c.attempt).where(
             batch_items.c.lease_owner == worker, batch_items.c.state == "running"
         )
     )
-    return {Ticket(*row) for row in rows}
+    return {Lease(*row) for row in rows}
 
 
 def _record(connection: Connection, results: Sequence[Result]) -> None:
@@ -300,8 +298,8 @@ def _record(connection: Connection, results: Sequence[Result]) -> None:
         .values(state=bindparam("to"), lease_owner=None),
         [
             {
-                "of_batch": result.ticket.batch,
-                "of_line": result.ticket.line,
+                "of_batch": result.lease.batch,
+                "of_line": result.lease.line,
                 "to": "completed" if result.succeeded else "failed",
             }
             for result in results
@@ -310,13 +308,13 @@ def _record(connection: Connection, results: Sequence[Result]) -> None:
     connection.execute(
         insert(item_results),
         [
-            {"batch": result.ticket.batch, "line": result.ticket.line, "text": result.text}
+            {"batch": result.lease.batch, "line": result.lease.line, "text": result.text}
             for result in results
         ],
     )
     by_batch: dict[int, list[Result]] = defaultdict(list)
     for result in results:
-        by_batch[result.ticket.batch].append(result)
+        by_batch[result.lease.batch].append(result)
     for number, of_batch in sorted(by_batch.items()):
         succeeded = sum(result.succeeded for result in of_batch)
         gained = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select
 
+from deferred.entities import BatchStatus
 from deferred.errors import QuotaExceededError
-from deferred.records import BatchStatus
 from deferred.store.schema import batches, files
 
 OPEN_STATUSES: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")

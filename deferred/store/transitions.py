@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, update
 
-from deferred.errors import LeaseLostError
-from deferred.records import (
+from deferred.entities import (
     Batch,
     BatchStatus,
     ItemState,
@@ -18,6 +17,7 @@ from deferred.records import (
     Unrun,
     Usage,
 )
+from deferred.errors import LeaseLostError
 from deferred.store.database import AnyRow
 from deferred.store.schema import batch_items, batches, item_bodies, item_results
 

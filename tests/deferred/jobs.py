@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from deferred.records import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
+from deferred.entities import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
 from deferred.store import JobStore
 
 OWNER = "an owner"
@@ -51,12 +51,12 @@ def claim(store: JobStore, n: int, worker: str = WORKER, now_s: float = NOW_S) -
 
 
 def result(item: Item, succeeded: bool = True) -> Result:
-    text = json.dumps({"custom_id": item.custom_id, "attempt": item.ticket.attempt}).encode()
-    return Result(item.ticket, succeeded, text, Usage(3, 1, 5))
+    text = json.dumps({"custom_id": item.custom_id, "attempt": item.lease.attempt}).encode()
+    return Result(item.lease, succeeded, text, Usage(3, 1, 5))
 
 
-def record(store: JobStore, items: Sequence[Item], succeeded: bool = True) -> int:
-    return store.items.record(WORKER, [result(item, succeeded) for item in items])
+def save(store: JobStore, items: Sequence[Item], succeeded: bool = True) -> int:
+    return store.items.save(WORKER, [result(item, succeeded) for item in items])
 
 
 def unrun(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deferred import lines
+from deferred.entities import LineError, NewItem
 from deferred.lines import ENDPOINTS, MOST_CUSTOM_ID, Envelopes, split
-from deferred.records import LineError, NewItem
 
 MOST = 40
 

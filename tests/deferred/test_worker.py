@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from deferred.entities import Batch, Usage
 from deferred.errors import StoreUnavailableError
-from deferred.records import Batch, Usage
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
 from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker

@@ -332,7 +332,7 @@ def test_stats_and_metrics_show_the_jobs(store: FlaskClient) -> None:
         jobs: Json = store.get("/stats", headers=ONE).json["jobs"]  # type: ignore[index]
         return jobs
 
-    deadline_s = time.monotonic() + PATIENCE_S  # the clerk looks once in a second
+    deadline_s = time.monotonic() + PATIENCE_S  # the store is read once in a second
     while shown().get("batches", {}).get("completed", 0) < 1:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

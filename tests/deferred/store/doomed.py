@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from deferred.records import NewItem, Result, Unrun
+from deferred.entities import NewItem, Result, Unrun
 from deferred.store import JobStore, open_store
 from tests.deferred.jobs import MODEL, NOW_S, WORKER, new_items, result, unrun
 
@@ -39,8 +39,8 @@ def work_off(store: JobStore) -> None:
     while items := store.items.claim(WORKER, MODEL, 50, NOW_S):
         say(f"claimed {len(items)}")
         results = [result(item, item.line % 5 != 0) for item in items]
-        counted = store.items.record(
-            WORKER, [Result(r.ticket, r.succeeded, r.text + b" " * 2000) for r in results]
+        counted = store.items.save(
+            WORKER, [Result(r.lease, r.succeeded, r.text + b" " * 2000) for r in results]
         )
         say(f"recorded {counted}")
 

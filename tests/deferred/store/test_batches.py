@@ -3,13 +3,13 @@ from typing import get_args
 
 import pytest
 
+from deferred.entities import ItemState, LineError, NewBatch, Progress, RequestCounts, Usage
 from deferred.errors import (
     IdempotencyMismatchError,
     LeaseLostError,
     NotFoundError,
     StatusConflictError,
 )
-from deferred.records import ItemState, LineError, NewBatch, Progress, RequestCounts, Usage
 from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S, LEASE_S
 from tests.deferred.jobs import (
@@ -22,7 +22,7 @@ from tests.deferred.jobs import (
     create,
     finalise,
     new_items,
-    record,
+    save,
     started,
     upload,
 )
@@ -155,14 +155,14 @@ def test_a_failed_validation_says_why_and_runs_nothing(store: JobStore) -> None:
 def test_cancelling_ends_what_waits_and_lets_finish_what_runs(store: JobStore) -> None:
     batch = started(store, 5)
     done, running = claim(store, 1), claim(store, 2)
-    record(store, done)
+    save(store, done)
     cancelling = store.batches.cancel(OWNER, batch.id, NOW_S + 1)
     assert (cancelling.status, cancelling.cancelling_at) == ("cancelling", NOW_S + 1)
     assert cancelling.counts == RequestCounts(5, completed=1, cancelled=2)
     assert store.batches.cancel(OWNER, batch.id, NOW_S + 2) == cancelling
     assert claim(store, 9) == []
     assert store.batches.claim_finalisation(WORKER, NOW_S) is None
-    assert record(store, running[:1]) == 1
+    assert save(store, running[:1]) == 1
     assert store.items.release(WORKER) == 1
     ended = finalise(store, NOW_S + 3)
     assert (ended.status, ended.cancelled_at) == ("cancelled", NOW_S + 3)
@@ -192,13 +192,13 @@ def test_running_lines_of_a_cancelled_batch_have_ten_minutes_of_its_window(
 ) -> None:
     batch = started(store, 3, expires_at=NOW_S + window_s)
     done, running = claim(store, 1), claim(store, 1)
-    record(store, done)
+    save(store, done)
     store.batches.cancel(OWNER, batch.id, NOW_S)
     end_s = NOW_S + min(window_s, CANCELLING_S)
     assert store.batches.end_due(end_s - 1) == 0
     assert store.batches.end_due(end_s) == 1
     assert store.batches.end_due(end_s) == 0
-    assert record(store, running) == 0, "too late"
+    assert save(store, running) == 0, "too late"
     ended = finalise(store, end_s)
     assert (ended.status, ended.counts) == ("cancelled", RequestCounts(3, completed=1, cancelled=2))
 
@@ -206,11 +206,11 @@ def test_running_lines_of_a_cancelled_batch_have_ten_minutes_of_its_window(
 def test_at_the_end_of_its_window_all_that_is_not_done_expires(store: JobStore) -> None:
     batch = started(store, 4)
     done, running = claim(store, 1), claim(store, 1)
-    record(store, done)
+    save(store, done)
     assert store.batches.end_due(EXPIRES_S - 1) == 0
     assert store.batches.end_due(EXPIRES_S) == 1
     assert store.batches.end_due(EXPIRES_S) == 0
-    assert record(store, running) == 0, "too late"
+    assert save(store, running) == 0, "too late"
     assert claim(store, 9) == []
     with pytest.raises(StatusConflictError):
         store.batches.cancel(OWNER, batch.id, EXPIRES_S)
@@ -226,7 +226,7 @@ def test_at_the_end_of_its_window_all_that_is_not_done_expires(store: JobStore) 
 
 def test_a_batch_done_in_time_but_not_yet_finalised_does_not_expire(store: JobStore) -> None:
     started(store, 1)
-    record(store, claim(store, 1))
+    save(store, claim(store, 1))
     assert store.batches.end_due(EXPIRES_S) == 0
     ended = finalise(store, EXPIRES_S + 1)
     assert (ended.status, ended.completed_at) == ("completed", EXPIRES_S + 1)
@@ -242,9 +242,9 @@ def test_progress_counts_batches_and_items_of_all_owners(store: JobStore) -> Non
     zeros: dict[ItemState, int] = dict.fromkeys(get_args(ItemState), 0)
     assert store.progress() == Progress({}, zeros, None)
     started(store, 2, expires_at=EXPIRES_S - 1)
-    record(store, claim(store, 2), succeeded=False)
+    save(store, claim(store, 2), succeeded=False)
     started(store, 10)
-    record(store, claim(store, 3))
+    save(store, claim(store, 3))
     claim(store, 2)
     cancelled = started(store, 4)
     store.batches.cancel(OWNER, cancelled.id, NOW_S)

@@ -4,8 +4,8 @@ import random
 import pytest
 from sqlalchemy import func, select
 
+from deferred.entities import Order
 from deferred.errors import FileTooLargeError, NotFoundError
-from deferred.records import Order
 from deferred.store import JobStore
 from deferred.store.files import ABANDONED_S
 from deferred.store.schema import CHUNK_BYTES, file_chunks

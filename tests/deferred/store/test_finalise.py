@@ -1,8 +1,8 @@
 import pytest
 from sqlalchemy import Table, func, select
 
+from deferred.entities import NewBatch, Result
 from deferred.errors import LeaseLostError, NotFoundError
-from deferred.records import NewBatch, Result
 from deferred.store import JobStore
 from deferred.store.schema import CHUNK_BYTES, batch_items, file_chunks, item_bodies
 from deferred.store.transitions import LEASE_S
@@ -18,7 +18,7 @@ from tests.deferred.jobs import (
     ids,
     lines_of,
     new_items,
-    record,
+    save,
     started,
     unrun,
     upload,
@@ -28,8 +28,8 @@ from tests.deferred.jobs import (
 def test_the_files_hold_every_line_once_in_the_order_of_lines(store: JobStore) -> None:
     batch = started(store, 100)
     items = claim(store, 80)
-    record(store, items[50:][::-1])
-    record(store, items[:25], succeeded=False)
+    save(store, items[50:][::-1])
+    save(store, items[:25], succeeded=False)
     store.batches.end_due(EXPIRES_S)
     ended = finalise(store)
     output = lines_of(store, OWNER, ended.output_file_id)
@@ -47,7 +47,7 @@ def test_the_files_belong_to_the_batchs_owner_and_expire_as_asked(store: JobStor
     store.batches.claim_validation(WORKER, MODEL, NOW_S)
     store.items.add(batch.id, WORKER, new_items(1))
     store.batches.start(batch.id, WORKER, NOW_S)
-    record(store, claim(store, 1))
+    save(store, claim(store, 1))
     ended = finalise(store, NOW_S + 7)
     assert ended.output_file_id is not None
     file = store.files.get(OWNER, ended.output_file_id, NOW_S + 7)
@@ -60,7 +60,7 @@ def test_the_files_belong_to_the_batchs_owner_and_expire_as_asked(store: JobStor
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_a_file_without_lines_is_not_made(store: JobStore, succeeded: bool) -> None:
     started(store, 2)
-    record(store, claim(store, 2), succeeded)
+    save(store, claim(store, 2), succeeded)
     before = len(store.files.list(OWNER, NOW_S).data)
     ended = finalise(store)
     assert ended.status == "completed"
@@ -72,12 +72,9 @@ def test_a_file_without_lines_is_not_made(store: JobStore, succeeded: bool) -> N
 def test_large_results_are_written_whole(store: JobStore) -> None:
     started(store, 5)
     texts = [bytes([65 + i]) * (CHUNK_BYTES * i // 2 + 1) for i in range(5)]
-    store.items.record(
+    store.items.save(
         WORKER,
-        [
-            Result(item.ticket, True, text)
-            for item, text in zip(claim(store, 5), texts, strict=True)
-        ],
+        [Result(item.lease, True, text) for item, text in zip(claim(store, 5), texts, strict=True)],
     )
     ended = finalise(store)
     assert ended.output_file_id is not None
@@ -88,9 +85,9 @@ def test_large_results_are_written_whole(store: JobStore) -> None:
 def test_a_batch_is_finalised_when_nothing_is_left_to_run_and_by_one(store: JobStore) -> None:
     started(store, 2)
     items = claim(store, 1)
-    record(store, items)
+    save(store, items)
     assert store.batches.claim_finalisation("a", NOW_S) is None
-    record(store, claim(store, 1))
+    save(store, claim(store, 1))
     claimed = store.batches.claim_finalisation("a", NOW_S + 1)
     assert claimed is not None
     assert (claimed.status, claimed.finalizing_at) == ("finalizing", NOW_S + 1)
@@ -212,7 +209,7 @@ def test_a_sweep_takes_as_many_ended_batches_as_there_are(store: JobStore) -> No
 
 def test_the_items_of_an_ended_batch_are_swept_and_its_files_stay(store: JobStore) -> None:
     batch = started(store, 1500)
-    record(store, claim(store, 10))
+    save(store, claim(store, 10))
     other = started(store, 5)
     store.batches.cancel(OWNER, batch.id, NOW_S)
     ended = finalise(store)

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from benchmarks.store.history import add_history
+from deferred.entities import LineError
 from deferred.errors import NotFoundError
-from deferred.records import LineError
 from deferred.store import JobStore, open_store
 from deferred.store.history import BATCHES_A_COMMIT
 from tests.deferred.jobs import (
@@ -25,7 +25,7 @@ from tests.deferred.jobs import (
     claim,
     create,
     finalise,
-    record,
+    save,
     started,
 )
 
@@ -114,7 +114,7 @@ def test_on_postgresql_indexes_lead_past_what_ended(postgresql_url: str) -> None
 
 def test_progress_counts_batches_until_they_are_removed(store: JobStore) -> None:
     started(store, 2)
-    record(store, claim(store, 2))
+    save(store, claim(store, 2))
     assert finalise(store).status == "completed"
     faulty = create(store)
     store.batches.claim_validation(WORKER, MODEL, NOW_S)
@@ -134,7 +134,7 @@ def test_progress_counts_batches_until_they_are_removed(store: JobStore) -> None
 def test_a_batch_is_removed_when_it_ended_so_long_ago(store: JobStore) -> None:
     batch = started(store, 1)
     swept(store, NOW_S + 9)
-    record(store, claim(store, 1))
+    save(store, claim(store, 1))
     ended = finalise(store, NOW_S + 5)
     swept(store, NOW_S + 4)
     assert store.batches.get(OWNER, batch.id) == ended

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from deferred.records import Duplicate, NewItem, RequestCounts, Ticket, Usage
+from deferred.entities import Duplicate, Lease, NewItem, RequestCounts, Usage
 from deferred.store import JobStore, open_store
 from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import (
@@ -14,8 +14,8 @@ from tests.deferred.jobs import (
     claim,
     create,
     new_items,
-    record,
     result,
+    save,
     started,
 )
 
@@ -125,9 +125,9 @@ def test_nothing_is_claimed_before_the_validation_has_ended(store: JobStore) -> 
 def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
     batch = started(store, 3)
     items = claim(store, 3)
-    assert record(store, items[:2]) == 2
-    assert record(store, items[1:], succeeded=False) == 1
-    assert store.items.record(WORKER, [result(items[0]), result(items[0])]) == 0
+    assert save(store, items[:2]) == 2
+    assert save(store, items[1:], succeeded=False) == 1
+    assert store.items.save(WORKER, [result(items[0]), result(items[0])]) == 0
     got = store.batches.get(OWNER, batch.id)
     assert got.counts == RequestCounts(3, completed=2, failed=1)
     assert got.usage == Usage(9, 3, 15)
@@ -136,40 +136,40 @@ def test_a_result_counts_once_with_its_usage(store: JobStore) -> None:
 def test_the_first_of_two_results_in_one_call_counts(store: JobStore) -> None:
     batch = started(store, 1)
     (item,) = claim(store, 1)
-    assert store.items.record(WORKER, [result(item), result(item, succeeded=False)]) == 1
+    assert store.items.save(WORKER, [result(item), result(item, succeeded=False)]) == 1
     assert store.batches.get(OWNER, batch.id).counts == RequestCounts(1, completed=1)
 
 
 def test_a_result_without_a_right_to_record_is_dropped(store: JobStore) -> None:
     started(store, 2)
     (item,) = claim(store, 1)
-    ticket = item.ticket
+    lease = item.lease
     for wrong in (
-        Ticket(ticket.batch, ticket.line, ticket.attempt + 1),
-        Ticket(ticket.batch, ticket.line + 1, ticket.attempt),
-        Ticket(ticket.batch + 1, ticket.line, ticket.attempt),
+        Lease(lease.batch, lease.line, lease.attempt + 1),
+        Lease(lease.batch, lease.line + 1, lease.attempt),
+        Lease(lease.batch + 1, lease.line, lease.attempt),
     ):
         claimed = result(item)
-        assert store.items.record(WORKER, [type(claimed)(wrong, True, b"{}")]) == 0
-    assert store.items.record("another worker", [result(item)]) == 0
-    assert store.items.record(WORKER, []) == 0
-    assert record(store, [item]) == 1
+        assert store.items.save(WORKER, [type(claimed)(wrong, True, b"{}")]) == 0
+    assert store.items.save("another worker", [result(item)]) == 0
+    assert store.items.save(WORKER, []) == 0
+    assert save(store, [item]) == 1
 
 
 def test_heartbeats_keep_leases_and_silence_loses_them(store: JobStore) -> None:
     started(store, 3)
     kept, forgotten, late = claim(store, 3)
-    held = store.items.heartbeat(WORKER, [kept.ticket, late.ticket], NOW_S + 20)
-    assert held == {kept.ticket, late.ticket}
+    held = store.items.heartbeat(WORKER, [kept.lease, late.lease], NOW_S + 20)
+    assert held == {kept.lease, late.lease}
     assert store.items.recover(NOW_S + LEASE_S - 1) == 0
     assert store.items.recover(NOW_S + LEASE_S) == 1
     (again,) = claim(store, 9, worker="b", now_s=NOW_S + LEASE_S)
     assert again.line == forgotten.line
     assert again.lost == 1
     assert store.items.recover(NOW_S + 20 + LEASE_S) == 2
-    assert record(store, [forgotten, late]) == 0, "late"
-    assert store.items.record("b", [result(again)]) == 1
-    assert store.items.heartbeat(WORKER, [kept.ticket, forgotten.ticket], NOW_S) == frozenset()
+    assert save(store, [forgotten, late]) == 0, "late"
+    assert store.items.save("b", [result(again)]) == 1
+    assert store.items.heartbeat(WORKER, [kept.lease, forgotten.lease], NOW_S) == frozenset()
 
 
 def test_a_late_result_does_not_count_for_a_new_claim_by_the_same_worker(store: JobStore) -> None:
@@ -177,8 +177,8 @@ def test_a_late_result_does_not_count_for_a_new_claim_by_the_same_worker(store: 
     first = claim(store, 1)
     store.items.recover(NOW_S + LEASE_S)
     second = claim(store, 1)
-    assert record(store, first) == 0
-    assert record(store, second) == 1
+    assert save(store, first) == 0
+    assert save(store, second) == 1
 
 
 def test_released_lines_can_be_claimed_at_once_and_do_not_count_as_lost(store: JobStore) -> None:
@@ -188,7 +188,7 @@ def test_released_lines_can_be_claimed_at_once_and_do_not_count_as_lost(store: J
     assert store.items.release(WORKER) == 2
     again = claim(store, 9)
     assert [(item.line, item.lost) for item in again] == [(1, 0), (2, 0)]
-    assert store.items.heartbeat("b", [others[0].ticket], NOW_S) == {others[0].ticket}
+    assert store.items.heartbeat("b", [others[0].lease], NOW_S) == {others[0].lease}
 
 
 def test_a_lost_item_of_a_batch_that_is_being_cancelled_is_cancelled(store: JobStore) -> None:
@@ -203,15 +203,15 @@ def test_lines_not_begun_when_their_batch_is_cancelled_are_withdrawn(store: JobS
     batch, other = started(store, 4), started(store, 2, expires_at=9000.0)
     items = claim(store, 5)
     elsewhere = claim(store, 1, worker="b")
-    tickets = [item.ticket for item in items]
-    waiting = [tickets[0], tickets[1], tickets[4]]
+    leases = [item.lease for item in items]
+    waiting = [leases[0], leases[1], leases[4]]
     assert store.items.withdraw(WORKER, waiting) == frozenset()
     store.batches.cancel(OWNER, batch.id, NOW_S)
-    assert store.items.withdraw(WORKER, waiting) == {tickets[0], tickets[1]}
+    assert store.items.withdraw(WORKER, waiting) == {leases[0], leases[1]}
     assert store.batches.get(OWNER, batch.id).counts == RequestCounts(4, cancelled=2)
     assert store.batches.get(OWNER, other.id).counts == RequestCounts(2)
-    assert record(store, items) == 3, "what has begun may finish"
-    assert store.items.record("b", [result(elsewhere[0])]) == 1
+    assert save(store, items) == 3, "what has begun may finish"
+    assert store.items.save("b", [result(elsewhere[0])]) == 1
 
 
 def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url: str) -> None:
@@ -224,7 +224,7 @@ def test_stores_on_one_postgresql_claim_and_record_each_item_once(postgresql_url
     def work(store: JobStore, worker: str) -> None:
         try:
             while items := claim(store, 7, worker=worker):
-                counted = store.items.record(worker, [result(item) for item in items])
+                counted = store.items.save(worker, [result(item) for item in items])
                 assert counted == len(items)
                 seen.extend(item.line for item in items)
         except BaseException as error:

@@ -14,8 +14,8 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from deferred.entities import RequestCounts, Result
 from deferred.errors import StoreInUseError, StoreUnavailableError, UnknownSchemaError
-from deferred.records import RequestCounts, Result
 from deferred.store import JobStore, database, open_store
 from deferred.store.database import Database
 from deferred.store.migrations import SCRIPTS, migrate
@@ -29,7 +29,7 @@ from tests.deferred.jobs import (
     finalise,
     lines_of,
     new_items,
-    record,
+    save,
     started,
     upload,
 )
@@ -212,7 +212,7 @@ def test_a_postgresql_that_is_gone_for_a_while_loses_nothing(postgres: Postgres)
     postgres.stop()
     try:
         for call in (
-            lambda: record(store, items),
+            lambda: save(store, items),
             lambda: claim(store, 1),
             lambda: upload(store),
             lambda: store.batches.get(OWNER, batch.id),
@@ -224,8 +224,8 @@ def test_a_postgresql_that_is_gone_for_a_while_loses_nothing(postgres: Postgres)
                 call()
     finally:
         postgres.start()
-    assert record(store, items) == 2
-    record(store, claim(store, 9))
+    assert save(store, items) == 2
+    save(store, claim(store, 9))
     assert len(lines_of(store, OWNER, finalise(store).output_file_id)) == 4
     store.close()
 
@@ -245,14 +245,14 @@ def test_a_full_disk_shows_nothing_by_halves_and_loses_nothing(data_dir: Path) -
         with pytest.raises(StoreUnavailableError):
             store.items.add(validating.id, WORKER, new_items(5000))
         with pytest.raises(StoreUnavailableError):
-            store.items.record(WORKER, [Result(i.ticket, True, b"x" * 2**20) for i in items])
+            store.items.save(WORKER, [Result(i.lease, True, b"x" * 2**20) for i in items])
         assert store.batches.get(OWNER, batch.id) == batch
         assert len(store.files.list(OWNER, NOW_S).data) == 2
         assert store.batches.get(OWNER, validating.id) == validating
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert record(store, items) == 10
-    record(store, claim(store, 20))
+    assert save(store, items) == 10
+    save(store, claim(store, 20))
     ended = finalise(store)
     assert ended.counts == RequestCounts(20, completed=20)
     assert len(lines_of(store, OWNER, ended.output_file_id)) == 20

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection
 
+from deferred.entities import Item, Lease, NewBatch
 from deferred.errors import StatusConflictError
-from deferred.records import Item, NewBatch, Ticket
 from deferred.store import open_store
 from deferred.store.transitions import LEASE_S
 from tests.deferred.jobs import ids, lines_of, new_items, result, unrun
@@ -58,7 +58,7 @@ class Store(RuleBasedStateMachine):
         self.prefix = f"{name}-"
         self.now_s = 1.0  # `sweep` removes batches that ended at 0, and all of them are examined
         self.jobs: dict[str, Job] = {}
-        self.running: dict[Ticket, tuple[str, float]] = {}  # worker, end of lease
+        self.running: dict[Lease, tuple[str, float]] = {}  # worker, end of lease
         self.seen: list[tuple[str, Item]] = []
         memory = Path("/dev/shm")
         self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
@@ -135,37 +135,37 @@ class Store(RuleBasedStateMachine):
     def claim(self, worker: str, n: int) -> None:
         items = self.store.items.claim(self.worker(worker), self.model, n, self.now_s)
         assert len(items) <= n
-        taken = {(ticket.batch, ticket.line) for ticket in self.running}
+        taken = {(lease.batch, lease.line) for lease in self.running}
         for item in items:
-            assert (item.ticket.batch, item.line) not in taken
+            assert (item.lease.batch, item.line) not in taken
             assert item.line not in self.jobs[item.batch_id].recorded
-            self.running[item.ticket] = (worker, self.now_s + LEASE_S)
+            self.running[item.lease] = (worker, self.now_s + LEASE_S)
             self.seen.append((worker, item))
 
     @precondition(lambda self: self.seen)
     @rule(worker=WORKERS, data=st.data(), succeeded=st.booleans(), twice=st.booleans())
-    def record(self, worker: str, data: st.DataObject, succeeded: bool, twice: bool) -> None:
+    def save(self, worker: str, data: st.DataObject, succeeded: bool, twice: bool) -> None:
         """Also what others hold, what was lost, and the same twice."""
         items = [item for _, item in reversed(self.seen)]
         chosen = data.draw(st.lists(st.sampled_from(items), min_size=1, max_size=3))
         expected = 0
         for item in chosen:
-            if self.running.get(item.ticket, ("", 0))[0] == worker:
-                del self.running[item.ticket]
+            if self.running.get(item.lease, ("", 0))[0] == worker:
+                del self.running[item.lease]
                 self.jobs[item.batch_id].recorded[item.line] = succeeded
                 expected += 1
         results = [result(item, succeeded) for item in chosen]
         if twice:
             results += [result(item, not succeeded) for item in chosen]
-        assert self.store.items.record(self.worker(worker), results) == expected
+        assert self.store.items.save(self.worker(worker), results) == expected
 
     @rule(worker=WORKERS)
     def record_all(self, worker: str) -> None:
-        mine = [item for _, item in self.seen if self.running.get(item.ticket, ("",))[0] == worker]
+        mine = [item for _, item in self.seen if self.running.get(item.lease, ("",))[0] == worker]
         for item in mine:
-            del self.running[item.ticket]
+            del self.running[item.lease]
             self.jobs[item.batch_id].recorded[item.line] = True
-        counted = self.store.items.record(self.worker(worker), [result(item) for item in mine])
+        counted = self.store.items.save(self.worker(worker), [result(item) for item in mine])
         assert counted == len(mine)
 
     @rule(
@@ -187,38 +187,38 @@ class Store(RuleBasedStateMachine):
             self.store.sweep(self.now_s, 0.0)
 
     def heartbeat(self, worker: str) -> None:
-        held = {ticket for ticket, (of, _) in self.running.items() if of == worker}
-        known = [item.ticket for _, item in self.seen]
+        held = {lease for lease, (of, _) in self.running.items() if of == worker}
+        known = [item.lease for _, item in self.seen]
         assert self.store.items.heartbeat(self.worker(worker), known, self.now_s) == held
-        for ticket in held:
-            self.running[ticket] = (worker, self.now_s + LEASE_S)
+        for lease in held:
+            self.running[lease] = (worker, self.now_s + LEASE_S)
 
     def release(self, worker: str) -> None:
-        held = [ticket for ticket, (of, _) in self.running.items() if of == worker]
+        held = [lease for lease, (of, _) in self.running.items() if of == worker]
         assert self.store.items.release(self.worker(worker)) == len(held)
-        for ticket in held:
-            del self.running[ticket]
+        for lease in held:
+            del self.running[lease]
 
     def withdraw(self, worker: str) -> None:
         ours = {
-            item.ticket: item.batch_id
+            item.lease: item.batch_id
             for _, item in self.seen
-            if self.running.get(item.ticket, ("",))[0] == worker
+            if self.running.get(item.lease, ("",))[0] == worker
         }
         cancelled = {
-            ticket
-            for ticket, batch_id in ours.items()
+            lease
+            for lease, batch_id in ours.items()
             if self.store.batches.get(self.owner, batch_id).status == "cancelling"
         }
         assert self.store.items.withdraw(self.worker(worker), list(ours)) == cancelled
-        for ticket in cancelled:
-            del self.running[ticket]
+        for lease in cancelled:
+            del self.running[lease]
 
     def recover(self) -> None:
         self.store.items.recover(self.now_s)
-        for ticket, (_, until) in list(self.running.items()):
+        for lease, (_, until) in list(self.running.items()):
             if until <= self.now_s:
-                del self.running[ticket]
+                del self.running[lease]
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), fuse=FUSES)
@@ -231,7 +231,7 @@ class Store(RuleBasedStateMachine):
             counts = self.store.batches.get(self.owner, item.batch_id).counts
             ended = counts.completed + counts.failed + counts.expired + counts.cancelled
             if ended == counts.total:
-                self.running.pop(item.ticket, None)
+                self.running.pop(item.lease, None)
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from deferred.entities import File, NewBatch, Result
 from deferred.errors import QuotaExceededError
-from deferred.records import File, NewBatch, Result
 from deferred.store import JobStore
 from deferred.store.quota import stored_bytes
 from deferred.store.schema import CHUNK_BYTES
@@ -100,7 +100,7 @@ def test_results_count_but_are_never_refused(store: JobStore) -> None:
     store.items.add(batch_id, WORKER, new_items(1))
     store.batches.start(batch_id, WORKER, NOW_S)
     (item,) = claim(store, 1)
-    assert store.items.record(WORKER, [Result(item.ticket, True, b"x" * QUOTA)]) == 1
+    assert store.items.save(WORKER, [Result(item.lease, True, b"x" * QUOTA)]) == 1
     assert stored(store) == 2 * 10 + QUOTA
     with pytest.raises(QuotaExceededError):
         upload(store, 1)

@@ -1,4 +1,4 @@
-"""The clerk's turns, on a real store."""
+"""Turns of the maintenance, on a real store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import resource
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -15,26 +15,29 @@ import pytest
 from sqlalchemy import func, select
 
 from deferred import lines
-from deferred.clerk import Clerk, _StoppedError
+from deferred.entities import Batch, Duplicate, NewBatch, NewItem, Progress, Unrun
 from deferred.errors import StoreUnavailableError
-from deferred.records import Batch, Duplicate, NewBatch, NewItem, Progress, Unrun
+from deferred.loop import StoppedError
+from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
 from deferred.store.schema import batch_items
-from tests.deferred.jobs import MODEL, NOW_S, OWNER, claim, finalise, record, started, upload
-from tests.deferred.test_worker import eventually
+from tests.deferred.jobs import MODEL, NOW_S, OWNER, claim, finalise, save, started, upload
+from tests.deferred.test_worker import PATIENCE_S, eventually
 
 URL = "/v1/completions"
 
 
-def clerk_of(store: JobStore, most_line_bytes: int = 1000) -> Clerk:
-    return Clerk(
+def maintenance_of(
+    store: JobStore, most_line_bytes: int = 1000, started: Callable[[], None] = lambda: None
+) -> Maintenance:
+    return Maintenance(
         store,
-        name="clerk",
+        name="maintenance",
         names=[MODEL],
         most_line_bytes=most_line_bytes,
         retention_s=3600,
         hurried=lambda: False,
-        started=lambda: None,
+        started=started,
     )
 
 
@@ -62,11 +65,32 @@ def items_in(store: JobStore) -> int:
         return count
 
 
+def test_the_worker_is_woken_once_a_batch_has_lines_to_claim(store: JobStore) -> None:
+    claimable: list[int] = []
+    maintenance = maintenance_of(store, started=lambda: claimable.append(len(claim(store, 9))))
+    submitted(store, 3)
+    maintenance.turn()
+    assert claimable == [3]
+
+
+def test_stop_ends_a_maintenance_that_waits(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deferred.maintenance.POLL_S", 3600.0)
+    maintenance = maintenance_of(store)
+    thread = threading.Thread(target=maintenance.run, daemon=True)
+    thread.start()
+    eventually(lambda: maintenance.progress is not None)
+    maintenance.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
 def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, *others = (started(store, 2) for _ in range(3))
-    clerk = clerk_of(store)
+    maintenance = maintenance_of(store)
     unrun, tries = lines.unrun, 0
 
     def fails(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
@@ -81,13 +105,13 @@ def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
 
     monkeypatch.setattr(lines, "unrun", fails)
     for _ in range(4):  # the windows of all three are over
-        clerk._turn()
+        maintenance.turn()
     assert statuses() == ["finalizing", "expired", "expired"]
     assert tries == 1
 
     monkeypatch.setattr(lines, "unrun", unrun)
-    monkeypatch.setattr("deferred.clerk.ASIDE_S", 0.0)
-    clerk._turn()
+    monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
+    maintenance.turn()
     assert statuses() == ["expired"] * 3
 
 
@@ -98,9 +122,9 @@ def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
     store.batches.cancel(OWNER, swept.id, NOW_S)
     finalise(store)
     answered = started(store, 2, expires_at=time.time() + 3600)
-    record(store, claim(store, 2))
+    save(store, claim(store, 2))
     broken, other = submitted(store, 7), submitted(store, 3)
-    clerk = clerk_of(store)
+    maintenance = maintenance_of(store)
     add, tries = store.items.add, 0
 
     def full(batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
@@ -113,7 +137,7 @@ def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
 
     monkeypatch.setattr(store.items, "add", full)
     for _ in range(4):
-        clerk._turn()
+        maintenance.turn()
     assert [status(store, batch) for batch in (broken, other, answered)] == [
         "validating",
         "in_progress",
@@ -122,11 +146,11 @@ def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
     assert tries == 1
     # nothing is left of those that ended, nor of what was copied before the disk was full
     assert items_in(store) == 3
-    assert clerk.progress is not None
+    assert maintenance.progress is not None
 
     monkeypatch.setattr(store.items, "add", add)
-    monkeypatch.setattr("deferred.clerk.ASIDE_S", 0.0)
-    clerk._turn()
+    monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
+    maintenance.turn()
     assert store.batches.get(OWNER, broken.id).counts.total == 7
 
 
@@ -140,7 +164,7 @@ def test_a_fault_of_ours_in_validation_is_told_to_the_log_alone(
         raise RuntimeError("user=eb host=10.0.0.7")
 
     monkeypatch.setattr(store.items, "add", broken)
-    clerk_of(store)._turn()
+    maintenance_of(store).turn()
     failed = store.batches.get(OWNER, batch.id)
     assert failed.status == "failed"
     assert "10.0.0.7" not in failed.errors[0].message
@@ -154,15 +178,15 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
     """No file may grow beyond a size, which is how the database meets a full disk."""
     store = open_store(data_dir)
     answered = started(store, 2, expires_at=time.time() + 3600)
-    record(store, claim(store, 2))
+    save(store, claim(store, 2))
     large, small = submitted(store, 40, 500_000), submitted(store, 3)
-    clerk = clerk_of(store, 2**20)
+    maintenance = maintenance_of(store, 2**20)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     largest = max(path.stat().st_size for path in data_dir.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 6 * 2**20, limits[1]))
     try:
         for _ in range(3):
-            clerk._turn()
+            maintenance.turn()
         assert [status(store, batch) for batch in (large, small, answered)] == [
             "validating",
             "in_progress",
@@ -171,8 +195,8 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
         assert items_in(store) == 3
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    monkeypatch.setattr("deferred.clerk.ASIDE_S", 0.0)
-    clerk._turn()
+    monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
+    maintenance.turn()
     assert store.batches.get(OWNER, large.id).counts.total == 40
     store.close()
 
@@ -181,8 +205,8 @@ def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = submitted(store, 3)
-    clerk = clerk_of(store)
-    clerk._look()
+    maintenance = maintenance_of(store)
+    maintenance._look()
 
     def gone(*_: object) -> NoReturn:
         raise StoreUnavailableError("gone")
@@ -190,36 +214,36 @@ def test_a_store_that_is_gone_is_told_and_is_no_batchs_fault(
     with monkeypatch.context() as away:
         away.setattr(store.items, "add", gone)
         away.setattr(store, "progress", gone)
-        thread = threading.Thread(target=clerk.run)
+        thread = threading.Thread(target=maintenance.run)
         thread.start()
         try:
-            eventually(lambda: clerk.progress is None)
-            assert clerk._aside_s == {}
+            eventually(lambda: maintenance.progress is None)
+            assert maintenance._skipped_s == {}
             away.undo()
             eventually(lambda: status(store, batch) == "in_progress")
-            eventually(lambda: clerk.progress is not None)
+            eventually(lambda: maintenance.progress is not None)
         finally:
-            clerk.stop()
+            maintenance.stop()
             thread.join()
 
 
-def test_a_clerk_that_is_told_to_stop_leaves_a_finalisation_midway(
+def test_a_maintenance_that_is_stopped_leaves_a_finalisation_midway(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = started(store, 100)  # its window is over
-    clerk, unrun = clerk_of(store), lines.unrun
+    maintenance, unrun = maintenance_of(store), lines.unrun
 
     def stops(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
-        clerk.stop()
+        maintenance.stop()
         return unrun(batch_id, line, custom_id, why)
 
     with monkeypatch.context() as stopping:
         stopping.setattr(lines, "unrun", stops)
-        with pytest.raises(_StoppedError):
-            clerk._turn()
+        with pytest.raises(StoppedError):
+            maintenance.turn()
     assert status(store, batch) == "finalizing"
-    successor = clerk_of(store)
-    successor._turn()
+    successor = maintenance_of(store)
+    successor.turn()
     assert store.batches.get(OWNER, batch.id).counts.expired == 100
     assert status(store, batch) == "expired"
 
@@ -229,23 +253,23 @@ def test_progress_is_refreshed_within_long_steps(
 ) -> None:
     started(store, 100)  # its window is over
     submitted(store, 10)
-    clerk, add, unrun = clerk_of(store), store.items.add, lines.unrun
+    maintenance, add, unrun = maintenance_of(store), store.items.add, lines.unrun
     seen: list[Progress | None] = []
 
     def added(batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
         duplicates = add(batch_id, worker, items)
-        seen.append(clerk.progress)
+        seen.append(maintenance.progress)
         return duplicates
 
     def told(batch_id: str, line: int, custom_id: str, why: Unrun) -> bytes:
         if line == 100:
-            seen.append(clerk.progress)
+            seen.append(maintenance.progress)
         return unrun(batch_id, line, custom_id, why)
 
-    monkeypatch.setattr("deferred.clerk.LOOK_S", 0.0)
+    monkeypatch.setattr("deferred.maintenance.LOOK_S", 0.0)
     monkeypatch.setattr(store.items, "add", added)
     monkeypatch.setattr(lines, "unrun", told)
-    clerk._turn()
+    maintenance.turn()
     assert [progress and progress.batches for progress in seen] == [
         {"validating": 1, "finalizing": 1},
         {"in_progress": 1, "finalizing": 1},
@@ -257,9 +281,9 @@ def test_a_job_has_at_most_50_000_lines(data_dir: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(lines, "MOST_LINES", 500)  # as many take twenty seconds
     store = open_store(data_dir)
     most, more = submitted(store, 500), submitted(store, 501)
-    clerk = clerk_of(store)
-    clerk._turn()
-    clerk._turn()
+    maintenance = maintenance_of(store)
+    maintenance.turn()
+    maintenance.turn()
     assert store.batches.get(OWNER, most.id).counts.total == 500
     refused = store.batches.get(OWNER, more.id)
     assert refused.status == "failed"

@@ -1,4 +1,4 @@
-"""The store's records. Times are unix seconds (UTC); None: not reached yet."""
+"""What the store keeps and returns. Times are unix seconds (UTC); None: not reached yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BatchStatus = Literal[
 ItemState = Literal["pending", "running", "completed", "failed", "expired", "cancelled"]
 Unrun = Literal["expired", "cancelled"]  # why an item was never (fully) executed
 Order = Literal["asc", "desc"]
-Record = TypeVar("Record")
+Entity = TypeVar("Entity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[Record]):
-    """Part of a list. The next part begins after the id of the last record."""
+class Page(Generic[Entity]):
+    """Part of a list. The next part begins after the id of the last one."""
 
-    data: tuple[Record, ...]
+    data: tuple[Entity, ...]
     has_more: bool
 
 
@@ -125,8 +125,8 @@ class Duplicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """The right to record one execution of one item. Only the store reads its fields."""
+class Lease:
+    """The right to save one execution of one item. Only the store reads its fields."""
 
     batch: int
     line: int
@@ -137,7 +137,7 @@ class Ticket:
 class Item:
     """One line to execute."""
 
-    ticket: Ticket
+    lease: Lease
     batch_id: str
     owner: str
     endpoint: str
@@ -153,7 +153,7 @@ class Result:
     """The result of an item. `text`: its whole line (JSON, no newline) in the output file if it
     `succeeded`, otherwise in the error file."""
 
-    ticket: Ticket
+    lease: Lease
     succeeded: bool
     text: bytes
     usage: Usage = Usage()

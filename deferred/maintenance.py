@@ -7,14 +7,13 @@ batches must not wait for it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from deferred import lines
+from deferred.entities import Batch, LineError, NewItem, Progress
 from deferred.errors import LeaseLostError, NotFoundError, StoreError, StoreUnavailableError
-from deferred.pace import Pace
-from deferred.records import Batch, LineError, NewItem, Progress
+from deferred.loop import Loop, StoppedError
 from deferred.store import JobStore
 
 log = logging.getLogger(__name__)
@@ -23,16 +22,12 @@ POLL_S = 1.0  # other servers may have created batches
 SWEEP_S = 60.0
 BACK_OFF_S = 1.0
 LOOK_S = 1.0  # between two updates of `progress`
-ASIDE_S = 30.0  # how long a batch is skipped after a failed step, so that others come first
-STROKE_LINES = 4  # validated between two rests: a fraction of a millisecond
+SKIP_S = 30.0  # how long a batch is skipped after a failed step, so that others come first
+BURST_LINES = 4  # validated between two rests: a fraction of a millisecond
 
 
-class _StoppedError(Exception):
-    """The server stops during a step. The step can be repeated."""
-
-
-class Clerk:
-    """`wake` and `stop` may be called from any thread; all else belongs to the thread of `run`."""
+class Maintenance(Loop):
+    """Takes one step of each kind in a turn: expire, validate, finalise, sweep."""
 
     def __init__(
         self,
@@ -45,61 +40,43 @@ class Clerk:
         hurried: Callable[[], bool],
         started: Callable[[], None],
     ) -> None:
-        """`names`: as in `Jobs`. `retention_s`: how long an ended batch is kept. `hurried`: whether
-        immediate requests wait for the interpreter. `started`: called when a batch has lines to
-        claim."""
+        """`names`: as in `Jobs`. `retention_s`: how long an ended batch is kept. `started`: called
+        when a batch has lines to claim."""
+        super().__init__(hurried)
         self._store = store
         self._name = name
         self._names = names
         self._most_line_bytes = most_line_bytes
         self._retention_s = retention_s
-        self._pace = Pace(hurried)
         self._started = started
-        self._news = threading.Event()
         self._sweep_s = 0.0
-        self._aside_s: dict[str, float] = {}  # id of a skipped batch: since when
+        self._skipped_s: dict[str, float] = {}  # id of a skipped batch: since when
         self._failing = False  # a step of the last turn failed
         self._look_s = 0.0
         self.progress: Progress | None = None  # None: the store is unavailable
 
-    def wake(self) -> None:
-        self._news.set()
+    def turn(self) -> float:
+        try:
+            return 0.0 if self._steps() else POLL_S
+        except StoreUnavailableError as error:
+            if self.progress is not None:
+                log.error("the job store is unavailable: %s", error)
+            self.progress = None
+            return BACK_OFF_S
 
-    def stop(self) -> None:
-        self._pace.stop()
-        self._news.set()
-
-    def run(self) -> None:
-        while not self._pace.stopped:
-            wait_s = POLL_S
-            try:
-                if self._turn():
-                    wait_s = 0.0
-            except _StoppedError:
-                return
-            except StoreUnavailableError as error:
-                if self.progress is not None:
-                    log.error("the job store is unavailable: %s", error)
-                self.progress, wait_s = None, BACK_OFF_S
-            except Exception:  # an internal error must not end all jobs
-                log.exception("internal error in the batch clerk; it continues")
-                wait_s = BACK_OFF_S
-            self._news.wait(wait_s)
-            self._news.clear()
-
-    def _turn(self) -> bool:
+    def _steps(self) -> bool:
         """Runs each step once. Returns whether there may be more to do now. A failed step does not
         stop the others: on a full disk, the sweep frees space.
 
-        Raises StoreUnavailableError if the database cannot be read, and _StoppedError.
+        Raises StoreUnavailableError if the database cannot be read, and StoppedError.
         """
         now_s = time.monotonic()
-        self._aside_s = {id: s for id, s in self._aside_s.items() if now_s - s < ASIDE_S}
+        self._skipped_s = {id: s for id, s in self._skipped_s.items() if now_s - s < SKIP_S}
         found, failed = False, False
         for step in (self._expire, self._validate_one, self._finalise_one, self._sweep):
             try:
                 found |= step()
-            except _StoppedError:
+            except StoppedError:
                 raise
             except StoreUnavailableError as error:
                 self._look()
@@ -108,7 +85,7 @@ class Clerk:
                     log.error("the job store failed, batches wait: %s", error)
             except Exception:
                 failed = True
-                log.exception("internal error in a step of the batch clerk; it continues")
+                log.exception("internal error in a step of the maintenance; the others continue")
         self._failing = failed
         self._look()
         return found and not failed
@@ -117,24 +94,24 @@ class Clerk:
         self.progress = self._store.progress()
         self._look_s = time.monotonic() + LOOK_S
 
-    def _rest(self) -> None:
-        """Call it between two short pieces of work, outside transactions. Raises _StoppedError,
+    def _pause(self) -> None:
+        """Call it between two short pieces of work, outside transactions. Raises StoppedError,
         StoreUnavailableError."""
-        self._pace.rest()
-        if self._pace.stopped:
-            raise _StoppedError
+        self.rest()
+        if self.stopped:
+            raise StoppedError
         if time.monotonic() >= self._look_s:
             self._look()
 
-    def _set_aside(self, batch: Batch) -> None:
+    def _skip(self, batch: Batch) -> None:
         """Skips the batch for a while and removes what the failed step wrote, so that it neither
         blocks other batches nor takes their space. Raises StoreUnavailableError if the database
         itself is unavailable."""
         self._look()
-        log.exception("%s failed; the next attempt is in %g s", batch.id, ASIDE_S)
-        self._aside_s[batch.id] = time.monotonic()
+        log.exception("%s failed; the next attempt is in %g s", batch.id, SKIP_S)
+        self._skipped_s[batch.id] = time.monotonic()
         try:
-            self._store.batches.give_up(batch.id, self._name, self._rest)
+            self._store.batches.give_up(batch.id, self._name, self._pause)
         except StoreError as error:
             log.warning("the partial result of %s is kept until then: %s", batch.id, error)
 
@@ -145,7 +122,7 @@ class Clerk:
         """Whether there was a batch to validate."""
         batches = self._store.batches
         batch = batches.claim_validation(
-            self._name, self._names[0], time.time(), self._aside_s, self._rest
+            self._name, self._names[0], time.time(), self._skipped_s, self._pause
         )
         if batch is None:
             return False
@@ -153,10 +130,10 @@ class Clerk:
             self._validate(batch)
         except LeaseLostError:
             log.info("%s was cancelled or expired during validation", batch.id)
-        except _StoppedError:
+        except StoppedError:
             raise
         except StoreError:
-            self._set_aside(batch)
+            self._skip(batch)
         except Exception:  # otherwise this batch would be claimed first for ever
             log.exception("%s cannot be validated", batch.id)
             explained = "the file cannot be validated; see the server's log"
@@ -167,22 +144,22 @@ class Clerk:
     def _finalise_one(self) -> bool:
         """Whether there was a batch to finalise."""
         batches = self._store.batches
-        batch = batches.claim_finalisation(self._name, time.time(), self._aside_s)
+        batch = batches.claim_finalisation(self._name, time.time(), self._skipped_s)
         if batch is None:
             return False
         try:
-            ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun, self._rest)
+            ended = batches.finalise(batch.id, self._name, time.time(), lines.unrun, self._pause)
             log.info("%s is %s: %s", ended.id, ended.status, ended.counts)
         except LeaseLostError:
             log.info("another server finalises %s", batch.id)
-        except _StoppedError:
+        except StoppedError:
             raise
         except Exception:  # otherwise this batch would be claimed first for ever
-            self._set_aside(batch)
+            self._skip(batch)
         return True
 
     def _validate(self, batch: Batch) -> None:
-        """Raises LeaseLostError, and _StoppedError when the server stops."""
+        """Raises LeaseLostError, and StoppedError when the server stops."""
         envelopes = lines.Envelopes(batch.spec.endpoint, self._names, self._most_line_bytes)
         faults: list[LineError] = []
         total = 0
@@ -224,13 +201,13 @@ class Clerk:
     def _paced(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         for count, line in enumerate(numbered, start=1):
             yield line
-            if count % STROKE_LINES == 0:
-                self._rest()
+            if count % BURST_LINES == 0:
+                self._pause()
 
     def _sweep(self) -> bool:
         """Returns False: the rest of a large sweep can wait for the next turn."""
         if time.monotonic() >= self._sweep_s:
             now_s = time.time()
-            swept = self._store.sweep(now_s, now_s - self._retention_s, self._rest)
+            swept = self._store.sweep(now_s, now_s - self._retention_s, self._pause)
             self._sweep_s = time.monotonic() + (0.0 if swept.unfinished else SWEEP_S)
         return False

@@ -1,0 +1,72 @@
+"""The loop of a thread that works on stored jobs. It leaves the interpreter to immediate requests:
+it works in short bursts, each followed by a rest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+RESTS = 4  # rest per work: a thread gets a fifth of the one core that the interpreter uses
+ERROR_S = 1.0  # wait after an internal error
+
+
+class StoppedError(Exception):
+    """The server stops during a turn. What the turn began can be repeated."""
+
+
+class Loop(ABC):
+    """`wake` and `stop` may be called from any thread; all else belongs to the thread of `run`."""
+
+    least_rest_s = 0.0  # between two turns
+
+    def __init__(self, hurried: Callable[[], bool]) -> None:
+        """`hurried`: whether immediate requests need the interpreter."""
+        self.hurried = hurried
+        self.wakeup = threading.Event()
+        self._stopping = threading.Event()
+        self._rested_s = 0.0  # this thread's CPU time at the end of its last rest
+
+    @abstractmethod
+    def turn(self) -> float:
+        """Does what is due. Returns the seconds until the next turn, if nothing wakes it earlier.
+        Raises StoppedError."""
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping.is_set()
+
+    def wake(self) -> None:
+        self.wakeup.set()
+
+    def stop(self) -> None:
+        """Ends the current wait and rest and skips later ones; `run` ends soon."""
+        self._stopping.set()
+        self.wakeup.set()
+
+    def run(self) -> None:
+        while not self.stopped:
+            try:
+                wait_s = self.turn()
+            except StoppedError:
+                return
+            except Exception:  # an internal error must not end all jobs
+                log.exception("internal error in the %s; it continues", type(self).__name__.lower())
+                wait_s = ERROR_S
+            self.wakeup.wait(wait_s)
+            self.wakeup.clear()
+            self.rest(self.least_rest_s)
+
+    def rest(self, least_s: float = 0.0) -> None:
+        """Rests in proportion to the work since the last rest, if immediate requests need the
+        interpreter."""
+        rest_s = least_s
+        if self.hurried():
+            rest_s = max(least_s, RESTS * (time.thread_time() - self._rested_s))
+        if rest_s > 0:
+            self._stopping.wait(rest_s)
+        self._rested_s = time.thread_time()
