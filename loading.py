@@ -53,7 +53,7 @@ def load_local_model(
     """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
     from model import LoadOptions, UnsupportedDtypeError, load_model
     from models.part import WHOLE
-    from models.weights.checkpoint import CheckpointError
+    from models.weights.source import CheckpointError
     from runtime.budget import KVMemoryError
     from runtime.gpu.choice import DeviceError
 

@@ -20,8 +20,12 @@ import numpy as np
 import torch
 
 from models.gpt2 import Attend
+from models.networks import count_parameters
 from models.part import WHOLE, Part
-from models.weights.checkpoint import read_network
+from models.weights.checkpoint import open_source
+from models.weights.loader import load
+from models.weights.pieces import is_linear, shapes_of
+from models.weights.source import WeightSource
 from runtime.attention import RectangleAttention, Span, attention_kernel
 from runtime.budget import (
     KVMemoryError,
@@ -31,13 +35,13 @@ from runtime.budget import (
     worst_activation_bytes,
 )
 from runtime.cache import KVShape
-from runtime.executor import Executor, count_parameters
+from runtime.executor import Executor
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check
 from runtime.iteration import Flat, KnownSequence
-from runtime.linear.quantised import is_quantised, quantise_linears, with_int8_linears
-from runtime.shards import connect, join, whole_parameters
+from runtime.linear.quantised import STORED, quantise_linears
+from runtime.shards import connect, join
 from seams import DeviceMemoryError, Step
 
 log = logging.getLogger(__name__)
@@ -83,39 +87,40 @@ def load_model(options: LoadOptions) -> Executor:
             f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
         )
+    source = open_source(options.model, options.seed, options.revision)
     as_stored = options.dtype in ("auto", "int8") and device.type == "cpu"
-    network = read_network(
-        options.model,
-        options.seed,
-        options.part,
-        options.revision,
-        with_int8_linears if as_stored else None,
-    )
-    int8 = options.dtype == "int8" or is_quantised(network)
+    stored = {kind: STORED[kind] for kind in types_of(source) & STORED.keys() if as_stored}
+    int8 = options.dtype == "int8" or "int8" in stored
     if int8:
         dtype = DTYPES["int8"]
     else:
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
+    if dtype == torch.float16 and source.config.overflows_float16:
+        if options.dtype != "auto":
+            raise UnsupportedDtypeError(
+                f"--dtype float16 with model '{options.model}': its values exceed float16; "
+                "allowed: auto, float32, bfloat16"
+            )
+        dtype = torch.float32
+    network = load(source, options.part, torch.float32 if int8 else dtype, stored)
     kernel, graphs = None, False
     if device.type == "cuda":
-        heads = network.config.n_head // options.part.shards
+        heads = source.config.n_head // options.part.shards
         found = check(device, Heads.of(heads, KVShape.of(network.config, dtype, device)))
         kernel, graphs = found.kernel is None, options.graphs and found.graphs is None
         torch.cuda.set_device(device)  # on which Triton and NCCL launch
-    if not int8:
-        network.to(device=device, dtype=dtype)
+    network.to(device)
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
         connect(network, options.part)
     if int8:
         quantise_linears(network, dtype)
-    if count_parameters(network) < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
+    own_parameters = count_parameters(source.config) / options.part.shards
+    if own_parameters < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
     model = kind(network, dtype, options.model, kernel=kernel)
     model.info = replace(model.info, unused_gpu=chosen.unused_gpu)
-    if options.part != WHOLE:
-        model.info = replace(model.info, parameters=whole_parameters(network.config))
     rows = options.max_batch_size
     has_graphs = graphs and kernel is True and options.part == WHOLE
     if options.kv_memory != "auto":
@@ -138,6 +143,11 @@ def load_model(options: LoadOptions) -> Executor:
         model.gpu.record_graphs(rows)
     log.info("%s", model.describe())
     return model
+
+
+def types_of(source: WeightSource) -> set[str]:
+    """Of the weights of its linear layers, as they are stored."""
+    return {source.storage(piece) for piece in shapes_of(source.config) if is_linear(piece)}
 
 
 def best_dtype(device: torch.device) -> torch.dtype:

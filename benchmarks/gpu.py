@@ -51,7 +51,7 @@ from benchmarks.on_gpu.points import (
 )
 from benchmarks.on_gpu.work import Asked
 from model import DTYPES
-from models.weights.checkpoint import SHAPES
+from models.shapes import GPT2_SHAPES
 
 LIMITS = [1, 8, 64, 256]
 CONTEXTS = [128, 1024]
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", default="gpt2-medium", choices=SHAPES, help="a shape")
+    parser.add_argument("--model", default="gpt2-medium", choices=GPT2_SHAPES, help="a shape")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, ... (default: cuda)")
     parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
     parser.add_argument("--limits", nargs="+", type=int, default=LIMITS, help="batch limits, rows")

@@ -121,7 +121,8 @@ def load(config: ServeConfig, rank: int) -> ServedModel:
 
 
 def download(config: DownloadConfig) -> None:
-    from models.weights.checkpoint import CheckpointError, find_folder
+    from models.weights.checkpoint import find_folder
+    from models.weights.source import CheckpointError
 
     try:
         print(find_folder(config.model, config.revision))
@@ -131,7 +132,7 @@ def download(config: DownloadConfig) -> None:
 
 def quantize(config: QuantizeConfig) -> None:
     from model_server.quantise import quantise
-    from models.weights.checkpoint import CheckpointError
+    from models.weights.source import CheckpointError
 
     out = Path(config.output_dir).expanduser()
     try:

@@ -8,23 +8,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.weights.checkpoint import (
-    CheckpointError,
-    find_folder,
-    has_int8,
-    linear_names,
-    load_checkpoint,
-    read_config,
-    read_fields,
-    read_tensors,
-)
+from models.weights.checkpoint import find_folder
+from models.weights.folder import FolderSource, has_int8, linear_names, read_fields, read_tensors
+from models.weights.loader import check
 from models.weights.scheme import SCHEME
+from models.weights.source import CheckpointError
 from runtime.linear.layers import quantised
 from seams import RANDOM_PREFIX
 
@@ -53,7 +46,7 @@ def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, i
     try:
         if out.exists() and any(out.iterdir()):
             raise CheckpointError(f"{out} is not empty; allowed: a new or an empty folder")
-        load_checkpoint(folder)  # a checkpoint that cannot be served is refused
+        check(FolderSource(folder))  # a checkpoint that cannot be served is refused
         tensors, weights = _quantised(folder), out / "model.safetensors"
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, weights, metadata={"format": "pt"})
@@ -70,14 +63,14 @@ def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, i
 
 
 def _quantised(folder: Path) -> dict[str, Tensor]:
-    linear, tensors = linear_names(read_config(folder).n_layer), dict[str, Tensor]()
+    linear, tensors = linear_names(folder), dict[str, Tensor]()
     for name, source in read_tensors(folder):
-        tensor: Any = source[:]
-        if name.removeprefix("transformer.") in linear:
+        tensor: Tensor = source[:]
+        if name in linear:
             if not tensor.isfinite().all():
                 raise CheckpointError(f"{folder}: tensor '{name}' has weights that are not finite")
-            rounded, scale = quantised(tensor.t())
-            tensor = rounded.t()
+            rounded, scale = quantised(tensor.t() if linear[name] else tensor)
+            tensor = rounded.t() if linear[name] else rounded
             tensors[f"{name}_scale"] = scale[:, None]
         tensors[name] = tensor.contiguous()
     return tensors

@@ -38,6 +38,28 @@ class GPTConfig:
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
+    # what is fixed in GPT-2, by the names of models.description.Description
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_head
+
+    @property
+    def mlp_width(self) -> int:
+        return 4 * self.n_embd
+
+    @property
+    def tied(self) -> bool:
+        return True
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (None,) * self.n_layer
+
+    @property
+    def overflows_float16(self) -> bool:
+        return False
+
 
 class GeluLinear(nn.Linear):
     """A linear layer and its activation, one module so that a backend may fuse the two."""

@@ -7,14 +7,16 @@ and for the head; every shard has the norms, positions and biases after a sum (S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor
+from models.networks import Config
 
-from models.gpt2 import GPTConfig
+# pieces by the last part of their layer's name (models/weights/pieces.py)
+_BY_OUTPUTS = {"wte", "head", "q", "k", "v", "fc", "gate", "up"}
+_BY_INPUTS = {"attn_proj", "mlp_proj"}
+Cut = tuple[slice, slice]  # rows and columns; of a vector the columns mean nothing
+ALL = slice(None)
 
 
 class PartError(ValueError):
@@ -26,45 +28,35 @@ class Part:
     rank: int = 0
     shards: int = 1
 
-    def check(self, config: GPTConfig) -> None:
+    def check(self, config: Config) -> None:
         """Raises PartError."""
-        heads = config.n_head
-        if heads % self.shards:
-            allowed = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-            raise PartError(
-                f"{heads} attention heads cannot be split over {self.shards} shards; allowed: "
-                f"{allowed}"
-            )
+        split = {"attention heads": config.n_head, "heads of keys": config.kv_heads}
+        for what, count in {**split, "columns of the MLP": config.mlp_width}.items():
+            if count % self.shards:
+                fewest = min(split.values())
+                allowed = ", ".join(
+                    str(n)
+                    for n in range(1, fewest + 1)
+                    if not any(c % n for c in (*split.values(), config.mlp_width))
+                )
+                raise PartError(
+                    f"{count} {what} cannot be split over {self.shards} shards; allowed: {allowed}"
+                )
 
     def of(self, total: int) -> slice:
         """The consecutive share of so many; the last shard's may be smaller."""
         width = -(-total // self.shards)
         return slice(min(self.rank * width, total), min((self.rank + 1) * width, total))
 
-    def cut(self, name: str, source: Any, shape: Sequence[int]) -> Tensor:
-        """The share of the parameter `name` of `models.gpt2`. `source`: all of it in the layout of
-        the hub's checkpoints, where matrices are `[in, out]`, and scales `[out, 1]`; only what is
-        cut out is read."""
-        take: Callable[..., Tensor] = source.__getitem__
-        layer, _, kind = name.rpartition(".")
-        match layer.rpartition(".")[2], kind:
-            case "wte", _:
-                return take(self.of(shape[0]))
-            case "qkv", _:  # of the queries, of the keys, of the values
-                axis = 1 if kind == "weight" else 0
-                width = shape[axis] // 3
-                own = self.of(width)
-                cuts = [slice(i * width + own.start, i * width + own.stop) for i in range(3)]
-                parts = [source[:, cut] if axis else source[cut] for cut in cuts]
-                return torch.cat(parts, dim=axis)
-            case "fc", "weight":
-                return take((slice(None), self.of(shape[1])))
-            case "fc", ("bias" | "scale"):
-                return take(self.of(shape[0]))
-            case (("attn_proj" | "mlp_proj"), "weight"):
-                return take(self.of(shape[0]))
-            case _:
-                return take(slice(None))
+    def cut(self, piece: str, shape: Sequence[int]) -> Cut:
+        """The share of a piece of the whole network, `[out, in]` or `[out]`."""
+        layer, _, kind = piece.rpartition(".")
+        layer = layer.rpartition(".")[2]
+        if layer in _BY_OUTPUTS:
+            return self.of(shape[0]), ALL
+        if layer in _BY_INPUTS and kind == "weight":
+            return ALL, self.of(shape[1])
+        return ALL, ALL
 
 
 WHOLE = Part()

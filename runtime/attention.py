@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 Counts = NDArray[np.int64]
 Kernel = Callable[..., None]
+UNBOUNDED = 2**62  # as a window
 FOR_PROMPTS = ("attend_dot_bf16", "attend_amx_bf16")
 TRIED_TOKENS, TRIED_HEADS, TRIED_ROUNDS = 256, 4, 5  # of the prompt that kernels compute in turn
 
@@ -60,25 +61,25 @@ class Span(NamedTuple):
 
 class RaggedAttention:
     """`attend` for a flat axis of tokens: q `[N, H, D]`, k and v `[N, kv_heads, D]`; tokens of no
-    span give zeros. `window`: positions that a token attends to, itself included; None: all before
-    it. `scale`: of the scores; None: 1 / sqrt(D). `kernel`: default: the machine's."""
+    span give zeros. `scale`: of the scores; None: 1 / sqrt(D). `kernel`: default: the machine's."""
 
     def __init__(
         self,
         spans: Sequence[Span],
         pool: KVPool,
         *,
-        window: int | None = None,
         scale: float | None = None,
         kernel: Kernel | None = None,
     ) -> None:
         self._pool = pool
-        self._window = 2**62 if window is None else window
         self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
         self._kernel = kernel or attention_kernel(pool.shape)
         spans = [span for span in spans if span.length]
         if self._kernel is None:
-            self._chunks = [Chunk(span, pool.shape, window) for span in spans]
+            windows = {pool.shape.window(layer) for layer in range(pool.shape.n_layer)}
+            self._chunks = {
+                window: [Chunk(span, pool.shape, window) for span in spans] for window in windows
+            }
             return
         # what the kernel reads of the rows: first, count, start, address of the blocks
         rows = [(*span[:3], span.table.address) for span in spans]
@@ -87,15 +88,16 @@ class RaggedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        window = self._pool.shape.window(layer)
         if self._kernel is None:
-            attend_rows(self._chunks, self._pool, layer, q, k, v, out, self._scale)
+            attend_rows(self._chunks[window], self._pool, layer, q, k, v, out, self._scale)
             return out
         count, *rows = self._rows
         self._kernel(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
             count, q.shape[1], k.shape[1], q.stride(0), k.stride(0), v.stride(0),
             *rows, *self._pool.addresses[layer], self._pool.shape.block_tokens,
-            self._window, self._scale,
+            UNBOUNDED if window is None else window, self._scale,
         )  # fmt: skip
         return out
 
@@ -218,15 +220,21 @@ class RectangleAttention:
         self._pool = pool
         self._blocks = slice(first_block, first_block + rows * row_blocks)
         self._end = int(positions.max()) + 1
-        at = torch.from_numpy(positions).to(device)
-        self._mask = (torch.arange(self._end, device=device) <= at[:, :, None])[:, None]
-        row, column = np.nonzero(np.arange(width) >= width - counts[:, None])
+        at = torch.from_numpy(positions).to(device)[:, :, None]
+        column = torch.arange(self._end, device=device)
+        seen = (column <= at)[:, None]
+        self._masks: dict[int | None, Tensor] = {None: seen}  # [R, 1, W, end], by window
+        for window in pool.shape.windows or ():
+            if window is not None and window not in self._masks:
+                self._masks[window] = seen & (column > at - window)[:, None]
+        row, place = np.nonzero(np.arange(width) >= width - counts[:, None])
         # of the tokens: their places on the flat axis, and their rows and columns in the cache
-        indices = np.stack([row * width + column, row, positions[row, column]])
+        indices = np.stack([row * width + place, row, positions[row, place]])
         self._flat, self._row, self._column = torch.from_numpy(indices).to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows = len(self._mask)
+        mask = self._masks[self._pool.shape.window(layer)]
+        rows = len(mask)
         head = k.shape[1:]
         keys = self._pool.keys[layer, self._blocks].view(rows, -1, *head)  # [R, capacity, H, D]
         values = self._pool.values[layer, self._blocks].view(rows, -1, *head)
@@ -236,6 +244,7 @@ class RectangleAttention:
             q.view(rows, -1, *q.shape[1:]).transpose(1, 2),  # [R * W, H, D] -> [R, H, W, D]
             keys[:, : self._end].transpose(1, 2),
             values[:, : self._end].transpose(1, 2),
-            attn_mask=self._mask,  # [R, 1, W, end]
+            attn_mask=mask,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         return attended.transpose(1, 2).flatten(0, 1)

@@ -16,14 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.gpt2 import GPTConfig
+from models.networks import Config
 
 BLOCK_TOKENS = 16  # a smaller block shares and fits better, a larger one takes fewer look-ups
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Of keys and values. Each of the `kv_heads` may serve several query heads."""
+    """Of keys and values. Each of the `kv_heads` may serve several query heads. `windows`: of each
+    layer, positions that a token attends to, itself included; None: all before it."""
 
     n_layer: int
     kv_heads: int
@@ -31,11 +32,16 @@ class KVShape:
     dtype: torch.dtype
     device: torch.device
     block_tokens: int = BLOCK_TOKENS
+    windows: tuple[int | None, ...] | None = None
 
     @classmethod
-    def of(cls, config: GPTConfig, dtype: torch.dtype, device: torch.device) -> KVShape:
-        heads = config.n_head // config.shards
-        return cls(config.n_layer, heads, config.head_dim, dtype, device)
+    def of(cls, config: Config, dtype: torch.dtype, device: torch.device) -> KVShape:
+        heads = config.kv_heads // config.shards
+        windows = config.windows if any(config.windows) else None
+        return cls(config.n_layer, heads, config.head_dim, dtype, device, windows=windows)
+
+    def window(self, layer: int) -> int | None:
+        return None if self.windows is None else self.windows[layer]
 
     @property
     def token_bytes(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.gpt2 import GPT
+from models.networks import Network, count_parameters
 from runtime.attention import Counts, RaggedAttention, Span
 from runtime.cache import KVPool, KVShape
 from runtime.errors import with_our_errors
@@ -50,11 +50,6 @@ class ModelInfo:
     unused_gpu: str | None = None  # why the machine's GPU is not used, and the remedy
 
 
-def count_parameters(network: GPT) -> int:
-    # an int8 head is a copy of the embedding; elsewhere they are one tensor
-    return sum(p.numel() for name, p in network.named_parameters() if name != "head.weight")
-
-
 def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slice, list[Span]]]:
     """Divides an axis of `tokens` between rows, each part with its spans. A part has at most `most`
     positions, or is a single row; the padding before a row belongs to it."""
@@ -78,7 +73,7 @@ class Executor(ABC):
     pool: KVPool
 
     def __init__(
-        self, network: GPT, dtype: torch.dtype, name: str, *, kernel: bool | None = None
+        self, network: Network, dtype: torch.dtype, name: str, *, kernel: bool | None = None
     ) -> None:
         """`kernel`: whether attention uses the Triton kernel, on a GPU or interpreted on a CPU;
         None: on a CPU, with the attention for CPUs."""
@@ -87,7 +82,6 @@ class Executor(ABC):
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
         self.shape = KVShape.of(network.config, dtype, self.device)
-        parameters = count_parameters(network)
         int8 = any(isinstance(module, Int8Linear) for module in network.modules())
         kernels: dict[str, str] = {}
         if kernel is None:
@@ -96,7 +90,7 @@ class Executor(ABC):
             adapt(network, kernels=kernel)
         self.info = ModelInfo(
             name=name,
-            parameters=parameters,
+            parameters=count_parameters(network.config),
             dtype="int8" if int8 else str(dtype).removeprefix("torch."),
             device=torch.cuda.get_device_name(self.device)
             if self.device.type == "cuda"
@@ -111,7 +105,7 @@ class Executor(ABC):
         self._sampler = Sampler(kernel=bool(kernel))
         self._started: Started | None = None
         self._kernel = kernel
-        widest_bytes = 4 * network.config.n_embd * dtype.itemsize  # of a token, within an MLP
+        widest_bytes = network.config.mlp_width * dtype.itemsize  # of a token, within an MLP
         self._pass_tokens = PASS_BYTES // widest_bytes
         self.gpu: Device | None = None
 

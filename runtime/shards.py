@@ -8,15 +8,14 @@ them: gloo between CPUs, NCCL between GPUs.
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
-from typing import cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.gpt2 import GPT, Block, GPTConfig
+from models.networks import Network
 from models.part import Part
 
 TIMEOUT_S = 600.0  # of a collective, the first one included; heartbeats detect a loss much earlier
@@ -35,20 +34,15 @@ def join(rendezvous: str, part: Part, device: torch.device) -> None:
     )
 
 
-def connect(network: GPT, part: Part) -> None:
+def connect(network: Network, part: Part) -> None:
     """Replaces layers with partial results by layers that combine the parts of all ranks."""
     vocab_size = network.config.vocab_size
-    for block in cast("list[Block]", network.blocks):
-        block.attn_proj = SummedLinear(block.attn_proj)  # type: ignore[assignment]
-        block.mlp_proj = SummedLinear(block.mlp_proj)  # type: ignore[assignment]
+    blocks: Any = network.blocks
+    for block in blocks:
+        block.attn_proj = SummedLinear(block.attn_proj)
+        block.mlp_proj = SummedLinear(block.mlp_proj)
     network.head = GatheredLinear(network.head, part.shards, vocab_size)  # type: ignore[assignment]
     network.wte = SplitEmbedding(network.wte, part.of(vocab_size).start)  # type: ignore[assignment]
-
-
-def whole_parameters(config: GPTConfig) -> int:
-    """The parameters of all shards together; those that every shard has count once."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in GPT(replace(config, shards=1)).parameters())
 
 
 class SummedLinear(nn.Module):
@@ -63,7 +57,7 @@ class SummedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.part(x)
         dist.all_reduce(y)
-        return y + self.bias
+        return y if self.bias is None else y + self.bias
 
 
 class SplitEmbedding(nn.Module):

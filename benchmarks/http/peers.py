@@ -24,7 +24,7 @@ from benchmarks.http.client import Received
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import BUILD, PEERS, python_of, variables_of
 from client.load.machine import adopt_orphans
-from models.weights.checkpoint import read_config
+from models.weights.folder import read_config
 
 LIMIT = 64
 WARM_UP_TOKENS = 8

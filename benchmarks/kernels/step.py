@@ -114,7 +114,9 @@ class Clock:
 def timed_steps(model: Executor, shape: Shape, sampling: Sampling) -> list[Part]:
     clock = Clock()
     clock.watch(model)
-    needed = needs(model.network.config, model.info.dtype, shape)
+    config = model.network.config
+    assert isinstance(config, GPTConfig)
+    needed = needs(config, model.info.dtype, shape)
     blocks = -(-(shape.past + shape.tokens) // model.block_tokens)
     rounds: list[dict[str, float]] = []
     for _ in range(ROUNDS + 1):  # the first fills the kernels' caches

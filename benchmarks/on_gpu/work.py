@@ -12,7 +12,7 @@ from benchmarks.bare import Job, offline_work
 from generate.modes import Mode
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
 from models.gpt2 import GPT, GPTConfig, init_weights
-from models.weights.checkpoint import SHAPES
+from models.shapes import GPT2_SHAPES
 from runtime.cache import KVPool, KVShape
 from runtime.executor import Executor
 from runtime.gpu.device import Device
@@ -90,7 +90,7 @@ class Asked:
     @property
     def config(self) -> GPTConfig:
         """The shape of the model, with a position for each token of the longest row."""
-        shape = TINY if self.tiny else SHAPES[self.model]
+        shape = TINY if self.tiny else GPT2_SHAPES[self.model]
         return replace(shape, context=max(shape.context, self.longest))
 
     def network(self) -> GPT:

@@ -41,7 +41,8 @@ from benchmarks.peers.environments import (
     variables_of,
 )
 from benchmarks.peers.runner import Task
-from models.weights.checkpoint import read_config
+from models.gpt2 import GPTConfig
+from models.weights.folder import read_config
 
 LIMIT = 64
 NOBATCH_REQUESTS = 8
@@ -77,7 +78,9 @@ class Work:
         self, model: str, kind: str, requests: int | None, sampled: bool, scratch: Path
     ) -> None:
         self.folder = prepare(model, BUILD / "models")
-        self.config = read_config(self.folder)
+        config = read_config(self.folder)
+        assert isinstance(config, GPTConfig), config
+        self.config = config
         self.jobs = WORKS[kind](self.config.vocab_size)[:requests]
         self.temperature, self.top_p = SAMPLED if sampled else (0.0, 1.0)
         self.scratch = scratch

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.gpt2 import GPT
+from models.networks import Network
 from runtime.attention import Span
 from runtime.cache import BlockTable, KVPool
 from runtime.gpu.buckets import FIRST_KEYS, Buckets
@@ -28,7 +28,7 @@ class Device:
     """Runs iterations over a pool. `kernel`: attention by the Triton kernel; else by torch's own
     operators, which cannot be recorded as graphs."""
 
-    def __init__(self, network: GPT, pool: KVPool, *, kernel: bool) -> None:
+    def __init__(self, network: Network, pool: KVPool, *, kernel: bool) -> None:
         self._network, self._pool = network, pool
         self._kernel = kernel
         self.graphs: Graphs | None = None

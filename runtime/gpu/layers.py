@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.gpt2 import GPT, AddNorm, GeluLinear
+from models.gpt2 import AddNorm, GeluLinear
+from models.networks import Network
 
 MULTIPLE = 64  # of the head's outputs: rows of logits begin where wide stores may
 
 
-def adapt(network: GPT, *, kernels: bool) -> None:
+def adapt(network: Network, *, kernels: bool) -> None:
     """Replaces layers of a network on a GPU, once. `kernels`: by Triton kernels, too."""
     _pad_head(network)
     if not kernels:
@@ -67,8 +68,9 @@ class PaddedHead(nn.Module):
         return F.linear(x, self.weight).narrow(-1, 0, self.outputs)
 
 
-def _pad_head(network: GPT) -> None:
-    """The embedding keeps sharing the head's memory. A shard's head is a part of another layer."""
+def _pad_head(network: Network) -> None:
+    """A tied embedding keeps sharing the head's memory. A shard's head is
+    a part of another layer."""
     holder: Any = network
     name = "head"
     if hasattr(network.head, "part"):
@@ -80,4 +82,5 @@ def _pad_head(network: GPT) -> None:
     with torch.no_grad():
         padded = F.pad(head.weight, (0, 0, 0, -outputs % MULTIPLE))
         setattr(holder, name, PaddedHead(padded, outputs))
-        network.wte.weight = nn.Parameter(padded.narrow(0, 0, outputs), requires_grad=False)
+        if network.config.tied:
+            network.wte.weight = nn.Parameter(padded.narrow(0, 0, outputs), requires_grad=False)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from models.decoder import RMSNorm
+from models.weights.loader import StoredLayers
+from models.weights.source import Raw
 from runtime.linear.layers import Int8Linear
 from runtime.shards import SummedLinear
 
 
 def quantise_linears(network: nn.Module, rest: torch.dtype) -> None:
     """Linear layers with int8 weights in place of the network's own, from its weights as they are;
-    what else it has, embeddings and norms, is converted to `rest`."""
+    what else it has is converted to `rest`, but for RMSNorms."""
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
@@ -20,20 +23,23 @@ def quantise_linears(network: nn.Module, rest: torch.dtype) -> None:
                 if isinstance(module, SummedLinear):  # other ranks have the other inputs
                     dist.all_reduce(largest, dist.ReduceOp.MAX)
                 setattr(module, name, Int8Linear(child, largest))
-    of_layers = {id(p) for layer in _int8_layers(network) for p in layer.parameters()}
+    kept = [module for module in network.modules() if isinstance(module, Int8Linear | RMSNorm)]
+    of_layers = {id(p) for layer in kept for p in layer.parameters()}
     for parameter in network.parameters():
         if id(parameter) not in of_layers:
             parameter.data = parameter.data.to(rest)
 
 
-def with_int8_linears(network: nn.Module) -> None:
-    """For a checkpoint whose linear layers are int8, before its weights are assigned."""
-    quantise_linears(network, torch.float32)
+def int8_layer(empty: nn.Linear, raw: Raw, bias: Tensor | None) -> Int8Linear:
+    """From int8 weights as a checkpoint has them."""
+    assert raw.scale is not None
+    layer = Int8Linear(empty)
+    layer.weight = nn.Parameter(raw.data, requires_grad=False)
+    layer.scale = raw.scale
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.float(), requires_grad=False)
+    return layer
 
 
-def is_quantised(network: nn.Module) -> bool:
-    return bool(_int8_layers(network))
-
-
-def _int8_layers(network: nn.Module) -> list[Int8Linear]:
-    return [module for module in network.modules() if isinstance(module, Int8Linear)]
+# types of stored weights that linear layers compute as they are
+STORED: StoredLayers = {"int8": int8_layer}

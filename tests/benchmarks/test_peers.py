@@ -14,8 +14,8 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers.checkpoint import prepare_int8
 from benchmarks.peers.environments import HERE, PEERS
 from models.gpt2 import GPT, GPTConfig
-from models.weights.checkpoint import load_checkpoint, save_checkpoint
-from runtime.linear.quantised import is_quantised
+from models.weights.checkpoint import save_checkpoint
+from models.weights.folder import has_int8
 
 
 class SmallWork(peers.Work):
@@ -91,7 +91,7 @@ def test_an_engine_that_reads_our_int8_gets_it_in_a_folder_beside_the_others(
     save_checkpoint(network, tmp_path / "model", torch.float32)
     for _ in range(2):  # one that is there stays
         prepare_int8(tmp_path / "model")
-    assert is_quantised(load_checkpoint(tmp_path / "model-int8"))
+    assert has_int8(tmp_path / "model-int8")
 
 
 def test_every_peer_has_pins_and_a_runner() -> None:

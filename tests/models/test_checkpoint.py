@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.shapes import GPT2_SHAPES, SHAPES
 from models.weights.checkpoint import (
-    SHAPES,
-    CheckpointError,
     find_folder,
     load_checkpoint,
     load_network,
-    random_network,
-    read_network,
+    open_source,
     save_checkpoint,
 )
+from models.weights.loader import load
+from models.weights.source import CheckpointError
 
 TINY = GPTConfig(vocab_size=61, context=32, n_layer=2, n_head=2, n_embd=32)
 
@@ -84,9 +84,9 @@ def test_names_without_the_transformer_prefix_are_read_as_the_hub_has_them(folde
 def test_a_random_model_is_seeded_and_has_the_shape_of_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    small = replace(SHAPES["gpt2"], n_layer=1, n_head=1, n_embd=32)
+    small = replace(GPT2_SHAPES["gpt2"], n_layer=1, n_head=1, n_embd=32)
     monkeypatch.setitem(SHAPES, "small", small)
-    first, second, other = (random_network("small", seed) for seed in (0, 0, 1))
+    first, second, other = (load(open_source("random:small", seed)) for seed in (0, 0, 1))
     assert first.config == small
     assert torch.equal(first.wte.weight, second.wte.weight)
     assert not torch.equal(first.wte.weight, other.wte.weight)
@@ -94,7 +94,7 @@ def test_a_random_model_is_seeded_and_has_the_shape_of_its_name(
 
 def test_the_shape_named_gpt2_has_as_many_parameters_as_published() -> None:
     with torch.device("meta"):
-        network = GPT(SHAPES["gpt2"])
+        network = GPT(GPT2_SHAPES["gpt2"])
     assert sum(p.numel() for p in network.parameters()) == 124_439_808
 
 
@@ -106,7 +106,7 @@ def change(folder: Path, **fields: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', allowed: gpt2"),
+        ({"model_type": "mamba"}, "model_type is 'mamba', supported: gpt2, llama, mistral"),
         ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx is True, allowed: False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, allowed: True"),
         ({"activation_function": "relu"}, "activation_function is 'relu', allowed: gelu_new"),
@@ -174,7 +174,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
         (refs / name).write_text(commit)
     assert find_folder("gpt2") == find_folder("gpt2", "main") == snapshots[0]
     assert find_folder("gpt2", "v2") == find_folder("gpt2", commits[1]) == snapshots[1]
-    networks = [read_network("gpt2", 0, revision=revision) for revision in ("main", "v2")]
+    networks = [load(open_source("gpt2", 0, revision)) for revision in ("main", "v2")]
     assert not torch.equal(networks[0].wte.weight, networks[1].wte.weight)
     with pytest.raises(CheckpointError, match=r"'gpt2' at revision 'v3' could not be fetched"):
         find_folder("gpt2", "v3")
@@ -183,4 +183,4 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
 @pytest.mark.parametrize("model", ["embedded", "random:gpt2", "./my-gpt2"])
 def test_a_revision_of_a_model_that_is_not_downloaded_is_refused(model: str) -> None:
     with pytest.raises(CheckpointError, match=r"--revision is 'v2', and .* is not downloaded"):
-        read_network(model, 0, revision="v2")
+        open_source(model, 0, "v2")

@@ -11,8 +11,10 @@ import torch
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, init_weights
 from models.part import Part
-from models.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, split
-from runtime.linear.quantised import with_int8_linears
+from models.weights.checkpoint import load_checkpoint, save_checkpoint
+from models.weights.folder import FolderSource
+from models.weights.source import CheckpointError
+from runtime.linear.quantised import STORED
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 
@@ -26,24 +28,18 @@ def network() -> GPT:
     return network.requires_grad_(False)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
-def test_a_checkpoint_is_read_as_the_whole_network_is_split(
-    network: GPT, shards: int, tmp_path: Path
-) -> None:
-    save_checkpoint(network, tmp_path, torch.float32)
-    for rank in range(shards):
-        part = Part(rank, shards)
-        read, cut = load_checkpoint(tmp_path, part).state_dict(), split(network, part).state_dict()
-        assert read.keys() == cut.keys()
-        for name, tensor in read.items():
-            assert torch.equal(tensor, cut[name]), name
+@pytest.fixture(scope="module")
+def folder(network: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(network, folder, torch.float32)
+    return folder
 
 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_the_partial_results_of_all_shards_make_those_of_the_network(
-    network: GPT, shards: int
+    network: GPT, folder: Path, shards: int
 ) -> None:
-    parts: list[Any] = [split(network, Part(rank, shards)) for rank in range(shards)]
+    parts: list[Any] = [load_checkpoint(folder, Part(rank, shards)) for rank in range(shards)]
     x = torch.randn(5, CONFIG.n_embd)
     whole: Any = network.blocks[1]
     blocks = [part.blocks[1] for part in parts]
@@ -62,10 +58,8 @@ def test_the_partial_results_of_all_shards_make_those_of_the_network(
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_shard_reads_its_own_part_of_the_file_alone(
-    network: GPT, int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: GPT, folder: Path, int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models.weights import checkpoint
-
     read = 0
 
     class Counting:
@@ -80,20 +74,21 @@ def test_a_shard_reads_its_own_part_of_the_file_alone(
             read += cut.numel()
             return cut
 
-    folder = tmp_path / "float32"
-    save_checkpoint(network, folder, torch.float32)
     if int8:
         quantise(str(folder), tmp_path / "int8")
         folder = tmp_path / "int8"
-    tensors = checkpoint.read_tensors
-    monkeypatch.setattr(
-        checkpoint, "read_tensors", lambda folder: ((n, Counting(s)) for n, s in tensors(folder))
-    )
-    own = load_checkpoint(folder, Part(1, 3), with_int8_linears)
+    found = FolderSource._named
+
+    def counting(source: FolderSource, name: str) -> Counting | None:
+        tensor = found(source, name)
+        return None if tensor is None else Counting(tensor)
+
+    monkeypatch.setattr(FolderSource, "_named", counting)
+    own = load_checkpoint(folder, Part(1, 3), STORED)
     assert read == sum(tensor.numel() for tensor in (*own.parameters(), *own.buffers()))
     assert read < 0.4 * sum(parameter.numel() for parameter in network.parameters())
 
 
-def test_heads_that_cannot_be_split_are_refused_with_what_can_be(network: GPT) -> None:
+def test_heads_that_cannot_be_split_are_refused_with_what_can_be(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="over 4 shards; allowed: 1, 2, 3, 6"):
-        split(network, Part(0, 4))
+        load_checkpoint(folder, Part(0, 4))

@@ -105,17 +105,17 @@ def test_kernel_and_twin_compute_attention_for_rows_of_any_length(  # type: igno
     lengths, heads, head_dim, dtype, window, block_tokens, seed
 ) -> None:
     heads, kv_heads = heads
-    shape = KVShape(2, kv_heads, head_dim, dtype, CPU, block_tokens)
+    shape = KVShape(2, kv_heads, head_dim, dtype, CPU, block_tokens, (window, None))
     of = iteration(lengths, shape, heads, seed)
     if not len(of.q):
         return
     twin = KVPool(shape, of.pool.keys.shape[1])
     twin.keys.copy_(of.pool.keys)
     twin.values.copy_(of.pool.values)
-    chunks = [Chunk(span, shape, window) for span in of.spans if span.length]
-    attend = RaggedAttention(of.spans, of.pool, window=window, scale=0.2)
-    for layer in range(2):
-        expected = defined(of, layer, window, 0.2)
+    attend = RaggedAttention(of.spans, of.pool, scale=0.2)
+    for layer, own in enumerate((window, None)):
+        chunks = [Chunk(span, shape, own) for span in of.spans if span.length]
+        expected = defined(of, layer, own, 0.2)
         check(attend(layer, of.q, of.k, of.v), expected)
         by_torch = torch.zeros_like(of.q)
         attend_rows(chunks, twin, layer, of.q, of.k, of.v, by_torch, 0.2)
@@ -138,9 +138,10 @@ def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
     if kernel is None:
         pytest.skip("not on this machine")
     for_prompts = name in FOR_PROMPTS
-    shape = KVShape(1, 2, 80, torch.float32 if name == "attend_f32" else torch.bfloat16, CPU)
+    dtype = torch.float32 if name == "attend_f32" else torch.bfloat16
+    shape = KVShape(1, 2, 80, dtype, CPU, windows=(window,))
     whole = iteration([(0, 300), (30, 1), (70, 33)], shape, 6, seed=2)
-    attend = partial(RaggedAttention, pool=whole.pool, window=window, kernel=kernel)
+    attend = partial(RaggedAttention, pool=whole.pool, kernel=kernel)
     together = attend(whole.spans)(0, *whole[2:])
     start = 0
     for length in (2, 31, 40, 3, 2 if for_prompts else 1, 74, 148 if for_prompts else 149):
@@ -170,12 +171,12 @@ def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
 def test_every_kernel_of_this_machine_computes_bfloat16(name, lengths, window, head_dim, seed):  # type: ignore[no-untyped-def]
     if name not in attention_kernels(head_dim):
         pytest.skip("not on this machine")
-    shape = KVShape(1, 2, head_dim, torch.bfloat16, CPU)
+    shape = KVShape(1, 2, head_dim, torch.bfloat16, CPU, windows=(window,))
     of = iteration(lengths, shape, 4, seed)
     if not len(of.q):
         return
     kernel = attention_kernels(head_dim)[name]
-    attend = RaggedAttention(of.spans, of.pool, window=window, scale=0.2, kernel=kernel)
+    attend = RaggedAttention(of.spans, of.pool, scale=0.2, kernel=kernel)
     check(attend(0, of.q, of.k, of.v), defined(of, 0, window, 0.2))
 
 

@@ -42,9 +42,9 @@ def built(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention(
     heads: tuple[int, int], head_dim: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    shape = KVShape(1, heads[1], head_dim, dtype, CPU)
+    shape = KVShape(1, heads[1], head_dim, dtype, CPU, windows=(window,))
     of = iteration([(0, 150), (40, 1), (70, 33), (200, 1), (5, 2)], shape, heads[0], seed=1)
-    out = RaggedAttention(of.spans, of.pool, window=window, scale=0.2)(0, *of[2:])
+    out = RaggedAttention(of.spans, of.pool, scale=0.2)(0, *of[2:])
     check(out, defined(of, 0, window, 0.2))
 
 

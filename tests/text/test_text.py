@@ -231,6 +231,6 @@ def test_folders_without_a_byte_level_vocabulary_are_refused(tmp_path: Path) -> 
 
 
 def test_all_hub_names_share_one_vocabulary_and_are_known_to_the_loader() -> None:
-    from models.weights.checkpoint import SHAPES
+    from models.shapes import GPT2_SHAPES
 
-    assert set(HUB_NAMES) == set(SHAPES)
+    assert set(HUB_NAMES) == set(GPT2_SHAPES)

@@ -15,14 +15,10 @@ from transformers import GPT2LMHeadModel
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.part import Part
-from models.weights.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    load_network,
-    save_checkpoint,
-)
+from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
+from models.weights.source import CheckpointError
 from runtime.linear.layers import Int8Linear
-from runtime.linear.quantised import quantise_linears, with_int8_linears
+from runtime.linear.quantised import STORED, quantise_linears
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 TOKENS = torch.arange(16).view(1, -1)
@@ -96,9 +92,9 @@ def test_in_float32_its_weights_are_its_integers_times_their_scales(
 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, shards: int) -> None:
-    whole: Any = load_checkpoint(folder, with_int8=with_int8_linears)
+    whole: Any = load_checkpoint(folder, stored=STORED)
     parts: list[Any] = [
-        load_checkpoint(folder, Part(rank, shards), with_int8_linears) for rank in range(shards)
+        load_checkpoint(folder, Part(rank, shards), STORED) for rank in range(shards)
     ]
     for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
         own = [getattr(part.blocks[1], name) for part in parts]

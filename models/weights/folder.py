@@ -1,0 +1,276 @@
+"""Weights in a folder in the Hugging Face layout: `config.json` beside `model.safetensors`, or
+files listed in `model.safetensors.index.json`. Linear layers may be int8 (`scheme.py`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from models.gpt2 import GPTConfig
+from models.networks import Config
+from models.weights.config import DescriptionError, describe
+from models.weights.pieces import Shape, is_linear, shapes_of
+from models.weights.scheme import SchemeError, check_scheme
+from models.weights.source import CheckpointError, Raw, WeightSource
+
+MAPPED_BYTES = 1 << 28  # read of a file until it is opened again: pages that were read stay mapped
+
+GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+# variants of GPT-2 that our network does not compute
+_FIXED_FIELDS = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+
+# Our layer -> Hugging Face's. GPT-2's are Conv1D, so matrices are transposed, and one tensor has
+# the columns of queries, keys and values.
+GPT2_NAMES = {
+    "ln_1": "ln_1", "attn_proj": "attn.c_proj", "ln_2": "ln_2", "fc": "mlp.c_fc",
+    "mlp_proj": "mlp.c_proj", "q": "attn.c_attn", "k": "attn.c_attn", "v": "attn.c_attn",
+}  # fmt: skip
+_DECODER_NAMES = {
+    "wte": "embed_tokens", "ln_f": "norm", "head": "lm_head",
+    "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm",
+    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "attn_proj": "self_attn.o_proj",
+    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "mlp_proj": "mlp.down_proj",
+}  # fmt: skip
+_WITH_NORMS_AFTER = {
+    "attn_norm": "post_attention_layernorm", "ln_2": "pre_feedforward_layernorm",
+    "mlp_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+_PREFIXES = ("transformer.", "model.")  # which some exports omit
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a piece lies: a tensor, and which of the parts of its outputs is meant."""
+
+    tensor: str
+    transposed: bool = False
+    part: int = 0
+    parts: int = 1
+    added: float = 0.0  # to the values
+
+
+class FolderSource(WeightSource):
+    def __init__(self, folder: Path) -> None:
+        self.place, self._folder = str(folder), folder
+        self.config = read_config(folder)
+        self._int8 = has_int8(folder)
+        self._files = _files_of(folder)
+        self._shapes = shapes_of(self.config)
+        self._handles: dict[Path, Any] = {}
+        self._read_bytes = 0
+
+    def shape(self, piece: str) -> Shape | None:
+        where = self._where(piece)
+        found = self._tensor(where)
+        if found is None:
+            return None
+        stored, wanted = tuple(found.get_shape()), self._shapes[piece]
+        whole = (where.parts * wanted[0], *wanted[1:])
+        implied = whole[::-1] if where.transposed else whole
+        is_int8 = self._int8 and is_linear(piece)
+        if stored != implied:
+            raise CheckpointError(
+                f"{self.place}: tensor '{where.tensor}' has shape {stored}, config.json implies "
+                f"{implied}"
+            )
+        if (found.get_dtype() == "I8") != is_int8:
+            raise CheckpointError(
+                f"{self.place}: tensor '{where.tensor}' is {found.get_dtype()}, config.json "
+                f"implies {'I8' if is_int8 else 'a floating-point type'}"
+            )
+        if is_int8:
+            self._check_scale(piece)
+        return wanted
+
+    def storage(self, piece: str) -> str:
+        if self._int8 and is_linear(piece):
+            return "int8"
+        return str(self._tensor(self._where(piece)).get_dtype())
+
+    def values(self, piece: str, rows: slice, columns: slice) -> Tensor:
+        where = self._where(piece)
+        found = self._slice(piece, where, rows, columns)
+        if self._int8 and is_linear(piece):
+            return found.float() * self._scale(piece, rows)[:, None]
+        return found.float() + where.added if where.added else found
+
+    def raw(self, piece: str, rows: slice, columns: slice) -> Raw | None:
+        data = self._slice(piece, self._where(piece), rows, columns)
+        return Raw("int8", data.contiguous(), self._scale(piece, rows))
+
+    def _slice(self, piece: str, where: _Place, rows: slice, columns: slice) -> Tensor:
+        start, stop, _ = rows.indices(self._shapes[piece][0])
+        first = where.part * self._shapes[piece][0]
+        rows = slice(first + start, first + stop)
+        tensor = self._tensor(where)
+        if len(self._shapes[piece]) == 1:
+            found: Tensor = tensor[rows]
+        else:
+            found = tensor[columns, rows].t() if where.transposed else tensor[rows, columns]
+        self._read_bytes += found.nbytes
+        return found
+
+    def _scale(self, piece: str, rows: slice) -> Tensor:
+        where = self._where(piece)
+        start, stop, _ = rows.indices(self._shapes[piece][0])
+        first = where.part * self._shapes[piece][0]
+        scale: Tensor = self._named(f"{where.tensor}_scale")[first + start : first + stop]
+        return scale.float().flatten()
+
+    def _check_scale(self, piece: str) -> None:
+        where = self._where(piece)
+        found = self._named(f"{where.tensor}_scale")
+        implied = (where.parts * self._shapes[piece][0], 1)
+        if found is None:
+            raise CheckpointError(
+                f"{self.place}: tensors are missing: {where.tensor}_scale, which config.json "
+                "implies"
+            )
+        if tuple(found.get_shape()) != implied:
+            raise CheckpointError(
+                f"{self.place}: tensor '{where.tensor}_scale' has shape "
+                f"{tuple(found.get_shape())}, config.json implies {implied}"
+            )
+
+    def _where(self, piece: str) -> _Place:
+        layer, _, kind = piece.rpartition(".")
+        block, _, own = layer.rpartition(".")
+        if isinstance(self.config, GPTConfig):
+            if not block:
+                return _Place(piece)
+            name = f"{block.replace('blocks', 'h')}.{GPT2_NAMES[own]}.{kind}"
+            place = "qkv".find(own)  # of one tensor
+            transposed = not own.startswith("ln_") and kind == "weight"
+            return _Place(name, transposed, max(place, 0), 1 if place < 0 else 3)
+        names = _DECODER_NAMES | (_WITH_NORMS_AFTER if self.config.norms_after else {})
+        holder = f"{block.replace('blocks', 'layers')}." if block else ""
+        # Gemma's norms multiply by one more than what is stored
+        is_norm = own.startswith("ln_") or own.endswith("_norm")
+        added = 1.0 if is_norm and self.config.family == "gemma3_text" else 0.0
+        return _Place(f"{holder}{names[own]}.{kind}", added=added)
+
+    def _tensor(self, where: _Place) -> Any:
+        return self._named(where.tensor)
+
+    def _named(self, name: str) -> Any:
+        """A tensor of which what is asked for is read; None: there is none."""
+        if name not in self._files:
+            return None
+        path, full = self._files[name]
+        if self._read_bytes > MAPPED_BYTES:
+            self._handles.clear()
+            self._read_bytes = 0
+        if path not in self._handles:
+            self._handles[path] = _opened(path)
+        return self._handles[path].get_slice(full)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path.parent, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: no readable model.safetensors or model.safetensors.index.json: {error}"
+    )
+
+
+def _files_of(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Tensor, without its prefix -> its file and its name there. Raises CheckpointError."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        files = [single]
+        if not single.exists():
+            names = json.loads(index.read_text())["weight_map"].values()
+            files = [folder / name for name in sorted(set(names))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(folder, error) from error
+    found = {}
+    for file in files:
+        for name in _opened(file).keys():  # noqa: SIM118 - the handle is no mapping
+            prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
+            found[name.removeprefix(prefix)] = file, name
+    return found
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Names and slices: of a slice, what is asked for is read. Raises CheckpointError."""
+    for path, name in _files_of(folder).values():
+        yield name, _opened(path).get_slice(name)
+
+
+def linear_names(folder: Path) -> dict[str, bool]:
+    """The matrices of a folder's linear layers, and whether they are stored transposed. Raises
+    CheckpointError."""
+    source = FolderSource(folder)
+    places = [source._where(piece) for piece in shapes_of(source.config) if is_linear(piece)]
+    return {source._files[place.tensor][1]: place.transposed for place in places}
+
+
+def read_config(folder: Path) -> Config:
+    """The shape in a folder's `config.json`. Raises CheckpointError."""
+    path, fields = folder / "config.json", read_fields(folder)
+    if fields.get("model_type") == "gpt2":
+        return _gpt2_config(path, fields)
+    try:
+        return describe(fields)
+    except DescriptionError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _gpt2_config(path: Path, fields: dict[str, Any]) -> GPTConfig:
+    activation = fields.get("activation_function", "gelu_new")
+    if activation not in GELU:
+        raise CheckpointError(
+            f"{path}: activation_function is {activation!r}, allowed: {', '.join(GELU)}"
+        )
+    for name, only in _FIXED_FIELDS.items():
+        if fields.get(name, only) != only:
+            raise CheckpointError(f"{path}: {name} is {fields[name]!r}, allowed: {only!r}")
+    try:
+        return GPTConfig(
+            vocab_size=int(fields["vocab_size"]),
+            context=int(fields["n_positions"]),
+            n_layer=int(fields["n_layer"]),
+            n_head=int(fields["n_head"]),
+            n_embd=int(fields["n_embd"]),
+            norm_eps=float(fields.get("layer_norm_epsilon", 1e-5)),
+            gelu=GELU[activation],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: field missing or not a number: {error}") from error
+
+
+def has_int8(folder: Path) -> bool:
+    """Whether a folder's `config.json` says that its weights are int8. Raises CheckpointError."""
+    scheme = read_fields(folder).get("quantization_config")
+    if scheme is None:
+        return False
+    try:
+        check_scheme(scheme)
+    except SchemeError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    return True
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """Of a folder's `config.json`. Raises CheckpointError."""
+    path = folder / "config.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

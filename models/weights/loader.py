@@ -1,0 +1,149 @@
+"""Builds a network, or a shard's part of it, from a source of weights.
+
+Each piece is read into the type that the network will have, a few million values at a time, so that
+little memory is taken beside the weights themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from models.decoder import RMSNorm
+from models.networks import Config, Network, make
+from models.part import WHOLE, Part, PartError
+from models.weights.pieces import pieces_of, shapes_of
+from models.weights.source import STORED_BITS, CheckpointError, Raw, WeightSource
+
+Thing = TypeVar("Thing")
+
+# For a type of stored weights: the layer that computes them, from the layer without weights in
+# whose place it stands, the weights, and the bias.
+StoredLayers = Mapping[str, Callable[[nn.Linear, Raw, Tensor | None], nn.Module]]
+
+
+def load(
+    source: WeightSource,
+    part: Part = WHOLE,
+    dtype: torch.dtype = torch.float32,
+    stored: StoredLayers | None = None,
+) -> Network:
+    """On the CPU, for inference. `stored`: for types of weights that stay as they are stored; all
+    others become `dtype`. Raises CheckpointError."""
+    check(source, part)
+    loading = _Loading(source, part, dtype, stored or {})
+    network = _empty(source.config, part)
+    for path, module in _shown(list(network.named_modules()), f"loading {source.place}"):
+        if isinstance(module, nn.Linear):
+            layer = loading.stored_layer(path, module)
+            if layer is not None:
+                network.set_submodule(path, layer)
+                continue
+        for kind, parameter in list(module.named_parameters(recurse=False)):
+            if not (source.config.tied and path == "head"):
+                setattr(module, kind, loading.parameter(f"{path}.{kind}", parameter, module))
+    if source.config.tied and isinstance(network.head, nn.Linear):
+        network.head.weight = network.wte.weight
+    return network.eval().requires_grad_(False)
+
+
+def check(source: WeightSource, part: Part = WHOLE) -> None:
+    """That everything is there, in the right shape, and can be split so. Raises CheckpointError."""
+    try:
+        part.check(source.config)
+    except PartError as error:
+        raise CheckpointError(str(error)) from None
+    missing = []
+    for piece, shape in shapes_of(source.config).items():
+        found = source.shape(piece)
+        if found is None:
+            missing.append(piece)
+        elif found != shape:
+            raise CheckpointError(
+                f"{source.place}: tensor for '{piece}' has shape {found}, its configuration "
+                f"implies {shape}"
+            )
+    if missing:
+        raise CheckpointError(f"{source.place}: tensors are missing: {', '.join(missing[:5])}")
+
+
+def held_bytes(source: WeightSource, part: Part, dtype: torch.dtype, kinds: Iterable[str]) -> int:
+    """The memory that the weights will take on a CPU, where a head has a copy of its own. `kinds`:
+    of stored weights that stay as they are."""
+    bits, kept = 0.0, set(kinds)
+    for piece, shape in shapes_of(source.config).items():
+        values = torch.empty(shape, device="meta")[part.cut(piece, shape)[: len(shape)]].numel()
+        kind, plain = source.storage(piece), 8 * dtype.itemsize
+        as_stored = STORED_BITS[kind] if kind in kept else plain
+        if piece == "wte.weight":
+            bits += values * (plain + (as_stored if source.config.tied else 0))
+        else:
+            bits += values * as_stored
+    return int(bits / 8)
+
+
+class _Loading:
+    def __init__(
+        self, source: WeightSource, part: Part, dtype: torch.dtype, stored: StoredLayers
+    ) -> None:
+        self._source, self._part, self._dtype, self._stored = source, part, dtype, stored
+        self._shapes = shapes_of(source.config)
+
+    def parameter(self, name: str, empty: Tensor, of: nn.Module) -> nn.Parameter:
+        dtype = torch.float32 if isinstance(of, RMSNorm) else self._dtype
+        filled, row = torch.empty(empty.shape, dtype=dtype, device="cpu"), 0
+        for piece in pieces_of(name):
+            rows, columns = self._part.cut(piece, self._shapes[piece])
+            count = len(range(self._shapes[piece][0])[rows])
+            self._source.read(piece, rows, columns, filled[row : row + count])
+            row += count
+        return nn.Parameter(filled, requires_grad=False)
+
+    def stored_layer(self, path: str, empty: nn.Linear) -> nn.Module | None:
+        """None: its weights are of several types, or of one that does not stay."""
+        tied = path == "head" and self._source.config.tied
+        pieces = pieces_of("wte.weight" if tied else f"{path}.weight")
+        kinds = {self._source.storage(piece) for piece in pieces}
+        if len(kinds) > 1 or not kinds <= self._stored.keys():
+            return None
+        cuts = [self._part.cut(piece, self._shapes[piece]) for piece in pieces]
+        raws = [self._source.raw(p, *cut) for p, cut in zip(pieces, cuts, strict=True)]
+        found = [raw for raw in raws if raw is not None]
+        if len(found) < len(raws):
+            return None
+        scales = [raw.scale for raw in found if raw.scale is not None]
+        raw = Raw(
+            found[0].kind,
+            found[0].data if len(found) == 1 else torch.cat([raw.data for raw in found]),
+            torch.cat(scales) if scales else None,
+        )
+        bias = None
+        if empty.bias is not None:
+            bias = self.parameter(f"{path}.bias", empty.bias, empty).detach()
+        return self._stored[raw.kind](empty, raw, bias)
+
+
+def _empty(config: Config, part: Part) -> Network:
+    """A network of the part's shape without weights."""
+    with torch.device("meta"):
+        network = make(replace(config, shards=part.shards))
+        if part.shards > 1:
+            tokens = len(range(config.vocab_size)[part.of(config.vocab_size)])
+            network.wte = nn.Embedding(tokens, config.n_embd)
+            network.head = nn.Linear(config.n_embd, tokens, bias=False)
+    return network
+
+
+def _shown(things: list[Thing], doing: str) -> Iterable[Thing]:
+    """With a progress bar on terminals only, since programs may read a log."""
+    if not sys.stderr.isatty() or find_spec("tqdm") is None:  # benchmarks/gpu.py runs without it
+        return things
+    from tqdm import tqdm
+
+    return tqdm(things, desc=doing, leave=False)
