@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ from api.tgi import routes as tgi
 from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
 from deferred.jobs import Jobs
+from generate.modes import MODES
 from options import flag
 from scheduling.classes.predictor import Predictor
-from scheduling.policies.nobatch import NoBatch
-from scheduling.policies.static import Static
-from scheduling.registry import IN_ORDER, PolicyOptionError, make_policy, with_deferred
+from scheduling.contract import PolicyOptionError
+from scheduling.registry import IN_ORDER, options_of, with_deferred
 from seams import Policy
 from serving.config import Config
 from serving.thread import Engine, Load, load_configured_model
@@ -64,18 +65,11 @@ class StartError(Exception):
 
 
 def policy_of_mode(config: Config) -> Policy:
-    """Raises scheduling.registry.PolicyOptionError."""
-    match config.mode:
-        case "nobatch":
-            return NoBatch()
-        case "static":
-            by_batch = config.static_release == "batch"
-            return Static(config.max_wait_ms / 1000, "batch" if by_batch else "own")
-        case "dynamic":
-            folder = os.environ.get(POLICY_FOLDER)
-            if folder is not None and ":" in config.policy and folder not in sys.path:
-                sys.path.append(folder)  # last, so that other files there shadow no module
-            return make_policy(config.policy, config)
+    """Raises PolicyOptionError."""
+    folder = os.environ.get(POLICY_FOLDER)
+    if folder is not None and ":" in config.policy and folder not in sys.path:
+        sys.path.append(folder)  # last, so that other files there shadow no module
+    return MODES[config.mode].policy(config)
 
 
 def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intake[Any]:
@@ -94,7 +88,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
 
     def most() -> float:
         if manager.ready or manager.recovers:
-            return at_once + queue.deferred
+            return at_once + queue.num_deferred
         return math.inf
 
     intake = Intake[Any](
@@ -119,15 +113,16 @@ def create_app(
     template = load_chat_template(config.model, tokenizer)
     stats = Stats(time.perf_counter())
     predictor = Predictor()
-    policy = with_deferred(policy_of_mode(config), config, predictor)
     metrics = Metrics()
+    shared = partial(with_deferred, predictor=predictor, **options_of(with_deferred, config))
     manager = BatchingManager(
-        policy,
+        policy_of_mode(config),
         Recorders(stats, metrics, predictor),
         max_batch_size=config.max_batch_size,
         max_waiting=config.max_waiting,
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         request_timeout_s=config.request_timeout,
+        with_deferred=shared,
     )
 
     def describe() -> Description:

@@ -169,7 +169,7 @@ class ServerModel(Executor):
         firsts = np.array([row.table.blocks[0] for row in rows])
         row_blocks, first_block = len(rows[0].table.blocks), int(firsts.min())
         places = (firsts - first_block) // row_blocks
-        count, width = int(places.max()) + 1, steps[0].padding + steps[0].tokens
+        count, width = int(places.max()) + 1, steps[0].padding + steps[0].num_tokens
         # rows that do not advance stay and are computed as padding
         counts = np.zeros(count, dtype=np.int64)
         starts = np.zeros(count, dtype=np.int64)
@@ -177,10 +177,10 @@ class ServerModel(Executor):
         ends, spans = [], []
         for step, row, place in zip(steps, rows, places.tolist(), strict=True):
             end = (place + 1) * width
-            tokens[end - step.tokens : end] = row.ids[step.start : step.start + step.tokens]
-            counts[place], starts[place] = step.tokens, step.start
+            tokens[end - step.num_tokens : end] = row.ids[step.start : step.start + step.num_tokens]
+            counts[place], starts[place] = step.num_tokens, step.start
             ends.append(end)
-            spans.append(Span(end - step.tokens, step.tokens, step.start, row.table))
+            spans.append(Span(end - step.num_tokens, step.num_tokens, step.start, row.table))
         columns = (starts + counts - width)[:, None] + np.arange(width)
         positions = columns.clip(0)  # [rows, width]; any valid position for padding
         attend: Attend | None = None
@@ -201,10 +201,10 @@ class DynamicBatchingServerModel(Executor):
         ends, spans = [], []
         for step, row in zip(steps, rows, strict=True):
             first = len(tokens)
-            tokens += row.ids[step.start : step.start + step.tokens]
+            tokens += row.ids[step.start : step.start + step.num_tokens]
             ends.append(len(tokens))
-            spans.append(Span(first, step.tokens, step.start, row.table))
-        counts = np.array([step.tokens for step in steps])
+            spans.append(Span(first, step.num_tokens, step.start, row.table))
+        counts = np.array([step.num_tokens for step in steps])
         offsets = np.array([step.start for step in steps]) - counts.cumsum() + counts
         positions = np.arange(len(tokens)) + offsets.repeat(counts)
         return Flat(tokens, positions, ends, spans)

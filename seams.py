@@ -10,9 +10,9 @@ chunk of it, decode and resumption after preemption are all "advance this reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 ServiceClass = Literal["immediate", "deferred"]
 
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
     id: int
     start: int  # tokens already computed; the position of the first one to compute
-    tokens: int  # to compute now; 0 for a held row of a rectangle
+    num_tokens: int  # to compute now; 0 for a held row of a rectangle
     draw: bool  # whether the next token is wanted
     blocks: Sequence[int]  # assigned to the sequence since its last step
     padding: int = 0  # positions computed before the tokens and discarded
@@ -126,7 +126,7 @@ class Model(Protocol):
     def context(self) -> int: ...  # longest sequence, in tokens
 
     @property
-    def blocks(self) -> int: ...  # of KV memory
+    def num_blocks(self) -> int: ...  # of KV memory
 
     @property
     def block_tokens(self) -> int: ...  # in a block
@@ -184,7 +184,7 @@ class Request(Protocol):
 
 class Advance(NamedTuple):
     request: Request
-    tokens: int  # to compute now: known - computed, or less
+    num_tokens: int  # to compute now: known - computed, or less
 
 
 class Trial(Protocol):
@@ -200,10 +200,10 @@ class Trial(Protocol):
         cost = self.cost(step)
         if cost > self.free:
             return False
-        self.insist(step, cost)
+        self.charge(step, cost)
         return True
 
-    def insist(self, step: Advance, cost: int) -> None:
+    def charge(self, step: Advance, cost: int) -> None:
         """Counts a step of this cost, even if there are no blocks for it."""
 
 
@@ -211,10 +211,10 @@ class Memory(Protocol):
     """KV memory as policies see it, in blocks. Policies never add blocks up themselves: sequences
     may share some."""
 
-    budget: int
+    num_blocks: int
 
     @property
-    def used(self) -> int: ...  # by residents; budget - used are available
+    def used(self) -> int: ...  # by residents; num_blocks - used are available
 
     @property
     def cached(self) -> int: ...  # of the available ones, those that may still be shared
@@ -248,7 +248,7 @@ class View:
     resident: Sequence[Request]  # in order of admission; they hold KV memory
     max_batch_size: int
     memory: Memory
-    deferred: int  # number of these requests in that class
+    num_deferred: int  # waiting and resident requests of that class
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,21 +300,70 @@ class Observer(Protocol):
 # --- Records --------------------------------------------------------------------------------
 
 
+# prefill: everything before the first token, computed at once; chunk: a part of it; decode: the
+# newest generated token; held: done, keeps its row until its batch ends; paused: resident, advanced
+# by nothing
+Kind = Literal["prefill", "chunk", "decode", "held", "paused"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Row(NamedTuple):
+    """A resident request's part in an iteration."""
+
+    request: int
+    slot: int  # of the batch: the lowest free one at admission, kept until the request leaves
+    num_tokens: int  # computed
+    kind: Kind
+
+
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """`Row`s by column: objects would take eight times the memory."""
+
+    requests: Sequence[int] = ()
+    slots: Sequence[int] = ()
+    token_counts: Sequence[int] = ()
+    kinds: bytes = b""  # indices of KINDS
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __iter__(self) -> Iterator[Row]:
+        for request, slot, num_tokens, kind in zip(
+            self.requests, self.slots, self.token_counts, self.kinds, strict=True
+        ):
+            yield Row(request, slot, num_tokens, KINDS[kind])
+
+
+@dataclass(slots=True)
 class IterationRecord:
-    start_s: float
-    duration_s: float
-    rows: int
-    tokens: int  # computed, without padding
-    positions: int  # computed, padding included
-    generated: int  # generated tokens
+    """An iteration: what was planned, with the state at its start, and then what came of it.
+    Recorders receive it once it has succeeded, and do not change it."""
+
+    batch_size: int  # rows, those that are held included
+    num_tokens: int  # computed, without padding
     attended: int = 0  # query-key pairs, without padding
     context: int = 0  # keys read: in each row, those of its tokens and of all before them
+    with_deferred: bool = False  # deferred requests were waiting or resident
     deferred_tokens: int = 0  # computed for deferred requests
+    rows: Rows = Rows()
+    num_waiting: int = 0  # requests
+    used_blocks: int = 0  # of KV memory, as are the next two
+    cached_blocks: int = 0
+    free_blocks: int = 0
+    preempted: Sequence[int] = ()  # requests preempted since the previous iteration
+    # known when it has ended
+    start_s: float = 0.0
+    duration_s: float = 0.0
+    num_positions: int = 0  # computed, padding included
+    num_generated: int = 0  # tokens that requests received
     deferred_generated: int = 0
     # since the previous token: class, seconds, and number of requests that waited so long
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()
-    with_deferred: bool = False  # deferred requests were waiting or resident
+
+    @property
+    def padding(self) -> int:
+        return self.num_positions - self.num_tokens
 
 
 End = Literal["length", "stop", "cancelled", "failed"]
@@ -330,7 +379,7 @@ class RequestRecord:
     prompt_tokens: int
     max_tokens: int
     generated: int
-    preemptions: int
+    num_preemptions: int
     service_class: ServiceClass
     end: End
     # prompt tokens found in the prefix cache; None: not looked up
@@ -345,4 +394,4 @@ class Recorder(Protocol):
     def request(self, record: RequestRecord) -> None: ...
 
     def busy(self, start_s: float, end_s: float) -> None:
-        """A stretch of time with work."""
+        """A busy period: the queue or the batch held requests all the time."""

@@ -122,15 +122,15 @@ class Metrics:
 
     def iteration(self, record: IterationRecord) -> None:
         # an iteration in which every computed token yielded one is decode only
-        method = METHODS[record.tokens == record.generated]
+        method = METHODS[record.num_tokens == record.num_generated]
         with self._lock:
             self._iterations[method].observe(record.duration_s)
-            self._rows[record.rows] += 1
-            self._generated += record.generated
+            self._rows[record.batch_size] += 1
+            self._generated += record.num_generated
             self._deferred["computed"] += record.deferred_tokens
             self._deferred["generated"] += record.deferred_generated
-            self._tokens += record.tokens
-            self._positions += record.positions
+            self._tokens += record.num_tokens
+            self._positions += record.num_positions
             for of, gap_s, times in record.gaps:
                 self._by_class["eb_inter_token_seconds", of].observe(gap_s, times)
 
@@ -138,7 +138,7 @@ class Metrics:
         with self._lock:
             self._ended[record.end] += 1
             self._ended_by_class[record.service_class, record.end] += 1
-            self._preemptions += record.preemptions
+            self._preemptions += record.num_preemptions
             if record.cached_tokens is not None:
                 self._prefix_cache["looked_up"] += record.prompt_tokens
                 self._prefix_cache["hit"] += record.cached_tokens
@@ -296,7 +296,7 @@ def _gauges(manager: BatchingManager) -> Iterator[Metric]:
             (
                 ("tgi_batch_max_total_tokens", "eb_kv_budget_tokens"),
                 "KV budget",
-                memory.budget * size,
+                memory.num_blocks * size,
             ),
         ):
             yield from (GaugeMetricFamily(name, f"{text}, in tokens", value) for name in names)

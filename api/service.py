@@ -19,13 +19,13 @@ from api.http.writer import Writer
 from api.metrics import Metrics
 from api.texts import Texts
 from batching import BatchingManager
-from engine.inference import Cut, Inference, OverloadedError, RefusedError
+from engine.inference import Cause, Inference, OverloadedError, RefusedError
 from seams import RequestRecord
 from serving.config import Config
 from telemetry.stats import Stats
 from text.tokenizer import EncodingError, Tokenizer
 
-FAILED_STATUS: Mapping[Cut | None, int] = {None: 500, "shutdown": 503, "timeout": 504}
+FAILED_STATUS: Mapping[Cause | None, int] = {None: 500, "shutdown": 503, "timeout": 504}
 
 
 class Description(TypedDict):
@@ -169,7 +169,7 @@ class Service:
         record = inference.record
         assert record is not None
         if record.end == "failed":
-            status = FAILED_STATUS[inference.cut_by]
+            status = FAILED_STATUS[inference.cause]
             raise ApiError(status, inference.error or "the request failed")
         if record.end == "cancelled":
             raise ApiError(CLIENT_GONE, "the client disconnected")

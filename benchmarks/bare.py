@@ -12,7 +12,7 @@ import numpy as np
 from batching import BatchingManager
 from engine.inference import Inference
 from engine.iteration import Wait
-from generate.modes import LAYOUTS, Mode, make_ledger
+from generate.modes import MODES, ModeName, make_ledger
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -103,7 +103,7 @@ class BareRun:
 def run_bare(
     model: Model,
     policy: Policy,
-    mode: Mode,
+    mode: ModeName,
     work: Sequence[Job],
     max_batch_size: int,
     sampling: Sampling = GREEDY,
@@ -127,7 +127,7 @@ def run_bare(
     ]
     for inference in inferences:
         manager.enqueue(inference)
-    while not isinstance(manager.step(LAYOUTS[mode], time.perf_counter), Wait):
+    while not isinstance(manager.step(MODES[mode].lay_out, time.perf_counter), Wait):
         pass
     seconds = time.perf_counter() - start_s
     failed = [i.error for i in inferences if i.error]

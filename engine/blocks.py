@@ -5,7 +5,7 @@ process, assigns blocks; a model receives their numbers. So a shortage is found 
 is planned, never in a model.
 
 A block is *used* while a sequence refers to it, *cached* while no sequence does but its tokens may
-be needed again, and free otherwise: used + cached + free = budget. Cached blocks are as good as
+be needed again, and free otherwise: used + cached + free = num_blocks. Cached blocks are as good as
 free ones; the least recently used one is overwritten first. With prefix caching, a full block is
 found again by a digest of its tokens and of all before them (Kwon et al., "Efficient Memory
 Management for Large Language Model Serving with PagedAttention", SOSP '23, section 4.3)."""
@@ -47,25 +47,25 @@ class _Table:
 class Ledger(Memory):
     """KV memory of sequences that are stored one by one.
 
-    `budget`: blocks. `growth_tokens`: None reserves the most that a request may hold at admission;
+    `growth_tokens`: None reserves the most that a request may hold at admission;
     a number admits it with memory for so many further tokens, and adds as many whenever they are
     used up."""
 
     def __init__(
         self,
-        budget: int,
+        num_blocks: int,
         block_tokens: int = 1,
         *,
         growth_tokens: int | None = None,
         prefix_caching: bool = False,
     ) -> None:
-        self.budget = budget
+        self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.growth_tokens = growth_tokens
         self.prefix_caching = prefix_caching
         self._tables: dict[int, _Table] = {}
-        self._news: dict[int, Sequence[int]] = {}  # blocks not yet sent to the model
-        self._free = list(range(budget - 1, -1, -1))
+        self._new_blocks: dict[int, Sequence[int]] = {}  # blocks not yet sent to the model
+        self._free = list(range(num_blocks - 1, -1, -1))
         self.sharers: dict[int, int] = {}  # used block -> number of sequences that refer to it
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._found: dict[bytes, int] = {}  # digest -> the block with these tokens
@@ -106,10 +106,10 @@ class Ledger(Memory):
             self._assign(request, [*hits, *taken], len(hits))
         return [len(hits) * self.block_tokens for hits in found]
 
-    def news(self) -> Mapping[int, Sequence[int]]:
+    def take_new_blocks(self) -> Mapping[int, Sequence[int]]:
         """The blocks assigned since the last call, by sequence."""
-        news, self._news = self._news, {}
-        return news
+        new_blocks, self._new_blocks = self._new_blocks, {}
+        return new_blocks
 
     def grow(self, steps: Iterable[Advance]) -> None:
         """Assigns residents the blocks that their next tokens need."""
@@ -119,7 +119,7 @@ class Ledger(Memory):
             if more := self.growth(step):
                 id, taken = step.request.id, self._take(more)
                 self._tables[id].blocks += taken
-                self._news[id] = (*self._news.get(id, ()), *taken)
+                self._new_blocks[id] = (*self._new_blocks.get(id, ()), *taken)
 
     def share(self, request: Request, computed: int) -> None:
         """After a successful iteration: full blocks of `computed` tokens may be shared."""
@@ -137,7 +137,7 @@ class Ledger(Memory):
         """Takes the blocks back."""
         # shareable blocks stay cached; the end of a sequence is overwritten first, since its
         # beginning is shared more
-        self._news.pop(request.id, None)
+        self._new_blocks.pop(request.id, None)
         for block in reversed(self._tables.pop(request.id).blocks):
             self.sharers[block] -= 1
             if self.sharers[block] == 0:
@@ -191,7 +191,7 @@ class Ledger(Memory):
         request = step.request
         count = len(self._tables[request.id].blocks)
         room = count * self.block_tokens
-        wanted = request.computed + step.tokens
+        wanted = request.computed + step.num_tokens
         if wanted <= room:
             return 0
         most = request.known + request.max_tokens - request.generated
@@ -211,7 +211,7 @@ class Ledger(Memory):
 
     def _assign(self, request: Request, blocks: list[int], shareable: int = 0) -> None:
         self._tables[request.id] = _Table(blocks, shareable)
-        self._news[request.id] = tuple(blocks)
+        self._new_blocks[request.id] = tuple(blocks)
 
     def _digests_of(self, request: Request, count: int) -> list[bytes]:
         """Digests of the first `count` full blocks, and of those computed earlier."""
@@ -231,7 +231,7 @@ class LedgerTrial(Trial):
         self._ledger = ledger
         self._gone = ledger.only_of(releasing)
         self._hit = set[int]()  # blocks to which a newcomer of the plan refers
-        self.free = ledger.budget - ledger.used + len(self._gone)
+        self.free = ledger.num_blocks - ledger.used + len(self._gone)
 
     def cost(self, step: Advance) -> int:
         if step.request.resident:
@@ -241,7 +241,7 @@ class LedgerTrial(Trial):
         shared = [b for b in hits if b in self._hit or (b in used and b not in gone)]
         return self._ledger.admission(step.request) - len(shared)
 
-    def insist(self, step: Advance, cost: int) -> None:
+    def charge(self, step: Advance, cost: int) -> None:
         self.free -= cost
         if not step.request.resident:
             self._hit.update(self._ledger.hits(step.request))

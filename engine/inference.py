@@ -10,7 +10,7 @@ from typing import Literal
 
 from seams import End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
-Cut = Literal["timeout", "shutdown"]
+Cause = Literal["timeout", "shutdown"]  # of a failure that is no fault of the model
 
 
 class RefusedError(Exception):
@@ -57,20 +57,20 @@ class Inference:
     stored: bool = False  # set by the manager: the job store keeps it
 
     id: int = field(init=False)  # assigned by the queue: increases in order of arrival
-    lane: int = field(init=False)  # its slot of the batch while it is resident
+    slot: int = field(init=False)  # of the batch, while it is resident
     ids: list[int] = field(init=False)  # known tokens: the prompt, then what is generated
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None  # as in RequestRecord
     computed: int = 0  # tokens, those of iterations in flight included
     expected: int = 0  # tokens that iterations in flight will yield
-    flights: int = 0  # iterations in flight that it is part of
+    num_in_flight: int = 0  # iterations in flight that it is part of
     resident: bool = False
-    preemptions: int = 0
-    losses: int = 0  # of the model while it was in flight, since it had
-    ids_at_loss: int = 0  # the number of known tokens
+    num_preemptions: int = 0
+    num_losses: int = 0  # of the model while it was in flight, since it had
+    known_at_loss: int = 0  # the number of known tokens
     end: End | None = None  # set when no further token is wanted
     error: str | None = None
-    cut_by: Cut | None = None  # if it failed through no fault of the model
+    cause: Cause | None = None
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -102,6 +102,20 @@ class Inference:
     @property
     def generated(self) -> int:
         return len(self.ids) + self.expected - self.prompt_tokens
+
+    def receive(self, tokens: Sequence[int], now_s: float) -> None:
+        """Adds generated tokens, up to the one that ends the request."""
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        for token in tokens:
+            self.ids.append(token)
+            if token in self.end_ids:
+                self.end = "stop"
+            elif len(self.ids) == self.prompt_tokens + self.max_tokens:
+                self.end = "length"
+            if self.end is not None:
+                break
 
     def opening(self) -> Opening:
         return Opening(

@@ -1,66 +1,118 @@
-"""What `begin` returns to the engine's driver: an iteration in flight, or a time before which
-nothing can start. No clock and no thread: the driver waits."""
+"""What `begin` returns: an iteration in flight, or what the loop has to wait for. No clock and no
+thread: the loop waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.inference import Inference
-from engine.records import PlannedWork
-from seams import Outcome, Pending, Served, Step
+from seams import IterationRecord, Outcome, Pending, Served, Step
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing was started, and nothing can be until `until_s` or an arrival."""
+    """Nothing can start before `until_s`, unless the queue or the model changes first. Used
+    directly for a time that the policy has set."""
 
-    until_s: float
+    until_s: float = math.inf
+
+
+class ArrivalWait(Wait):
+    """There are no requests."""
+
+    __slots__ = ()
+
+
+class IterationWait(Wait):
+    """The next plan needs what an iteration in flight will change."""
+
+    __slots__ = ()
+
+
+class ModelWait(Wait):
+    """The model is lost and may return. At `until_s` a request reaches its time limit."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)
-class Flight:
-    """An iteration that was started and is not finished. `batch`: the requests of its rows."""
+class Iteration:
+    """An iteration that was started and has not ended. `batch`: the requests of its rows."""
 
     start_s: float
-    work: PlannedWork
+    record: IterationRecord
     batch: Sequence[Inference]
     steps: Sequence[Step]
-    pending: Pending | Exception  # why it could not start; raised after the previous iteration
-    preempted: int  # number of requests, between the last recorded iteration and this plan
-    discarded: bool = False  # the previous iteration failed
+    pending: Pending | Exception  # the error if it could not start; it counts in its turn
+    discarded: bool = False  # an earlier iteration failed, and this one built on it
 
     @property
-    def hopeless(self) -> bool:
-        """It will have no result."""
+    def failed(self) -> bool:
+        """Whether it is known already that no request receives anything from it."""
         return self.discarded or isinstance(self.pending, Exception)
 
-    def land(self) -> Outcome | Exception:
-        """Waits for it."""
+    def outcome(self) -> Outcome | Exception:
+        """Waits for the model. An error of the model ends only this iteration."""
         if isinstance(self.pending, Exception):
             return self.pending
         try:
             return self.pending.result()
-        except Exception as error:  # an error of the model ends only this iteration
+        except Exception as error:
             return error
 
     def leave(self) -> None:
-        """Removes its requests from it."""
+        """Its requests are no longer part of it: the inverse of `enter`, except that what was
+        computed stays."""
         for inference, step in zip(self.batch, self.steps, strict=True):
-            inference.flights -= 1
+            inference.num_in_flight -= 1
             inference.expected -= step.draw
+
+    def add_logprobs(self, outcome: Outcome) -> None:
+        """Gives the requests the logprobs that they asked for."""
+        for i, (first, scores) in outcome.prompt_logprobs.items():
+            # after a preemption some tokens are computed again and already known
+            known = self.batch[i].prompt_logprobs
+            known += scores[len(known) + 1 - first :]
+        for i, scores in outcome.logprobs.items():
+            if self.batch[i].end is None:
+                self.batch[i].logprobs += scores
+
+
+def enter(
+    advance: Sequence[tuple[Inference, int]],
+    hold: Sequence[Inference],
+    new_blocks: Mapping[int, Sequence[int]],
+) -> tuple[list[Inference], list[Step]]:
+    """Makes requests part of an iteration that is about to start: the batch, and its steps. Their
+    tokens count as computed from now on. `new_blocks`: of each sequence, since its last step."""
+    batch: list[Inference] = []
+    steps: list[Step] = []
+    for inference, num_tokens in (*advance, *((inference, 0) for inference in hold)):
+        start = inference.computed
+        draw = start + num_tokens == inference.known and inference.end is None
+        blocks = new_blocks.get(inference.id, ())
+        # takes half the time of Step(...): 0.3 us less for each row
+        steps.append(Step._make((inference.id, start, num_tokens, draw, blocks, 0)))
+        batch.append(inference)
+        inference.computed = start + num_tokens
+        inference.expected += draw
+        inference.num_in_flight += 1
+    return batch, steps
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRows:
     """The rows for `Observer.observe`, after their requests received their tokens."""
 
-    flight: Flight
+    iteration: Iteration
     outcome: Outcome
     now_s: float
 
     def __iter__(self) -> Iterator[Served]:
-        rows = zip(self.flight.batch, self.flight.steps, self.outcome.tokens, strict=True)
+        iteration = self.iteration
+        rows = zip(iteration.batch, iteration.steps, self.outcome.tokens, strict=True)
         for inference, step, tokens in rows:
             dropped = inference.last_token_s != self.now_s  # it had ended before
-            yield Served(inference, step.tokens, 0 if dropped else len(tokens))
+            yield Served(inference, step.num_tokens, 0 if dropped else len(tokens))

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.blocks import Ledger
-from engine.inference import Cut, Inference
+from engine.inference import Cause, Inference
 from engine.queue import RequestQueue
 from engine.records import Ended, History, arrived, request_record
 from scheduling.contract import check_retired
-from seams import Policy, Recorder
+from seams import IterationRecord, Observer, Policy, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -26,24 +26,30 @@ class Lifecycle:
         self,
         queue: RequestQueue,
         policy: Policy,
+        with_deferred: Callable[[Policy], Policy] | None,
         recorder: Recorder,
         history: History,
         request_timeout_s: float,
     ) -> None:
         self.queue = queue
-        self.policy = policy
+        self._follow(policy)
+        self._with_deferred = with_deferred
         self.recorder = recorder
         self.history = history
         self.request_timeout_s = request_timeout_s
         self.ledger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
         self.next_due_s = math.inf  # no request is overdue before this time
-        self.deferred = 0  # unfinished requests of that class
-        self.preempted: list[int] = []  # since the last iteration that was recorded
+        self.num_deferred = 0  # unfinished requests of that class
+        self._preempted: list[int] = []  # requests that no record of an iteration has yet
         self._released: list[int] = []  # released sequences not yet reported to the model
-        self._lanes: list[int] = []  # a heap of those that were given back
+        self._free_slots: list[int] = []  # a heap of those that were given back
         self._idle_since_s = -math.inf
         self._answering = threading.Lock()  # held for moments, and not while anything else runs
+
+    def _follow(self, policy: Policy) -> None:
+        self.policy = policy
+        self.observer = policy if isinstance(policy, Observer) else None
 
     def present(self) -> list[Inference]:
         return [*self.queue.waiting, *self.resident.values()]
@@ -53,29 +59,33 @@ class Lifecycle:
     def take_in(self, now_s: float) -> float:
         """Adds arrivals to the queue; ends requests that were cancelled or cannot be finished.
         Returns the time, since some may have arrived after the clock was read."""
-        mail = self.queue.read()
-        now_s = max([now_s, *(inference.arrival_s for inference in mail.arrivals)])
-        for inference in mail.arrivals:
-            self.deferred += inference.service_class == "deferred"
+        changes = self.queue.read()
+        now_s = max([now_s, *(inference.arrival_s for inference in changes.arrivals)])
+        for inference in changes.arrivals:
+            if inference.service_class == "deferred":
+                self.num_deferred += 1
+                if self._with_deferred is not None:  # this is the first one
+                    self._follow(self._with_deferred(self.policy))
+                    self._with_deferred = None
             self.next_due_s = min(self.next_due_s, self._due_s(inference))
             self.history.add(arrived(inference))
-        if mail.arrivals and self.queue.busy_since_s is None:
-            # arrivals during the last iteration of a stretch do not lengthen it twice
-            first_s = min(inference.arrival_s for inference in mail.arrivals)
+        if changes.arrivals and self.queue.busy_since_s is None:
+            # arrivals during the last iteration of a busy period do not lengthen it twice
+            first_s = min(inference.arrival_s for inference in changes.arrivals)
             self.queue.busy_since_s = max(first_s, self._idle_since_s)
         if overdue := self.next_due_s <= now_s:
             self._end_overdue(now_s)
-        for inference, end in mail.departures:
+        for inference, end in changes.departures:
             if not inference.ended:
                 inference.end = end
                 # like an end token, a stop string ends a static row's response with its batch
                 if end != "stop" or self.policy.answers == "own":
                     self.answer(inference, now_s)
-        if mail.aborting is not None:
+        if changes.aborting is not None:
             for inference in self.present():
-                inference.cut_by = "shutdown"
-            self.fail(self.present(), mail.aborting, now_s)
-        elif mail.departures or overdue:
+                inference.cause = "shutdown"
+            self.fail(self.present(), changes.aborting, now_s)
+        elif changes.departures or overdue:
             self.drop_ended(now_s)
         return now_s
 
@@ -83,7 +93,7 @@ class Lifecycle:
         running = [inference for inference in self.present() if not inference.ended]
         for inference in running:
             if self._due_s(inference) <= now_s:
-                inference.end, inference.cut_by = "failed", "timeout"
+                inference.end, inference.cause = "failed", "timeout"
                 inference.error = self._too_late
                 self.answer(inference, now_s)
         self.next_due_s = min((self._due_s(i) for i in running if not i.ended), default=math.inf)
@@ -101,7 +111,8 @@ class Lifecycle:
         """Makes requests resident together and assigns their blocks. Tokens of a prefix hit count
         as computed."""
         for inference, hit_tokens in zip(new, self.ledger.open(new), strict=True):
-            inference.lane = heapq.heappop(self._lanes) if self._lanes else len(self.resident)
+            free = self._free_slots
+            inference.slot = heapq.heappop(free) if free else len(self.resident)
             self.resident[inference.id] = inference
             inference.resident = True
             inference.computed = hit_tokens
@@ -109,7 +120,7 @@ class Lifecycle:
                 inference.admitted_s = now_s
                 if self.ledger.prefix_caching:
                     inference.cached_tokens = inference.computed
-        self.queue.remove_settled()
+        self.queue.remove_gone()
 
     def retire(self, now_s: float) -> None:
         """Retires residents, and completes the responses that leave with them."""
@@ -119,7 +130,7 @@ class Lifecycle:
             check_retired(retired, residents)
             for request in retired:
                 inference = self.resident[request.id]
-                if not inference.flights:  # otherwise its blocks are still being written
+                if not inference.num_in_flight:  # otherwise its blocks are still being written
                     self._release(inference)
                     self.answer(inference, now_s)
         self._go_idle(now_s)
@@ -131,9 +142,18 @@ class Lifecycle:
             self.answer(inference, now_s)
             return
         inference.computed = 0
-        inference.preemptions += 1
-        self.preempted.append(inference.id)
+        inference.num_preemptions += 1
+        self._preempted.append(inference.id)
         self.queue.put_back(inference)
+
+    def take_preempted(self) -> list[int]:
+        """The requests that were preempted since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def return_preempted(self, record: IterationRecord) -> None:
+        """The iteration is not recorded; the next one names the requests that its record named."""
+        self._preempted = [*record.preempted, *self._preempted]
 
     def lose_model(self, now_s: float) -> None:
         """Preempts all residents: the next model has no sequences, and its blocks are empty."""
@@ -152,7 +172,7 @@ class Lifecycle:
     def _release(self, inference: Inference) -> None:
         del self.resident[inference.id]
         inference.resident = False
-        heapq.heappush(self._lanes, inference.lane)
+        heapq.heappush(self._free_slots, inference.slot)
         self.ledger.release(inference)
         self._released.append(inference.id)
 
@@ -163,12 +183,12 @@ class Lifecycle:
             if not inference.ended:
                 inference.end, inference.error = "failed", message
             self.answer(inference, now_s)
-            if inference.resident and not inference.flights:
+            if inference.resident and not inference.num_in_flight:
                 self._release(inference)
         self.drop_ended(now_s)
 
     def drop_ended(self, now_s: float) -> None:
-        for inference in self.queue.remove_settled():
+        for inference in self.queue.remove_gone():
             self.answer(inference, now_s)
         self.retire(now_s)
 
@@ -185,8 +205,8 @@ class Lifecycle:
         inference.recorded = True
         self.ledger.forget(inference)
         self.queue.note_end(now_s)
-        self.deferred -= inference.service_class == "deferred"
-        self.record(self.recorder.request, inference.record)
+        self.num_deferred -= inference.service_class == "deferred"
+        self.tell(self.recorder.request, inference.record)
         self.history.add(Ended(inference.id, inference.record))
         inference.event.set()
         inference.news.set()
@@ -207,13 +227,13 @@ class Lifecycle:
         return [*self.queue.everyone(), *list(self.resident.values())]
 
     def _give_up(
-        self, inferences: Iterable[Inference], message: str, cut: Cut, now_s: float
+        self, inferences: Iterable[Inference], message: str, cause: Cause, now_s: float
     ) -> None:
         for inference in inferences:
             with self._answering:
                 if inference.record is not None:
                     continue
-                inference.error, inference.cut_by = message, cut
+                inference.error, inference.cause = message, cause
                 inference.record = request_record(inference, "failed", now_s)
             inference.event.set()
             inference.news.set()
@@ -222,20 +242,20 @@ class Lifecycle:
         busy_since_s = self.queue.busy_since_s
         if self.resident or self.queue.waiting or busy_since_s is None:
             return
-        # in this order, or a reader in between would miss the whole stretch
-        self.record(self.recorder.busy, busy_since_s, now_s)
+        # in this order, or a reader in between would miss the whole busy period
+        self.tell(self.recorder.busy, busy_since_s, now_s)
         self.queue.busy_since_s, self._idle_since_s = None, now_s
         if self.ledger.used:
             log.critical(
                 "the KV ledger is wrong: the server is idle, and %d of %d blocks are in use",
                 self.ledger.used,
-                self.ledger.budget,
+                self.ledger.num_blocks,
             )
 
     @staticmethod
-    def record(take: Callable[..., None], *what: object) -> None:
-        """An error in the statistics loses a record, never a response."""
+    def tell(receive: Callable[..., None], *what: object) -> None:
+        """Passes something to the recorder. Its error loses a record, never a response."""
         try:
-            take(*what)
+            receive(*what)
         except Exception:
             log.exception("not recorded: %s", what)

@@ -20,8 +20,8 @@ RETRY_AFTER_S = 1.0, 60.0  # limits of Retry-After
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
-    """What happened since the loop last read."""
+class Changes:
+    """What happened since the loop last read the queue."""
 
     arrivals: Sequence[Inference]
     departures: Sequence[tuple[Inference, End]]
@@ -40,7 +40,7 @@ class RequestQueue:
         self.max_waiting_deferred = max(1, int(max_waiting * DEFERRED_SHARE))
         self.max_waiting_prompt_tokens = max_waiting_prompt_tokens
         self.waiting: list[Inference] = []  # preempted ones first, then in order of arrival
-        self.busy_since_s: float | None = None  # start of the present stretch with work
+        self.busy_since_s: float | None = None  # start of the present busy period; None while idle
         self.draining = False
         self.pending: Sized = ()  # requests that are not handled yet, in the intake
         self._changed = threading.Condition()
@@ -62,7 +62,7 @@ class RequestQueue:
         return len(self._arrivals) + len(self.waiting) + len(self.pending)
 
     @property
-    def deferred(self) -> int:
+    def num_deferred(self) -> int:
         """Waiting requests of that class, without stored ones."""
         return self._deferred
 
@@ -179,14 +179,14 @@ class RequestQueue:
 
     # --- the loop's thread ------------------------------------------------------------------
 
-    def read(self) -> Mail:
+    def read(self) -> Changes:
         """Adds arrivals to the waiting requests."""
         with self._changed:
-            mail = Mail(self._arrivals, self._departures, self._aborting)
+            changes = Changes(self._arrivals, self._departures, self._aborting)
             self.waiting += self._arrivals
             self._arrivals, self._departures, self._aborting = [], [], None
             self._unread = False
-        return mail
+        return changes
 
     def is_over(self) -> bool:
         """No request waits, and none will."""
@@ -199,7 +199,7 @@ class RequestQueue:
             if timeout_s > 0.0 and not self._unread:
                 self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))  # centuries
 
-    def remove_settled(self) -> list[Inference]:
+    def remove_gone(self) -> list[Inference]:
         """Removes the requests that were admitted or have ended, and returns them."""
         leaving = [i for i in self.waiting if i.resident or i.ended]
         with self._changed:
@@ -210,7 +210,7 @@ class RequestQueue:
 
     def put_back(self, inference: Inference) -> None:
         """Returns a preempted request: before requests that never ran, and in order of age."""
-        earlier = sum(i.preemptions > 0 and i.id < inference.id for i in self.waiting)
+        earlier = sum(i.num_preemptions > 0 and i.id < inference.id for i in self.waiting)
         with self._changed:
             self.waiting.insert(earlier, inference)
             self._count(inference, 1)

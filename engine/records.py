@@ -1,5 +1,4 @@
-"""Records of the loop: sums of each iteration and each request, for statistics; and the history,
-which keeps the newest iterations row by row.
+"""The records of iterations and requests, and the history, which keeps the newest of them.
 
 The history is always on: it takes some tenths of a microsecond and 25 bytes per row.
 """
@@ -7,50 +6,26 @@ The history is always on: it takes some tenths of a microsecond and 25 bytes per
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from engine.inference import Inference
-from seams import End, IterationRecord, Memory, Outcome, RequestRecord, ServiceClass
+from seams import (
+    KINDS,
+    End,
+    IterationRecord,
+    Memory,
+    Outcome,
+    RequestRecord,
+    Rows,
+    ServiceClass,
+)
 
 HISTORY_RECORDS = 2**13  # kept at most,
 HISTORY_ROWS = 2**19  # and fewer if batches are large, so that it takes about 13 MB
 
-# prefill: everything before the first token, computed at once; chunk: a part of it; decode: the
-# newest generated token; held: done, keeps its row until its batch ends; paused: resident, advanced
-# by nothing
-Kind = Literal["prefill", "chunk", "decode", "held", "paused"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 PREFILL, CHUNK, DECODE, HELD, PAUSED = range(len(KINDS))
-
-
-class Row(NamedTuple):
-    """A resident request's part in an iteration."""
-
-    request: int
-    lane: int  # its slot of the batch: the lowest free one at admission, kept until it leaves
-    tokens: int  # computed
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """`Row`s by column: objects would take eight times the memory."""
-
-    requests: Sequence[int]
-    lanes: Sequence[int]
-    tokens: Sequence[int]
-    kinds: bytes  # indices of KINDS
-
-    def __len__(self) -> int:
-        return len(self.kinds)
-
-    def __iter__(self) -> Iterator[Row]:
-        for request, lane, tokens, kind in zip(
-            self.requests, self.lanes, self.tokens, self.kinds, strict=True
-        ):
-            yield Row(request, lane, tokens, KINDS[kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +41,6 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Iterated:
-    """A successful iteration, with the state at its start."""
-
-    sums: IterationRecord
-    rows: Rows
-    waiting: int  # requests
-    used: int  # blocks of KV memory, as are the next two
-    cached: int
-    free: int
-    preempted: Sequence[int]  # requests preempted since the previous iteration
-
-    @property
-    def padding(self) -> int:
-        return self.sums.positions - self.sums.tokens
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """A request ended, admitted or not."""
 
@@ -90,11 +48,11 @@ class Ended:
     record: RequestRecord
 
 
-Event = Arrived | Iterated | Ended
+Event = Arrived | IterationRecord | Ended
 
 
-class News(NamedTuple):
-    """New events for a reader of the history. `next`: the number to read from next time."""
+class Newest(NamedTuple):
+    """Events that a reader of the history has not read. `next`: the number to read from then."""
 
     events: Sequence[Event]
     next: int
@@ -114,14 +72,14 @@ class History:
         self._events[self._next % self.most] = event
         self._next += 1  # after the event is stored
 
-    def since(self, number: int) -> News:
+    def since(self, number: int) -> Newest:
         """The events from `number` on that are still kept."""
         end = self._next
         first = max(number, self._oldest)
         copied = [self._events[i % self.most] for i in range(first, end)]
         late = max(0, self._oldest - first)
         events = [event for event in copied[late:] if event is not None]
-        return News(events, max(number, end), max(0, min(first + late, end) - number))
+        return Newest(events, max(number, end), max(0, min(first + late, end) - number))
 
     @property
     def _oldest(self) -> int:
@@ -140,41 +98,26 @@ def arrived(inference: Inference) -> Arrived:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedWork:
-    """What an iteration computes, with the state at its start."""
-
-    batch: int  # rows
-    tokens: int
-    attended: int
-    context: int
-    with_deferred: bool  # deferred requests are waiting or resident
-    deferred_tokens: int
-    rows: Rows
-    waiting: int
-    used: int
-    cached: int
-    free: int
-
-
-def planned_work(
+def planned_record(
     advance: Sequence[tuple[Inference, int]],
     hold: Sequence[Inference],
     resident: Mapping[int, Inference],
     admitted: Sequence[Inference],
-    waiting: int,
-    deferred: int,
+    num_waiting: int,
+    num_deferred: int,
     memory: Memory,
-) -> PlannedWork:
-    """Call it after admissions and before the requests count their tokens as computed. Works column
-    by column, which takes a third of the time of a loop over the rows."""
+) -> IterationRecord:
+    """The record of an iteration that is about to start.
+
+    It is made after admissions and before the requests count their tokens as computed. It works
+    column by column, which takes a third of the time of a loop over the rows."""
     requests: Sequence[Inference]
     counts: Sequence[int]
     requests, counts = zip(*advance, strict=True)
     before = [inference.computed for inference in requests]
-    tokens, context = sum(counts), sum(before) + sum(counts)
+    num_tokens, context = sum(counts), sum(before) + sum(counts)
     attended = context
-    if tokens > len(counts):
+    if num_tokens > len(counts):
         attended = sum([n * b + n * (n + 1) // 2 for n, b in zip(counts, before, strict=True)])
     new = {inference.id for inference in admitted}
     kinds = [
@@ -185,65 +128,52 @@ def planned_work(
         else CHUNK
         for i, n, b in zip(requests, counts, before, strict=True)
     ]
-    batch = len(advance) + len(hold)
     if len(resident) > len(advance):
         planned = {inference.id for inference in (*requests, *hold)}
         paused = [i for i in resident.values() if i.id not in planned and not i.done]
         requests = [*requests, *hold, *paused]
         counts = [*counts, *[0] * (len(hold) + len(paused))]
         kinds += [HELD] * len(hold) + [PAUSED] * len(paused)
-    rows = Rows(
-        tuple([inference.id for inference in requests]),
-        tuple([inference.lane for inference in requests]),
-        tuple(counts),
-        bytes(kinds),
-    )
-    return PlannedWork(
-        batch,
-        tokens,
+    return IterationRecord(
+        len(advance) + len(hold),
+        num_tokens,
         attended,
         context,
-        deferred > 0,
-        sum(n for i, n in advance if i.service_class == "deferred") if deferred else 0,
-        rows,
-        waiting,
+        num_deferred > 0,
+        sum(n for i, n in advance if i.service_class == "deferred") if num_deferred else 0,
+        Rows(
+            tuple([inference.id for inference in requests]),
+            tuple([inference.slot for inference in requests]),
+            tuple(counts),
+            bytes(kinds),
+        ),
+        num_waiting,
         memory.used,
         memory.cached,
-        memory.budget - memory.used - memory.cached,
+        memory.num_blocks - memory.used - memory.cached,
     )
 
 
-def iteration_record(
-    work: PlannedWork, batch: Sequence[Inference], outcome: Outcome, start_s: float, end_s: float
-) -> IterationRecord:
-    """Call it before the requests of the rows (`batch`) receive their tokens."""
+def complete_record(
+    record: IterationRecord,
+    batch: Sequence[Inference],
+    outcome: Outcome,
+    start_s: float,
+    end_s: float,
+) -> None:
+    """Adds what came of the iteration, before the requests of its rows (`batch`) receive their
+    tokens."""
     rows = zip(batch, outcome.tokens, strict=True)
     given = [(i, len(tokens)) for i, tokens in rows if tokens and i.end is None]
     # most rows had their last token in the same iteration: few different gaps to keep
     since = Counter([(inference.service_class, inference.last_token_s) for inference, _ in given])
     gaps = [(of, end_s - at_s, n) for (of, at_s), n in since.items() if at_s is not None]
-    return IterationRecord(
-        start_s=start_s,
-        duration_s=end_s - start_s,
-        rows=work.batch,
-        tokens=work.tokens,
-        positions=outcome.positions,
-        generated=sum([tokens for _, tokens in given]),
-        attended=work.attended,
-        context=work.context,
-        with_deferred=work.with_deferred,
-        deferred_tokens=work.deferred_tokens,
-        deferred_generated=sum([n for i, n in given if i.service_class == "deferred"])
-        if work.deferred_tokens
-        else 0,
-        gaps=tuple(gaps),
-    )
-
-
-def iterated(work: PlannedWork, sums: IterationRecord, preempted: Sequence[int]) -> Iterated:
-    return Iterated(
-        sums, work.rows, work.waiting, work.used, work.cached, work.free, tuple(preempted)
-    )
+    record.start_s, record.duration_s = start_s, end_s - start_s
+    record.num_positions = outcome.positions
+    record.num_generated = sum([n for _, n in given])
+    if record.deferred_tokens:
+        record.deferred_generated = sum([n for i, n in given if i.service_class == "deferred"])
+    record.gaps = tuple(gaps)
 
 
 def request_record(inference: Inference, end: End, end_s: float) -> RequestRecord:
@@ -256,7 +186,7 @@ def request_record(inference: Inference, end: End, end_s: float) -> RequestRecor
         prompt_tokens=inference.prompt_tokens,
         max_tokens=inference.max_tokens,
         generated=len(inference.ids) - inference.prompt_tokens,
-        preemptions=inference.preemptions,
+        num_preemptions=inference.num_preemptions,
         service_class=inference.service_class,
         end=end,
         cached_tokens=inference.cached_tokens,

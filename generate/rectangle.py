@@ -11,7 +11,10 @@ from seams import Advance, Request, Trial
 
 
 class RectangleLedger(Ledger):
-    """It neither grows nor shares."""
+    """A rectangle neither grows nor shares, whatever the options are."""
+
+    def __init__(self, num_blocks: int, block_tokens: int = 1, **_: object) -> None:
+        super().__init__(num_blocks, block_tokens)
 
     def trial(self, releasing: Iterable[Request] = ()) -> RectangleTrial:
         return RectangleTrial(self, releasing)
@@ -31,7 +34,7 @@ class RectangleTrial(Trial):
     """Of a rectangle that is about to open. There is no memory beside another one."""
 
     def __init__(self, ledger: Ledger, releasing: Iterable[Request]) -> None:
-        self.free = ledger.budget if ledger.used == ledger.freed(releasing) else 0
+        self.free = ledger.num_blocks if ledger.used == ledger.freed(releasing) else 0
         self.row_blocks = 0
         self._ledger = ledger
         self._rows = self._known = self._further = 0
@@ -41,7 +44,7 @@ class RectangleTrial(Trial):
         row_blocks = self._ledger.blocks_of(sum(self._with(step.request)))
         return (self._rows + 1) * row_blocks - self._rows * self.row_blocks
 
-    def insist(self, step: Advance, cost: int) -> None:
+    def charge(self, step: Advance, cost: int) -> None:
         self.free -= cost
         self._known, self._further = self._with(step.request)
         self.row_blocks = self._ledger.blocks_of(self._known + self._further)

@@ -13,5 +13,5 @@ from seams import Step
 
 def lay_out(steps: Sequence[Step]) -> Sequence[Step]:
     """All prompts at first, then one column of tokens at a time."""
-    width = max(step.tokens for step in steps)
-    return [step._replace(padding=width - step.tokens) for step in steps]
+    width = max(step.num_tokens for step in steps)
+    return [step._replace(padding=width - step.num_tokens) for step in steps]

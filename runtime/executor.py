@@ -135,7 +135,7 @@ class Executor(ABC):
         return max(0, taken_bytes)
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         return int(self.pool.keys.shape[1])
 
     @property
@@ -147,8 +147,8 @@ class Executor(ABC):
         return (
             f"model {self.info.name}{note}: {self.info.parameters / 1e6:.1f} M parameters, "
             f"{self.info.dtype} on {self.info.device} ({torch.get_num_threads()} CPU threads), "
-            f"context {self.context}, KV memory of {self.blocks} blocks of {self.block_tokens} "
-            f"tokens: {self.blocks * self.block_tokens} tokens"
+            f"context {self.context}, KV memory of {self.num_blocks} blocks of {self.block_tokens} "
+            f"tokens: {self.num_blocks * self.block_tokens} tokens"
         )
 
     @with_our_errors
@@ -283,8 +283,10 @@ def _prompts_to_score(
     for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
         if row.sampling.prompt_logprobs is not None:
             first = max(step.start, row.scored) + 1
-            ahead = row.ids[first : min(step.start + step.tokens + 1, row.prompt_tokens)]
+            ahead = row.ids[first : min(step.start + step.num_tokens + 1, row.prompt_tokens)]
             if ahead:
-                at = ends[i] - step.tokens + first - 1 - step.start  # the place before the first
+                at = (
+                    ends[i] - step.num_tokens + first - 1 - step.start
+                )  # the place before the first
                 wanted.append(Wanted(i, first, at, ahead, row.sampling.prompt_logprobs))
     return wanted

@@ -79,7 +79,7 @@ class Launched:
             for i, token in zip(self.drawing, arrays.pop(0).tolist(), strict=True):
                 tokens[i] = [token]
                 # a token is drawn where all known ones are computed
-                self.rows[i].ids[self.steps[i].start + self.steps[i].tokens] = token
+                self.rows[i].ids[self.steps[i].start + self.steps[i].num_tokens] = token
         new = [Wanted(i, 0, 0, tokens[i], self.rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, in_words(self.prompts, arrays[:3]), strict=True)
         of_tokens = zip(self.scored, in_words(new, arrays[-3:]), strict=True)

@@ -1,5 +1,5 @@
-"""Checks every plan of a policy, in some 5 us with 64 residents. A wrong plan fails with a sentence
-that says what is wrong, before it changes anything."""
+"""The contract of policies. Every plan is checked, in some 5 us with 64 residents. A wrong one
+fails with a sentence that says what is wrong, before it changes anything."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from seams import Plan, Request, View
 
 class PolicyError(Exception):
     """A policy broke its contract."""
+
+
+class PolicyOptionError(ValueError):
+    """The policy that is asked for does not exist, or not with these options."""
 
 
 def check_plan(plan: Plan, view: View) -> None:
@@ -48,7 +52,7 @@ def check_plan(plan: Plan, view: View) -> None:
 
 def _check_memory(new: Sequence[Request], plan: Plan, view: View) -> None:
     if (fit := view.memory.fit(new, plan.preempt)) < len(new):
-        available = view.memory.budget - view.memory.used + view.memory.freed(plan.preempt)
+        available = view.memory.num_blocks - view.memory.used + view.memory.freed(plan.preempt)
         raise PolicyError(
             f"the policy admits {len(new)} requests; the {available} blocks of KV memory that are "
             f"available hold {fit} of them (ask memory.fit)"

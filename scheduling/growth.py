@@ -25,7 +25,7 @@ def with_growth(plan: Plan, view: View) -> Plan:
     for step in plan.advance:
         if step.request.resident and (cost := trial.cost(step)):
             growing.append(step)
-            trial.insist(step, cost)
+            trial.charge(step, cost)
     if not growing:
         return plan
     if trial.free >= 0:
@@ -34,7 +34,7 @@ def with_growth(plan: Plan, view: View) -> Plan:
     stays = [request for request in view.resident if request.id not in gone]
     oldest = min(stays, key=lambda r: (r.service_class == "deferred", r.id)).id
     preempt = list(plan.preempt)
-    victims = (r for r in sorted(stays, key=_dearness) if r.id != oldest)
+    victims = (r for r in sorted(stays, key=_preemption_order) if r.id != oldest)
     while _missing(growing, preempt, view) and (victim := next(victims, None)) is not None:
         preempt.append(victim)
         growing = [step for step in growing if step.request.id != victim.id]
@@ -48,7 +48,8 @@ def _missing(growing: Sequence[Advance], preempt: Sequence[Request], view: View)
     return not all(trial.take(step) for step in growing)
 
 
-def _dearness(request: Request) -> tuple[bool, int, int]:
+def _preemption_order(request: Request) -> tuple[bool, int, int]:
+    """Deferred requests first, then those with the fewest tokens to compute again."""
     return request.service_class == "immediate", request.computed, -request.id
 
 

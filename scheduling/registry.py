@@ -1,8 +1,8 @@
-"""The policies of the dynamic mode by name, and how each is created from the server's options; and
-the ways in which deferred requests share the server.
+"""The policies of the dynamic mode by name, how each is created from the server's options, and the
+ways in which deferred requests share the server.
 
-Your own policy is named `module:Class`. Its constructor is called without arguments, or with the
-options if it has a parameter `options`. `docs/write-a-policy.md` shows one.
+Your own policy is named `module:Class`. Parameters of its constructor that have the name of an
+option receive that option, and one named `options` all of them. `docs/write-a-policy.md` shows one.
 """
 
 from __future__ import annotations
@@ -10,103 +10,48 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Literal, Protocol
+from dataclasses import fields
+from typing import Any, Literal
 
 from scheduling.classes.budget import Budget
 from scheduling.classes.predictor import StepTime
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
+from scheduling.contract import PolicyOptionError
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
 from seams import Policy
 
-
-class PolicyOptionError(ValueError):
-    """The policy that is asked for does not exist, or not with these options."""
-
-
-class PolicyOptions(Protocol):
-    """What policies may read of the server's configuration."""
-
-    @property
-    def max_batch_size(self) -> int: ...
-
-    @property
-    def max_batch_prefill_tokens(self) -> int: ...
-
-    @property
-    def max_batch_total_tokens(self) -> int | None: ...  # None: what the KV memory holds
-
-    @property
-    def waiting_served_ratio(self) -> float: ...
-
-    @property
-    def max_waiting_tokens(self) -> int: ...
-
-    @property
-    def token_budget(self) -> int: ...
-
-    @property
-    def max_bypass(self) -> int: ...
-
-    @property
-    def mode(self) -> Literal["nobatch", "static", "dynamic"]: ...
-
-    @property
-    def deferred_policy(self) -> Literal["budget", "fifo", "priority", "exclusive"]: ...
-
-    @property
-    def deferred_budget(self) -> float: ...
-
-    @property
-    def deferred_target_ms(self) -> float | None: ...
-
-    @property
-    def deferred_max_step_ms(self) -> float: ...
-
-
-def _tgi(options: PolicyOptions) -> Policy:
-    return TGI(
-        options.max_batch_prefill_tokens,
-        options.max_batch_total_tokens,
-        options.waiting_served_ratio,
-        options.max_waiting_tokens,
-    )
-
-
-def _stall_free(options: PolicyOptions) -> Policy:
-    if options.token_budget <= options.max_batch_size:
-        raise PolicyOptionError(
-            f"--token-budget is {options.token_budget}; allowed with --policy stall-free: more "
-            f"than --max-batch-size ({options.max_batch_size}), or decodes leave no tokens for "
-            "prompts"
-        )
-    return StallFree(options.token_budget)
-
-
-POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
-    "orca": lambda _: Orca(),
-    "tgi": _tgi,
-    "stall-free": _stall_free,
-    "shortest-first": lambda options: ShortestFirst(options.max_bypass),
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "orca": Orca,
+    "tgi": TGI,
+    "stall-free": StallFree,
+    "shortest-first": ShortestFirst,
 }
 
 IN_ORDER = frozenset({"orca", "tgi", "stall-free"})  # those that admit in order of arrival
 
 
-def make_policy(name: str, options: PolicyOptions) -> Policy:
-    """Raises PolicyOptionError."""
+def options_of(make: Callable[..., Any], options: Any) -> dict[str, Any]:
+    """The server's options that `make` takes: those that its parameters name."""
+    names = {field.name for field in fields(options)}
+    parameters = inspect.signature(make).parameters
+    taken = {name: getattr(options, name) for name in parameters if name in names}
+    return {**taken, "options": options} if "options" in parameters else taken
+
+
+def make_policy(name: str, options: Any) -> Policy:
+    """`options`: a dataclass, the server's. Raises PolicyOptionError."""
     if name in POLICIES:
-        return POLICIES[name](options)
+        return POLICIES[name](**options_of(POLICIES[name], options))
     allowed = f"allowed: {', '.join(POLICIES)}, or a policy of your own as module:Class"
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise PolicyOptionError(f"--policy is '{name}'; {allowed}")
     try:
         make = getattr(importlib.import_module(module_name), class_name)
-        takes_options = "options" in inspect.signature(make).parameters
-        policy: Policy = make(options=options) if takes_options else make()
+        policy: Policy = make(**options_of(make, options))
     except Exception as error:  # any error of the module is reported to its author
         reason = f"{type(error).__name__}: {error}"
         raise PolicyOptionError(
@@ -120,23 +65,27 @@ def make_policy(name: str, options: PolicyOptions) -> Policy:
     return policy
 
 
-def with_deferred(policy: Policy, options: PolicyOptions, predictor: StepTime) -> Policy:
+def with_deferred(
+    policy: Policy,
+    predictor: StepTime,
+    *,
+    mode: Literal["nobatch", "static", "dynamic"],
+    deferred_policy: Literal["budget", "fifo", "priority", "exclusive"],
+    deferred_budget: float,
+    deferred_max_step_ms: float,
+    deferred_target_ms: float | None,
+) -> Policy:
     """The policy, with the chosen way to serve two classes of requests around it."""
-    match options.deferred_policy:
+    match deferred_policy:
         case "fifo":
             return policy
-        case _ if options.mode != "dynamic":
+        case _ if mode != "dynamic":
             return NoneWaiting(policy)
         case "priority":
             return Priority(policy)
         case "exclusive":
             return Exclusive(policy)
         case "budget":
-            target_ms = options.deferred_target_ms
-            return Budget(
-                policy,
-                predictor,
-                options.deferred_budget,
-                options.deferred_max_step_ms / 1000,
-                None if target_ms is None else target_ms / 1000,
-            )
+            target_s = None if deferred_target_ms is None else deferred_target_ms / 1000
+            max_step_s = deferred_max_step_ms / 1000
+            return Budget(policy, predictor, deferred_budget, max_step_s, target_s)

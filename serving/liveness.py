@@ -59,10 +59,10 @@ class Liveness:
         )
 
     def _predicted_s(self) -> float | None:
-        if (flight := next(iter(self.manager.flights.copy()), None)) is None:
+        if (iteration := next(iter(self.manager.in_flight.copy()), None)) is None:
             return None  # the policy hangs, or the model before it started
-        drawn = sum(step.draw for step in flight.steps)
-        work = flight.work
+        drawn = sum(step.draw for step in iteration.steps)
+        of = iteration.record
         return self.predict(
-            Work(work.tokens, work.batch, drawn, work.attended, work.context, work.with_deferred)
+            Work(of.num_tokens, of.batch_size, drawn, of.attended, of.context, of.with_deferred)
         )

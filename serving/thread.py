@@ -154,7 +154,7 @@ class Engine:
             "policy": self.config.policy if self.config.mode == "dynamic" else self.config.mode,
             "max_batch_size": self.config.max_batch_size,
             "model": model.info.name,
-            "blocks": self.manager.memory.budget,
+            "blocks": self.manager.memory.num_blocks,
             "block_tokens": self.manager.memory.block_tokens,
         }
         recording = Recording(Path(path), self.manager.history, facts)

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.records import Arrived, Ended, Event, History, Iterated
+from engine.records import Arrived, Ended, Event, History
+from seams import IterationRecord
 from telemetry.journal import Journal, Line
 
 
@@ -43,18 +44,18 @@ def as_json(event: Event) -> dict[str, Any]:
                 "class": event.service_class,
                 "request_id": event.request_id,
             }
-        case Iterated(sums=sums):
+        case IterationRecord():
             return {
                 "type": "iteration",
-                "start_s": sums.start_s,
-                "duration_s": sums.duration_s,
+                "start_s": event.start_s,
+                "duration_s": event.duration_s,
                 "rows": list(event.rows),
-                "generated": sums.generated,
+                "generated": event.num_generated,
                 "padding": event.padding,
-                "waiting": event.waiting,
-                "used": event.used,
-                "cached": event.cached,
-                "free": event.free,
+                "waiting": event.num_waiting,
+                "used": event.used_blocks,
+                "cached": event.cached_blocks,
+                "free": event.free_blocks,
                 "preempted": event.preempted,
             }
         case Ended(record=record):
@@ -68,5 +69,5 @@ def as_json(event: Event) -> dict[str, Any]:
                 "last_token_s": record.last_token_s,
                 "end_s": record.end_s,
                 "generated": record.generated,
-                "preemptions": record.preemptions,
+                "preemptions": record.num_preemptions,
             }

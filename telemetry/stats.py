@@ -98,7 +98,8 @@ class _Window:
     newest_requests: deque[RequestRecord] = field(
         default_factory=lambda: deque(maxlen=REQUESTS_KEPT)
     )
-    newest_iterations: deque[IterationRecord] = field(
+    # start_s, duration_s, batch size, tokens, padding
+    newest_iterations: deque[tuple[float, float, int, int, int]] = field(
         default_factory=lambda: deque(maxlen=ITERATIONS_KEPT)
     )
 
@@ -126,21 +127,29 @@ class Stats:
         with self._lock:
             window = self._window
             window.iterations += 1
-            window.generated += record.generated
-            window.tokens += record.tokens
-            window.positions += record.positions
+            window.generated += record.num_generated
+            window.tokens += record.num_tokens
+            window.positions += record.num_positions
             window.model_s += record.duration_s
             window.deferred_tokens += record.deferred_tokens
             window.deferred_generated += record.deferred_generated
-            window.rows[record.rows] += 1
-            window.newest_iterations.append(record)
+            window.rows[record.batch_size] += 1
+            window.newest_iterations.append(
+                (
+                    record.start_s,
+                    record.duration_s,
+                    record.batch_size,
+                    record.num_tokens,
+                    record.padding,
+                )
+            )
 
     def request(self, record: RequestRecord) -> None:
         with self._lock:
             window = self._window
             window.ended[record.end] += 1
             window.ended_by_class[record.service_class, record.end] += 1
-            window.preemptions += record.preemptions
+            window.preemptions += record.num_preemptions
             if record.cached_tokens is not None:
                 window.looked_up_tokens += record.prompt_tokens
                 window.hit_tokens += record.cached_tokens
@@ -232,10 +241,7 @@ class Stats:
             "columns": list(ITERATION_COLUMNS),
             "kept": ITERATIONS_KEPT,
             "dropped": total - len(newest),
-            "iterations": [
-                [i.start_s - start_s, i.duration_s, i.rows, i.tokens, i.positions - i.tokens]
-                for i in newest
-            ],
+            "iterations": [[at_s - start_s, *figures] for at_s, *figures in newest],
         }
 
 

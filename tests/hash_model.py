@@ -166,7 +166,7 @@ class HashModel:
         self.context = context
         self.vocab_size = vocab_size
         self.block_tokens = block_tokens
-        self.blocks = (64 * context if budget is None else budget) // block_tokens
+        self.num_blocks = (64 * context if budget is None else budget) // block_tokens
         note = "next token = hash of the prefix; tests only"
         kernels = {"prefix x token": "int64 hash"}
         self.info = Info("hash", 0, "int64", "cpu", note, kernels, batch_invariant=True)
@@ -237,10 +237,10 @@ class HashModel:
             self._sequences.pop(id, None)
         self._require(len(steps) > 0, "an iteration without rows")
         self._require(len({step.id for step in steps}) == len(steps), "a sequence comes twice")
-        widths = {step.padding + step.tokens for step in steps}
+        widths = {step.padding + step.num_tokens for step in steps}
         padded = any(step.padding for step in steps)
         self._require(not padded or len(widths) == 1, f"a rectangle of widths {sorted(widths)}")
-        self._require(any(step.tokens for step in steps), "an iteration that computes nothing")
+        self._require(any(step.num_tokens for step in steps), "an iteration that computes nothing")
         for step in steps:
             self._check(step)
         self.iterations += 1
@@ -278,20 +278,20 @@ class HashModel:
             self._require(step.start <= limit, f"a hit of {step.start}, at most {limit} ({wanted})")
         sequence.blocks += step.blocks
         self._require(
-            step.start == sequence.planned or not step.tokens,
+            step.start == sequence.planned or not step.num_tokens,
             f"{step.id} starts at {step.start} where {sequence.planned} tokens are held",
         )
-        end = step.start + step.tokens
+        end = step.start + step.num_tokens
         self._require(end <= self.context, f"{end} tokens, the context is {self.context}")
         self._require(
             end <= len(sequence.blocks) * self.block_tokens,
             f"{end} tokens in {len(sequence.blocks)} blocks of {self.block_tokens}",
         )
         self._require(
-            all(0 <= block < self.blocks for block in step.blocks), f"blocks {step.blocks}"
+            all(0 <= block < self.num_blocks for block in step.blocks), f"blocks {step.blocks}"
         )
-        self._require(step.tokens > 0 or not step.draw, "a token is wanted of no tokens")
-        sequence.planned += step.tokens
+        self._require(step.num_tokens > 0 or not step.draw, "a token is wanted of no tokens")
+        sequence.planned += step.num_tokens
 
     def _is_poisoned(self, steps: Sequence[Step]) -> bool:
         return self.poison is not None and any(
@@ -340,7 +340,7 @@ class HashModel:
         for i, step in enumerate(iteration.steps):
             sequence = self._sequences[step.id]
             sampling, prompt_tokens = sequence.opening.sampling, sequence.opening.prompt_tokens
-            end, state, scores = step.start + step.tokens, self._state(sequence, step.start), []
+            end, state, scores = step.start + step.num_tokens, self._state(sequence, step.start), []
             self._require(end <= len(sequence.ids), f"{step.id} has no token at {end - 1}")
             for position in range(step.start, end):
                 state = _absorb(state, [sequence.ids[position]])
@@ -365,7 +365,7 @@ class HashModel:
             rows.append([token])
             if sampling.logprobs is not None:
                 logprobs[i] = [_logprobs(state, token, sampling.logprobs, self.vocab_size)]
-        positions = sum(step.tokens + step.padding for step in iteration.steps)
+        positions = sum(step.num_tokens + step.padding for step in iteration.steps)
         if self.step_s:
             time.sleep(self.step_s)
         if self.duration_s is not None:

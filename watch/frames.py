@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from engine.records import KINDS, Arrived, Ended, Event, Iterated, Rows
-from seams import IterationRecord, RequestRecord
+from engine.records import Arrived, Ended, Event
+from seams import KINDS, IterationRecord, RequestRecord, Rows
 
 US = 1_000_000
 
@@ -51,7 +51,7 @@ class RunColumns(NamedTuple):
 
     request: int
     lane: int
-    kind: int  # index of records.KINDS
+    kind: int  # index of seams.KINDS
     first: int  # number of its first iteration
     length: int  # iterations
     tokens: int  # computed in all of them
@@ -96,20 +96,20 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
     rows: list[Rows] = []
     for event in events:
         match event:
-            case Iterated(sums=sums):
+            case IterationRecord():
                 preempted += [(first + len(iterations), id) for id in event.preempted]
                 rows.append(event.rows)
                 iterations.append(
                     IterationColumns(
-                        _us(sums.start_s),
-                        _us(sums.duration_s),
-                        sums.generated,
-                        sums.tokens,
+                        _us(event.start_s),
+                        _us(event.duration_s),
+                        event.num_generated,
+                        event.num_tokens,
                         event.padding,
-                        event.waiting,
-                        event.used,
-                        event.cached,
-                        event.free,
+                        event.num_waiting,
+                        event.used_blocks,
+                        event.cached_blocks,
+                        event.free_blocks,
                     )
                 )
             case Arrived():
@@ -153,7 +153,7 @@ def _us(s: float) -> int:
 def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
     """Most iterations have the rows of the previous one; these take one comparison each."""
     runs: list[RunColumns] = []
-    newest: dict[int, int] = {}  # lane -> index of its newest run
+    newest: dict[int, int] = {}  # slot -> index of its newest run
     at = 0
     while at < len(rows):
         same = at + 1
@@ -161,10 +161,10 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
             same += 1
         n, times = first + at, same - at
         row = rows[at]
-        for request, lane, tokens, kind in zip(
-            row.requests, row.lanes, row.tokens, row.kinds, strict=True
+        for request, slot, tokens, kind in zip(
+            row.requests, row.slots, row.token_counts, row.kinds, strict=True
         ):
-            known = newest.get(lane)
+            known = newest.get(slot)
             before = None if known is None else runs[known]
             if (
                 known is not None
@@ -176,8 +176,8 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
                     length=before.length + times, tokens=before.tokens + tokens * times
                 )
             else:
-                newest[lane] = len(runs)
-                runs.append(RunColumns(request, lane, kind, n, times, tokens * times))
+                newest[slot] = len(runs)
+                runs.append(RunColumns(request, slot, kind, n, times, tokens * times))
         at = same
     return runs
 
@@ -192,21 +192,25 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
             )  # fmt: skip
         case "iteration":
             columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))
-            requests, lanes, tokens, kinds = columns or ((), (), (), ())
-            sums = IterationRecord(
+            requests, slots, tokens, kinds = columns or ((), (), (), ())
+            return IterationRecord(
+                batch_size=sum(kind != "paused" for kind in kinds),
+                num_tokens=sum(tokens),
+                rows=Rows(requests, slots, tokens, bytes(map(KINDS.index, kinds))),
+                num_waiting=line["waiting"],
+                used_blocks=line["used"],
+                cached_blocks=line["cached"],
+                free_blocks=line["free"],
+                preempted=line["preempted"],
                 start_s=line["start_s"],
                 duration_s=line["duration_s"],
-                rows=sum(kind != "paused" for kind in kinds),
-                tokens=sum(tokens),
-                positions=sum(tokens) + line["padding"],
-                generated=line["generated"],
+                num_positions=sum(tokens) + line["padding"],
+                num_generated=line["generated"],
             )
-            rows = Rows(requests, lanes, tokens, bytes(map(KINDS.index, kinds)))
-            blocks = line["used"], line["cached"], line["free"]
-            return Iterated(sums, rows, line["waiting"], *blocks, line["preempted"])
         case "ended":
             record = RequestRecord(
                 **{name: line[name] for name in _OF_RECORD},
+                num_preemptions=line["preemptions"],
                 prompt_tokens=0,
                 max_tokens=0,
                 service_class="immediate",
@@ -217,5 +221,4 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
 
 _OF_RECORD = (
     "end", "arrival_s", "admitted_s", "first_token_s", "last_token_s", "end_s", "generated",
-    "preemptions",
 )  # fmt: skip

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from engine.records import History, Iterated
+from engine.records import History
+from seams import IterationRecord
 from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05
@@ -119,7 +120,7 @@ class Hub:
     def _backlog(self, most_events: int = BACKLOG_EVENTS) -> Frame:
         news = self._history.since(max(0, self._next - most_events))
         events = news.events[: len(news.events) - (news.next - self._next)]
-        known = sum(isinstance(event, Iterated) for event in events)
+        known = sum(isinstance(event, IterationRecord) for event in events)
         return make_frame(events, self._iterations - known, self._clock())
 
     def _run(self) -> None:
@@ -140,7 +141,7 @@ class Hub:
         news = self._history.since(self._next)
         self._next = news.next
         first = self._iterations
-        self._iterations += sum(isinstance(event, Iterated) for event in news.events)
+        self._iterations += sum(isinstance(event, IterationRecord) for event in news.events)
         if not self._viewers:
             return
         self._ticks += 1

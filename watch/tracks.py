@@ -21,7 +21,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
-from engine.records import DECODE, KINDS
+from engine.records import DECODE
+from seams import KINDS
 from watch.frames import Frame, Hello
 
 NS = 1000  # per microsecond

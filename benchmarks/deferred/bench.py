@@ -186,7 +186,7 @@ class Bench:
         steps = []
         for record, seconds in zip(tally.iterations, tally.seconds(), strict=True):
             work, budget_s = notes.get(record.start_s, (Work(), None))
-            steps.append(Step(seconds, work, None if work.tokens else budget_s))
+            steps.append(Step(seconds, work, None if work.num_tokens else budget_s))
         return steps
 
     @staticmethod

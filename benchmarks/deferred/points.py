@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def immediate_tokens_per_s(self) -> float:
-        return sum(r.generated - r.deferred_generated for r, _ in self.within) / self.within_s
+        return sum(r.num_generated - r.deferred_generated for r, _ in self.within) / self.within_s
 
     @property
     def mean_output(self) -> float:
@@ -210,19 +210,19 @@ def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int)
     output = float(np.mean([r.max_tokens for r in run.deferred]))
     length = prompt + output / 2
     one = Work(
-        tokens=1 + prompt / output,
-        rows=1 + 1 / output,
-        drawn=1,
+        num_tokens=1 + prompt / output,
+        num_rows=1 + 1 / output,
+        num_drawn=1,
         attended=length + prompt**2 / 2 / output,
         context=length + prompt / output,
         deferred=True,
     )
     busy_s = idle_s = tokens = idle_tokens = 0.0
     for _, step in run.within:
-        if step.immediate.tokens:
-            stretch = max(1.0, min(factor, limit / step.immediate.rows))
+        if step.immediate.num_tokens:
+            stretch = max(1.0, min(factor, limit / step.immediate.num_rows))
             budget_s = stretch * curve.seconds(step.immediate.scaled(1 / stretch))
-            tokens += _rows(curve, step.immediate, one, budget_s, limit - step.immediate.rows)
+            tokens += _rows(curve, step.immediate, one, budget_s, limit - step.immediate.num_rows)
             busy_s += step.seconds
         elif step.idle_s is not None and (rows := _rows(curve, Work(), one, step.idle_s, limit)):
             idle_tokens += step.seconds * rows / curve.seconds(one.scaled(rows))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bare import offline_work, run_bare
-from generate.modes import Mode
+from generate.modes import ModeName
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig
 from runtime.attention import Counts
@@ -32,7 +32,7 @@ from seams import Policy
 LIMITS = (8, 32, 64, 128, 256)
 TILE_TOKENS = 64  # of a prompt; kernels.gpu.attention.queries_per_tile of bfloat16
 CONFIG = GPTConfig(vocab_size=97, context=1024, n_layer=1, n_head=1, n_embd=16)
-MODES: dict[str, tuple[Mode, type[Executor], Callable[[], Policy]]] = {
+MODES: dict[str, tuple[ModeName, type[Executor], Callable[[], Policy]]] = {
     "static": ("static", ServerModel, lambda: Static(max_wait_s=0.0)),
     "dynamic": ("dynamic", DynamicBatchingServerModel, Orca),
     "dynamic, stall-free": ("dynamic", DynamicBatchingServerModel, lambda: StallFree(512)),

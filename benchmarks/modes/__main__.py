@@ -30,7 +30,7 @@ from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
 from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.__main__ import run_http, text_work
 from benchmarks.modes.original import run_original
-from generate.modes import Mode
+from generate.modes import ModeName
 from model import DTYPES, LoadOptions, load_model
 from models.gpt2 import GPT
 from models.weights.checkpoint import load_network, save_checkpoint
@@ -66,7 +66,7 @@ class Result:
         return self.tokens / self.seconds
 
 
-MODES: dict[Mode, Callable[[], Policy]] = {
+MODES: dict[ModeName, Callable[[], Policy]] = {
     "nobatch": NoBatch,
     "static": lambda: Static(max_wait_s=0.0),
     "dynamic": Orca,
@@ -79,7 +79,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def measure_mode(mode: str, args: argparse.Namespace, dtype: str, limit: int) -> Result:
-    kind = cast(Mode, mode.partition(",")[0])
+    kind = cast(ModeName, mode.partition(",")[0])
     make_policy = POLICIES.get(mode, MODES[kind])
     model = load_model(LoadOptions(kind, args.model, args.device, dtype, 0, limit))
     work = offline_work(model.vocab_size)

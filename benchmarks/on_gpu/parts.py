@@ -28,7 +28,7 @@ from benchmarks.on_gpu.work import (
     Models,
     blocks_each,
 )
-from generate.modes import Mode
+from generate.modes import ModeName
 from runtime.gpu import selfcheck
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
@@ -227,7 +227,7 @@ def modes(asked: Asked, tell: Tell, *, equal: bool, graphs: bool) -> None:
     """The modes in turns at each limit, on the same requests; nobatch once."""
     models = Models(asked)
     lengths = "equal" if equal else "mixed"
-    sides: list[tuple[Mode, int]] = [("static", 0), ("dynamic", 0), ("dynamic", 1)]
+    sides: list[tuple[ModeName, int]] = [("static", 0), ("dynamic", 0), ("dynamic", 1)]
     for limit in asked.limits:
         work = asked.jobs(models.network.config.vocab_size, limit, equal=equal)
         if limit == asked.limits[0]:
@@ -241,11 +241,11 @@ def _play(
     lengths: str,
     limit: int,
     graphs: bool,
-    sides: list[tuple[Mode, int]],
+    sides: list[tuple[ModeName, int]],
     work: Sequence[Job],
 ) -> None:
-    seconds: dict[tuple[Mode, int], list[float]] = {side: [] for side in sides}
-    outputs: dict[tuple[Mode, int], list[list[int]]] = {}
+    seconds: dict[tuple[ModeName, int], list[float]] = {side: [] for side in sides}
+    outputs: dict[tuple[ModeName, int], list[list[int]]] = {}
     try:
         for number in range(
             -1, models.asked.repeats

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.bare import Job, offline_work
-from generate.modes import Mode
+from generate.modes import ModeName
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
 from models.gpt2 import GPT, GPTConfig, init_weights
 from models.shapes import GPT2_SHAPES
@@ -27,12 +27,12 @@ POOL_SHARE = 0.6  # of the GPU's free memory, at most; the rest is for activatio
 FEWEST_REQUESTS = 4
 ROUNDS = 2  # batches' worth of requests that the modes are given
 
-POLICIES: dict[Mode, Callable[[], Policy]] = {
+POLICIES: dict[ModeName, Callable[[], Policy]] = {
     "nobatch": NoBatch,
     "static": lambda: Static(max_wait_s=0.0),
     "dynamic": Orca,
 }
-LAYOUTS: dict[Mode, type[Executor]] = {
+LAYOUTS: dict[ModeName, type[Executor]] = {
     "nobatch": ServerModel,
     "static": ServerModel,
     "dynamic": DynamicBatchingServerModel,
@@ -127,7 +127,7 @@ class Models:
         self._devices: dict[bool, Device] = {}
         self.weight_bytes = sum(p.numel() * p.element_size() for p in self.network.parameters())
 
-    def get(self, mode: Mode, *, graphs: bool) -> Executor:
+    def get(self, mode: ModeName, *, graphs: bool) -> Executor:
         """Raises RuntimeError if no graphs can be recorded."""
         layout = LAYOUTS[mode]
         if layout not in self._by_layout:
@@ -154,10 +154,10 @@ class Models:
 def blocks_each(model: Executor, rows: int, tokens: int) -> int:
     """The blocks of a row. Raises RuntimeError if the pool has too few for all."""
     each = -(-tokens // model.block_tokens)
-    if rows * each > model.blocks:
+    if rows * each > model.num_blocks:
         raise RuntimeError(
             f"{rows} rows of {tokens} tokens need {rows * each} KV blocks, and the GPU's memory "
-            f"holds {model.blocks}"
+            f"holds {model.num_blocks}"
         )
     return each
 

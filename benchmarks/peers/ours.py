@@ -18,7 +18,7 @@ from benchmarks.common import Job, run_bare
 from benchmarks.limits import Pass, pass_of
 from benchmarks.modes.__main__ import MODES
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
-from generate.modes import Mode
+from generate.modes import ModeName
 from model import LoadOptions, load_model
 from seams import Plan, Policy, Request, Sampling, View
 
@@ -53,7 +53,7 @@ class Watched:
 
 def main() -> None:
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
-    mode = cast(Mode, task.runner)
+    mode = cast(ModeName, task.runner)
     model = load_model(LoadOptions(mode, task.folder, "cpu", task.dtype, 0, task.limit))
     model.warm_up()
     jobs = [Job(p, n) for p, n in zip(task.prompts, task.output_tokens, strict=True)]

@@ -21,8 +21,9 @@ from batching import BatchingManager
 from benchmarks.common import Tally, cpu_name
 from benchmarks.pictures.page import save
 from engine.inference import Inference
-from engine.records import Event, Iterated
-from generate.modes import LAYOUTS, Mode, make_ledger
+from engine.records import Event
+from generate import modes
+from generate.modes import ModeName, make_ledger
 from model import LoadOptions, load_model
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
@@ -30,7 +31,7 @@ from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
-from seams import Policy, Sampling
+from seams import IterationRecord, Policy, Sampling
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -43,7 +44,7 @@ COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "hel
 @dataclass(frozen=True, slots=True)
 class Case:
     name: str
-    mode: Mode
+    mode: ModeName
     policy: Callable[[], Policy]
 
 
@@ -124,18 +125,18 @@ def run(case: Case, deferred: Collection[int] = ()) -> Trace:
     while pending or any(inference.record is None for inference in inferences):
         while pending and pending[0].arrival_s <= time.perf_counter():
             manager.enqueue(pending.pop(0))
-        manager.step(LAYOUTS[case.mode], time.perf_counter)
+        manager.step(modes.MODES[case.mode].lay_out, time.perf_counter)
     return Trace(case.name, inferences, manager.history.since(0).events)
 
 
 def stretches(events: Sequence[Event]) -> Iterator[tuple[int, str, float, float]]:
     """Request, what its row did, start and duration, of each row of each iteration."""
     for event in events:
-        if isinstance(event, Iterated):
+        if isinstance(event, IterationRecord):
             for row in event.rows:
                 phase = "prefill" if row.kind == "chunk" else row.kind
                 if phase != "paused":
-                    yield row.request, phase, event.sums.start_s, event.sums.duration_s
+                    yield row.request, phase, event.start_s, event.duration_s
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:

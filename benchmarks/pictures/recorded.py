@@ -37,7 +37,7 @@ def record(case: Case) -> Recorded:
         "policy": "orca" if case.mode == "dynamic" else case.mode,
         "model": f"embedded, {cpu_name()}",
         "lanes": 1 if case.mode == "nobatch" else LIMIT,
-        "blocks": model.blocks,
+        "blocks": model.num_blocks,
         "block_tokens": model.block_tokens,
         "text": False,
     }

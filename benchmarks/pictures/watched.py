@@ -76,7 +76,7 @@ def make_app() -> Flask:
         (BatchingManager, "finish", "finish"),
         (Ledger, "open", "ledger"),
         (Ledger, "grow", "ledger"),
-        (Ledger, "news", "ledger"),
+        (Ledger, "take_new_blocks", "ledger"),
         (_Stream, "write", "event"),
     ):
         _note(owner, function, name)

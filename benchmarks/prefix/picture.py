@@ -40,12 +40,12 @@ def draw(path: Path) -> None:
     )
     for axes, prefix_caching in zip(rows, (False, True), strict=True):
         played = play(prefix_caching)
-        at_s = [i.sums.start_s for i in played.iterations]
+        at_s = [i.start_s for i in played.iterations]
         counts = [[getattr(i, kind) for i in played.iterations] for kind in KINDS]
         axes.stackplot(
             at_s, counts, labels=list(KINDS), colors=list(KINDS.values()), step="post", lw=0
         )
-        computed = sum(i.sums.tokens for i in played.iterations)
+        computed = sum(i.num_tokens for i in played.iterations)
         ttft_ms = 1000 * sorted(played.ttft_s)[REQUESTS // 2]
         axes.set_title(
             f"prefix caching {'on' if prefix_caching else 'off'}: {computed} tokens computed, "

@@ -14,10 +14,9 @@ from benchmarks.common import Job, Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Wait
-from engine.records import Iterated
-from generate.modes import LAYOUTS
+from generate.modes import MODES
 from scheduling.policies.orca import Orca
-from seams import Model, Sampling
+from seams import IterationRecord, Model, Sampling
 
 # of the computing thread, so that other users of the machine do not count
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -30,7 +29,7 @@ class Played:
     seconds: float
     ttft_s: Sequence[float]
     outputs: Sequence[Sequence[int]]
-    iterations: Sequence[Iterated]
+    iterations: Sequence[IterationRecord]
 
     @property
     def tokens_per_s(self) -> float:
@@ -54,7 +53,7 @@ class Loop:
         self._limit = limit
         self._clock = CLOCKS[clock]
         self._ledger = Ledger(
-            blocks or model.blocks, model.block_tokens, prefix_caching=prefix_caching
+            blocks or model.num_blocks, model.block_tokens, prefix_caching=prefix_caching
         )
 
     def play(self, work: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> Played:
@@ -76,7 +75,7 @@ class Loop:
         while True:
             while coming and coming[0].arrival_s <= now():
                 manager.enqueue(coming.pop(0))
-            waits = isinstance(manager.step(LAYOUTS["dynamic"], now), Wait)
+            waits = isinstance(manager.step(MODES["dynamic"].lay_out, now), Wait)
             if waits and not coming:
                 break
             if waits:
@@ -87,5 +86,5 @@ class Loop:
             now(),
             [(i.first_token_s or math.inf) - i.arrival_s for i in inferences],
             [i.ids[i.prompt_tokens :] for i in inferences],
-            [e for e in manager.history.since(0).events if isinstance(e, Iterated)],
+            [e for e in manager.history.since(0).events if isinstance(e, IterationRecord)],
         )

@@ -10,11 +10,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from batching import BatchingManager
+from batching import BatchingManager, dynamic_batching_loop
 from benchmarks.common import Tally
 from benchmarks.remote.servers import HASH, connected, serving
 from engine.inference import Inference
-from generate import dynamic
 from generate.modes import make_ledger
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
@@ -58,7 +57,7 @@ def measure(model: str, shards: int, deaths: int, number: int, patience_s: float
     ):
         remote.on_return = manager.wake
         manager.serve(remote, make_ledger("dynamic", remote))
-        loop = threading.Thread(target=manager.drive, args=(dynamic.lay_out, time.perf_counter))
+        loop = threading.Thread(target=dynamic_batching_loop, args=(manager, time.perf_counter))
         loop.start()
         load = Load(manager, tally)
         feeder = threading.Thread(target=load.feed)
@@ -82,7 +81,7 @@ def measure(model: str, shards: int, deaths: int, number: int, patience_s: float
     kills.answered_twice = len(tally.requests) - kills.requests
     for number_of, inference in load.submitted:
         kills.failed += inference.error is not None
-        kills.preempted += inference.preemptions > 0
+        kills.preempted += inference.num_preemptions > 0
         kills.wrong_tokens += differs(inference, expected[number_of])
     return kills
 
@@ -138,7 +137,7 @@ def undisturbed(model: str) -> list[list[int]]:
     for inference in inferences:
         manager.enqueue(inference)
     manager.drain()
-    manager.drive(dynamic.lay_out, time.perf_counter)
+    dynamic_batching_loop(manager, time.perf_counter)
     return [inference.ids for inference in inferences]
 
 

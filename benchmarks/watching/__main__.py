@@ -34,7 +34,7 @@ from benchmarks.bare import GREEDY
 from benchmarks.common import save
 from engine.inference import Inference
 from engine.iteration import Wait
-from generate.modes import LAYOUTS, make_ledger
+from generate.modes import MODES, make_ledger
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from telemetry.stats import Stats
@@ -83,7 +83,7 @@ class Load:
         """CPU seconds of this thread, in which `ROWS * TOKENS` tokens are generated."""
         start_s = time.thread_time()
         for _ in range(TOKENS):
-            step = self.manager.step(LAYOUTS["dynamic"], time.perf_counter)
+            step = self.manager.step(MODES["dynamic"].lay_out, time.perf_counter)
             assert not isinstance(step, Wait)
             for number, inference in enumerate(self.running):
                 if inference.ended:
@@ -128,7 +128,7 @@ def main() -> None:
     load = Load()
     hello: Hello = {
         "mode": "dynamic", "policy": "orca", "model": "embedded", "lanes": ROWS,
-        "blocks": load.manager.memory.budget, "block_tokens": load.manager.memory.block_tokens,
+        "blocks": load.manager.memory.num_blocks, "block_tokens": load.manager.memory.block_tokens,
         "text": False,
     }  # fmt: skip
     hub = Hub(
@@ -159,7 +159,7 @@ def main() -> None:
         interval = f"{against.value:.3f} [{against.low:.3f}, {against.high:.3f}]"
         rows.append(f"| {name} | {each_us:.2f} | {interval} |")
     spent = Spent()
-    for function in ("planned_work", "iterated"):
+    for function in ("planned_record", "complete_record"):
         setattr(batching, function, spent.within(getattr(batching, function)))
     load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
     total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))

@@ -42,7 +42,7 @@ class RemoteModel:
         self._life = self._wait_for_life()
         self.info, shape = self._life.info, self._life.shape
         self.context, self.vocab_size = shape.context, shape.vocab_size
-        self.block_tokens, self.blocks = shape.block_tokens, shape.blocks
+        self.block_tokens, self.num_blocks = shape.block_tokens, shape.blocks
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
         self._thread.start()
 

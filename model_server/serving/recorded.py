@@ -49,7 +49,7 @@ class _RecordedPending:
     def result(self) -> Outcome:
         outcome = self.pending.result()
         rows = [
-            (step.id, step.tokens, len(tokens))
+            (step.id, step.num_tokens, len(tokens))
             for step, tokens in zip(self.steps, outcome.tokens, strict=True)
         ]
         self.journal.write(

@@ -102,7 +102,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self._note_use(request.session)
         if self.model is None:
             return wire.HealthReport()
-        kv_tokens = self.model.blocks * self.model.block_tokens
+        kv_tokens = self.model.num_blocks * self.model.block_tokens
         return wire.HealthReport(ready=True, session=self.worker.session, kv_tokens=kv_tokens)
 
     # --- calls for the model's thread -------------------------------------------------------
@@ -120,9 +120,9 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
         self._wait(self.worker.ask(model.warm_up), context)
         self._used_s = time.monotonic()
         return wire.Capacity(
-            blocks=model.blocks,
+            blocks=model.num_blocks,
             block_tokens=model.block_tokens,
-            max_total_tokens=model.blocks * model.block_tokens,
+            max_total_tokens=model.num_blocks * model.block_tokens,
         )
 
     def ClearCache(  # noqa: N802

@@ -55,7 +55,7 @@ class TracedModel:
         now_ns = time.time_ns()
         for step in steps:
             if execution := self._executions.get(step.id):
-                execution.tokens += step.tokens
+                execution.tokens += step.num_tokens
                 execution.iterations += 1
                 execution.end_ns = now_ns
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduling.classes.gap import Gap
-from scheduling.classes.predictor import StepTime
+from scheduling.classes.predictor import Load, StepTime
 from scheduling.classes.simple import Wrapper
 from scheduling.classes.step_time import Work
 from seams import Advance, Plan, Policy, Request, Served, View
@@ -45,7 +45,6 @@ QUIET_S = 30.0  # without immediate requests, after which the next one may wait 
 FLOOR_ITERATIONS = 100
 FLOOR_TOKENS = 16  # of a prompt that runs as the minimum
 BLIND_TOKENS, BLIND_TOKENS_ALONE = 4, 64  # deferred ones, until there are predictions
-CROWD_DECAY = 0.995  # per iteration: slots of immediate requests stay free for the next ones
 NOTHING = Work(deferred=True)  # planning takes time even if no row joins
 SMALLEST = Work(1, 1, 1, 1, 1, deferred=True)  # the work of a decode
 MISSES = 3  # rows that do not fit, after which the iteration counts as full
@@ -55,9 +54,7 @@ class Seen(NamedTuple):
     """The newest view, in numbers. `observe` remembers them; a plan reads only its own."""
 
     now_s: float
-    immediate_s: float  # when an immediate request was last seen
-    crowd: float  # recent maximum of immediate residents,
-    crowd_blocks: float  # and of their KV memory
+    load: Load  # of immediate requests
     mixed: bool = False  # there are deferred requests
     factor: float = 1.0  # how much longer the iteration may take
     longest: int = 1  # tokens, of the longest row that may join
@@ -91,38 +88,32 @@ class Budget(Wrapper):
         self.factor = factor
         self.max_step_s = max_step_s
         self.target_s = target_s
-        self._seen = Seen(-math.inf, -math.inf, 0.0, 0.0)
+        self._seen = Seen(-math.inf, predictor.load)
         self._remembered = self._seen  # of the newest iteration that was observed
         self._pace_s = 0.0  # duration of that iteration, in which a row gets a token
         self._saved_s = 0.0  # unused rest of budgets with immediate requests
         self._newest = -1  # newest waiting request when they were last examined
-        self._calm_s = -math.inf  # until this time, at this pace, none of them is short of time
-        self._calm_pace_s = 0.0
+        self._examined_until_s = (
+            -math.inf
+        )  # until this time, at this pace, none of them is short of time
+        self._examined_pace_s = 0.0
         self._starved = 0  # iterations since a deferred row took part
 
     def plan(self, view: View) -> Plan:
-        if not view.deferred:  # the next request may be, and needs this history
-            now_s = view.now_s
-            self._seen = Seen(now_s, now_s, *self._crowds(len(view.resident), view.memory.used))
+        if not view.num_deferred:  # the next request may be, and needs this history
+            load = self._remembered.load.then(view.now_s, len(view.resident), view.memory.used)
+            self._seen = Seen(view.now_s, load)
         return super().plan(view)
-
-    def _crowds(self, crowd: int, crowd_blocks: int) -> tuple[float, float]:
-        """The recent maxima, these numbers included."""
-        before = self._remembered
-        return (
-            max(crowd, before.crowd * CROWD_DECAY),
-            max(crowd_blocks, before.crowd_blocks * CROWD_DECAY),
-        )
 
     def mixed(self, view: View) -> Plan:
         gap = Gap(self.inner, view)
-        present = bool(gap.resident or gap.waiting)
+        before = self._remembered.load
+        seen_s = view.now_s if gap.resident or gap.waiting else before.seen_s
         self._seen = seen = Seen(
             view.now_s,
-            view.now_s if present else self._remembered.immediate_s,
-            *self._crowds(gap.crowd, gap.crowd_blocks),
+            before.then(seen_s, gap.num_immediate, gap.immediate_blocks),
             mixed=True,
-            factor=self._stretch(gap),
+            factor=self._limited_factor(gap),
             longest=max((request.computed + 1 for request in gap.paused), default=1),
         )
         immediate = Work.of(gap.plan.advance)
@@ -156,22 +147,24 @@ class Budget(Wrapper):
             least_s = -allowance.spare_s if joined else min(0.0, self._saved_s)
             self._saved_s = min(max(least_s, left_s), allowance.spare_s)
 
-    def _stretch(self, gap: Gap) -> float:
+    def _limited_factor(self, gap: Gap) -> float:
         """The factor, limited by slots and memory for so many more immediate requests."""
-        places = gap.view.max_batch_size / max(1, gap.crowd)
-        return max(1.0, min(self.factor, places, gap.memory.budget / max(1, gap.crowd_blocks)))
+        places = gap.view.max_batch_size / max(1, gap.num_immediate)
+        return max(
+            1.0, min(self.factor, places, gap.memory.num_blocks / max(1, gap.immediate_blocks))
+        )
 
     def allowance(self, work: Work, factor: float, context: int) -> Allowance:
         """Of an iteration with this immediate work, that may take `factor` times as long.
         `context`: tokens, of the longest row that may join."""
         predictor = self.predictor
-        blind = work.tokens + (BLIND_TOKENS if work.tokens else BLIND_TOKENS_ALONE)
+        blind = work.num_tokens + (BLIND_TOKENS if work.num_tokens else BLIND_TOKENS_ALONE)
         alone_s = predictor.seconds(work.scaled(1 / factor))
         if alone_s is None:
             return Allowance(math.inf, 0.0, blind)
         reach = predictor.reach_tokens  # now that it has learnt
         trusted = 1.0 + predictor.margin  # not of a factor: what slows one side slows the other
-        if work.tokens:
+        if work.num_tokens:
             if self.target_s is not None:
                 return Allowance(self.target_s / trusted, 0.0, max(reach, blind))
             row = Work(1, 1, 1, context, context, deferred=True)
@@ -179,7 +172,7 @@ class Budget(Wrapper):
             spare_s = max(factor * (sunk_s - alone_s), with_row_s - sunk_s)
             return Allowance(factor * alone_s, spare_s, max(reach, blind))
         wait_s = self.max_step_s
-        quiet = self._seen.now_s - self._seen.immediate_s > QUIET_S
+        quiet = self._seen.now_s - self._seen.load.seen_s > QUIET_S
         if (ttft_s := predictor.ttft_s) is not None and not quiet:
             wait_s = min(wait_s, ttft_s * (factor - 1) / factor)
         single_s = predictor.seconds(SMALLEST) or 0.0
@@ -206,11 +199,15 @@ class Budget(Wrapper):
         """Whether someone who waits may be short of time. The queue may be long and iterations are
         short, so all of it is examined once a second, or after an arrival."""
         newest, now_s = gap.queue[-1].id if gap.queue else -1, gap.view.now_s
-        if newest != self._newest or now_s >= self._calm_s or self._pace_s > self._calm_pace_s:
-            self._newest, self._calm_pace_s = newest, 2 * self._pace_s
-            short_s = (_due_s(r) - 2 * r.max_tokens * self._calm_pace_s for r in gap.queue)
-            self._calm_s = min(now_s + 1.0, min(short_s, default=math.inf))
-        return now_s >= self._calm_s
+        if (
+            newest != self._newest
+            or now_s >= self._examined_until_s
+            or self._pace_s > self._examined_pace_s
+        ):
+            self._newest, self._examined_pace_s = newest, 2 * self._pace_s
+            short_s = (_due_s(r) - 2 * r.max_tokens * self._examined_pace_s for r in gap.queue)
+            self._examined_until_s = min(now_s + 1.0, min(short_s, default=math.inf))
+        return now_s >= self._examined_until_s
 
     def _newcomers(self, gap: Gap, besides: Sequence[Request]) -> list[Request]:
         """Of those who wait, as many as there are places, by deadline."""
@@ -237,7 +234,7 @@ class Budget(Wrapper):
 
         def fits(step: Advance) -> bool:
             more = work.plus(step)
-            return more.tokens <= allowance.tokens and (seconds(more) or 0.0) <= most_s
+            return more.num_tokens <= allowance.tokens and (seconds(more) or 0.0) <= most_s
 
         for request in candidates():
             most = request.known - request.computed
@@ -269,8 +266,8 @@ class Budget(Wrapper):
             return False
         deferred = len(gap.paused) + gap.admitted
         return not deferred or (
-            self._seen.crowd + deferred + 1 <= gap.view.max_batch_size
-            and self._seen.crowd_blocks + gap.held_beside(request) <= gap.memory.budget
+            self._seen.load.residents + deferred + 1 <= gap.view.max_batch_size
+            and self._seen.load.blocks + gap.blocks_beside(request) <= gap.memory.num_blocks
         )
 
     def _floor(self, gap: Gap) -> list[Advance]:

@@ -20,7 +20,7 @@ class LentMemory(Memory):
     def __init__(self, memory: Memory, lent: Sequence[Request]) -> None:
         self.memory = memory
         self.lent = lent
-        self.budget = memory.budget
+        self.num_blocks = memory.num_blocks
 
     @property
     def used(self) -> int:
@@ -50,8 +50,9 @@ def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]
 
 class Gap:
     """`plan`: for the immediate requests. `dropped`: deferred residents that lose their memory to
-    it. `paused`: those that keep it. `places`: how many more requests may be resident. `crowd`,
-    `crowd_blocks`: immediate residents of the iteration, and their KV memory."""
+    it. `paused`: those that keep it. `places`: how many more requests may be resident.
+    `num_immediate`, `immediate_blocks`: immediate residents of the iteration, and their KV
+    memory."""
 
     def __init__(self, inner: Policy, view: View) -> None:
         self.view = view
@@ -64,8 +65,8 @@ class Gap:
             shown = View(view.now_s, self.waiting, self.resident, view.max_batch_size, lent, 0)
             self.plan = inner.plan(shown)
         new = [step for step in self.plan.advance if not step.request.resident]
-        self.crowd = len(self.resident) - len(self.plan.preempt) + len(new)
-        self.places = view.max_batch_size - self.crowd - len(deferred)
+        self.num_immediate = len(self.resident) - len(self.plan.preempt) + len(new)
+        self.places = view.max_batch_size - self.num_immediate - len(deferred)
         self.dropped: list[Request] = []
         self.paused = deferred
         self._trial = self._planned()
@@ -75,14 +76,14 @@ class Gap:
             self.dropped.append(self.paused.pop())
             self.places += 1
             self._trial = self._planned()
-        self.crowd_blocks = self.memory.freed(self.resident) + sum(map(self._trial.cost, new))
+        self.immediate_blocks = self.memory.freed(self.resident) + sum(map(self._trial.cost, new))
         self.admitted = self.admitted_blocks = 0  # deferred requests, by `take`
 
     def _planned(self) -> Trial:
         """The blocks beside those of immediate and paused requests."""
         trial = self.memory.trial([*self.plan.preempt, *self.dropped])
         for step in self.plan.advance:
-            trial.insist(step, trial.cost(step))
+            trial.charge(step, trial.cost(step))
         return trial
 
     def fits(self, step: Advance) -> bool:
@@ -93,13 +94,13 @@ class Gap:
     def take(self, step: Advance) -> None:
         """Adds the step of a deferred request to the iteration."""
         cost = self._trial.cost(step)
-        self._trial.insist(step, cost)
+        self._trial.charge(step, cost)
         if not step.request.resident:
             self.places -= 1
             self.admitted += 1
             self.admitted_blocks += cost
 
-    def held_beside(self, request: Request) -> int:
+    def blocks_beside(self, request: Request) -> int:
         """Blocks of all deferred residents if this one were admitted, too."""
         cost = self._trial.cost(Advance(request, 1))
         return self.memory.freed(self.paused) + self.admitted_blocks + cost

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,12 +30,34 @@ LEAST_R2 = 0.8
 # time is due to a machine that slowed down since the last iterations without deferred requests.
 MOST_PLANNING_S = 0.00025
 TRUSTED_BEYOND = 2  # times the tokens of the largest iteration that was seen
+LOAD_DECAY = 0.995  # per iteration: room for immediate requests stays free for the next ones
 TTFTS_KEPT, TTFT_QUANTILE = 128, 0.9
+
+
+class Load(NamedTuple):
+    """Recent maxima of what immediate requests occupied; they decay with every iteration."""
+
+    seen_s: float = -math.inf  # when an immediate request was last here
+    residents: float = 0.0
+    blocks: float = 0.0  # of KV memory
+
+    def then(self, seen_s: float, residents: int, blocks: int) -> Load:
+        """The load after one more iteration."""
+        return Load(
+            seen_s,
+            max(residents, self.residents * LOAD_DECAY),
+            max(blocks, self.blocks * LOAD_DECAY),
+        )
 
 
 class StepTime(Protocol):
     """The interface of a predictor for policies. It changes between iterations, never within a
     plan."""
+
+    @property
+    def load(self) -> Load:
+        """Before the first deferred request."""
+        ...
 
     @property
     def reach_tokens(self) -> int:
@@ -69,6 +91,7 @@ class Predictor:
         self._unlearnt, self._unlearnt_s = 0, 0.0  # iterations since the last fit, their time
         self._curve: Curve | None = None
         self._ttfts_s: deque[float] = deque(maxlen=TTFTS_KEPT)
+        self.load = Load()
         self.reach_tokens = 0
         self.margin = 0.0
         self.ttft_s: float | None = None
@@ -82,11 +105,13 @@ class Predictor:
         if self._last is not None:
             self._learn(self._last, record.start_s - self._last.start_s)
         self._last = record
+        if not record.with_deferred:
+            self.load = self.load.then(record.start_s, len(record.rows), record.used_blocks)
         self._unlearnt += 1
         self._unlearnt_s += record.duration_s
 
     def _learn(self, record: IterationRecord, step_s: float) -> None:
-        size = 2 * (bisect_right(KNOTS, record.tokens) - 1) + record.with_deferred
+        size = 2 * (bisect_right(KNOTS, record.num_tokens) - 1) + record.with_deferred
         at = size, self._seen[size] % KEPT
         row, step_s = features(record), max(step_s, record.duration_s)
         self._features[at] = row

@@ -25,7 +25,7 @@ class Wrapper(ABC):
         return self.inner.answers
 
     def plan(self, view: View) -> Plan:
-        return self.mixed(view) if view.deferred else self.inner.plan(view)
+        return self.mixed(view) if view.num_deferred else self.inner.plan(view)
 
     @abstractmethod
     def mixed(self, view: View) -> Plan:

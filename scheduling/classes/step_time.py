@@ -41,9 +41,9 @@ Floats = npt.NDArray[np.float64]
 class Work(NamedTuple):
     """The work of an iteration. A tuple, since a plan makes dozens."""
 
-    tokens: float = 0
-    rows: float = 0
-    drawn: float = 0  # rows that draw a token
+    num_tokens: float = 0
+    num_rows: float = 0
+    num_drawn: float = 0  # rows that draw a token
     attended: float = 0  # query-key pairs
     context: float = 0  # keys read: in each row, those of its tokens and of all before them
     deferred: bool = False  # planned while there are deferred requests
@@ -66,9 +66,9 @@ class Work(NamedTuple):
 
     def scaled(self, by: float) -> Work:
         return Work(
-            self.tokens * by,
-            self.rows * by,
-            self.drawn * by,
+            self.num_tokens * by,
+            self.num_rows * by,
+            self.num_drawn * by,
             self.attended * by,
             self.context * by,
             self.deferred,
@@ -76,21 +76,21 @@ class Work(NamedTuple):
 
     def beside(self, other: Work) -> Work:
         return Work(
-            self.tokens + other.tokens,
-            self.rows + other.rows,
-            self.drawn + other.drawn,
+            self.num_tokens + other.num_tokens,
+            self.num_rows + other.num_rows,
+            self.num_drawn + other.num_drawn,
             self.attended + other.attended,
             self.context + other.context,
             self.deferred or other.deferred,
         )
 
     def plus(self, step: Advance) -> Work:
-        request, n = step.request, step.tokens
+        request, n = step.request, step.num_tokens
         start = request.computed
         return Work(
-            self.tokens + n,
-            self.rows + 1,
-            self.drawn + (start + n == request.known),
+            self.num_tokens + n,
+            self.num_rows + 1,
+            self.num_drawn + (start + n == request.known),
             self.attended + n * start + n * (n + 1) // 2,
             self.context + start + n,
             self.deferred or request.service_class == "deferred",
@@ -108,12 +108,12 @@ class Curve:
 
     def seconds(self, work: Work) -> float:
         rows, drawn, attended, context, planning = self.others
-        segment = bisect_right(KNOTS, work.tokens) - 1
+        segment = bisect_right(KNOTS, work.num_tokens) - 1
         return (
             self.offsets[segment]
-            + self.slopes[segment] * (work.tokens - KNOTS[segment])
-            + rows * work.rows
-            + drawn * work.drawn
+            + self.slopes[segment] * (work.num_tokens - KNOTS[segment])
+            + rows * work.num_rows
+            + drawn * work.num_drawn
             + attended * work.attended
             + context * work.context
             + planning * work.deferred
@@ -126,12 +126,12 @@ class Curve:
 
 
 def features(record: IterationRecord) -> list[float]:
-    tokens = record.tokens
+    num_tokens = record.num_tokens
     segments = [
-        max(0, min(tokens, end) - start)
+        max(0, min(num_tokens, end) - start)
         for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
     ]
-    others = record.rows, record.generated, record.attended, record.context
+    others = record.batch_size, record.num_generated, record.attended, record.context
     return [1.0, *segments, *others, float(record.with_deferred)]
 
 

@@ -15,17 +15,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from scheduling.contract import PolicyOptionError
 from scheduling.fitting import fitting
 from seams import Advance, Plan, Request, View
 
 
 class StallFree:
-    """`token_budget`: tokens of an iteration. Decodes are never left out for it, so it should be
-    above the batch limit; below, prompts wait until enough decodes have ended."""
+    """`token_budget`: tokens of an iteration. Decodes are never left out for it, so it must be
+    above the batch limit if that is given; if not, prompts may wait until decodes have ended."""
 
     answers: Literal["own", "batch"] = "own"
 
-    def __init__(self, token_budget: int = 512) -> None:
+    def __init__(self, token_budget: int = 512, max_batch_size: int = 0) -> None:
+        """Raises PolicyOptionError."""
+        if token_budget <= max_batch_size:
+            raise PolicyOptionError(
+                f"--token-budget is {token_budget}; allowed with --policy stall-free: more than "
+                f"--max-batch-size ({max_batch_size}), or decodes leave no tokens for prompts"
+            )
         self.token_budget = token_budget
 
     def plan(self, view: View) -> Plan:
@@ -38,7 +45,7 @@ class StallFree:
                 break
             cached = 0 if request.resident else view.memory.hit_tokens(request)
             advance.append(Advance(request, min(_left(request) - cached, budget)))
-            budget -= advance[-1].tokens
+            budget -= advance[-1].num_tokens
         return Plan(advance)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:

@@ -16,7 +16,7 @@ from app import create_app
 from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Flight
+from engine.iteration import Iteration
 from generate import dynamic
 from scheduling.policies.orca import Orca
 from seams import IterationRecord, RequestRecord, Sampling, ServiceClass
@@ -174,7 +174,18 @@ def test_failed_and_departed_requests_are_distinguished(client: FlaskClient) -> 
         )
     metrics.request(RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 2, "deferred", "length"))
     gaps: tuple[tuple[ServiceClass, float, int], ...] = (("deferred", 0.5, 1), ("deferred", 3.0, 1))
-    metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2, 30, 20, 5, 1, gaps))
+    metrics.iteration(
+        IterationRecord(
+            2,
+            7,
+            deferred_tokens=5,
+            duration_s=0.5,
+            num_positions=10,
+            num_generated=2,
+            deferred_generated=1,
+            gaps=gaps,
+        )
+    )
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in metrics.families(manager)
@@ -218,14 +229,14 @@ def test_a_single_stall_is_one_gap() -> None:
     """Not spread over its request."""
     metrics, model = Metrics(), HashModel()
     manager = BatchingManager(Orca(), metrics, max_batch_size=1, max_waiting=1)
-    manager.serve(model, Ledger(model.blocks))
+    manager.serve(model, Ledger(model.num_blocks))
     manager.enqueue(Inference([1], 9, Sampling(), 0.0))
     now_s = 0.0
     for number in range(9):
-        flight = manager.begin(now_s, dynamic.lay_out)
-        assert isinstance(flight, Flight)
+        iteration = manager.begin(now_s, dynamic.lay_out)
+        assert isinstance(iteration, Iteration)
         now_s += 4.0 if number == 4 else 2**-10
-        manager.finish(now_s, flight.land())
+        manager.finish(now_s, iteration.outcome())
     (gaps,) = (m for m in metrics.families(manager) if m.name == "eb_inter_token_seconds")
     buckets = {
         float(sample.labels["le"]): sample.value
@@ -244,7 +255,9 @@ def test_the_loop_need_not_wait_while_the_page_is_made(
 
     def note(histogram: Histogram) -> list[tuple[str, float]]:
         if not metrics._lock.locked():
-            metrics.iteration(IterationRecord(0.0, 0.5, 2, 7, 10, 2))
+            metrics.iteration(
+                IterationRecord(2, 7, duration_s=0.5, num_positions=10, num_generated=2)
+            )
             noted.append(histogram)
         return cumulated(histogram)
 

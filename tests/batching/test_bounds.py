@@ -122,7 +122,7 @@ def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
     world.run()
     check_closed(world)
     assert old.end == victim.end == "length"
-    assert sum(record.preemptions for record in world.books.requests) > 0
+    assert sum(record.num_preemptions for record in world.books.requests) > 0
 
 
 @pytest.mark.parametrize("mode", OPTIMISTIC_MODES, ids=lambda mode: mode.name)
@@ -136,7 +136,7 @@ def test_optimistic_admission_holds_more_requests_in_the_same_memory(mode: Mode)
             world.submit([seed], 40, seed)
         world.run()
         check_closed(world)
-        rows[admission.name] = max(record.rows for record in world.books.iterations)
+        rows[admission.name] = max(record.batch_size for record in world.books.iterations)
         if admission is not mode:
-            assert all(record.preemptions == 0 for record in world.books.requests)
+            assert all(record.num_preemptions == 0 for record in world.books.requests)
     assert list(rows.values()) == [8, 2]

@@ -198,7 +198,7 @@ class Clocked:
 
 
 def lasts_s(work: Work) -> float:
-    return virtual_duration_s(work.rows, work.tokens)
+    return virtual_duration_s(work.num_rows, work.num_tokens)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -242,7 +242,7 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     floors, ahead_s = 0, 0.0
     for taken_s, immediate in policy.taken:
         budget_s = factor * lasts_s(immediate.scaled(1 / factor))
-        if not immediate.tokens:
+        if not immediate.num_tokens:
             floors += taken_s > cap_s * (1 + 1e-9)
         elif taken_s > max(factor * lasts_s(immediate), budget_s + row_s) * (1 + 1e-9):
             floors += 1
@@ -353,4 +353,4 @@ def test_deferred_requests_that_outgrow_the_memory_together_all_end(
     world.run()
     check_closed(world)
     assert {inference.end for inference in world.submitted} == {"length"}
-    assert any(record.preemptions for record in world.books.requests)
+    assert any(record.num_preemptions for record in world.books.requests)

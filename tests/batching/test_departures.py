@@ -58,7 +58,7 @@ def test_one_who_leaves_a_static_batch_is_answered_but_its_row_stays_to_the_end(
     assert leaver.event.is_set()
     world.run()
     check_closed(world)
-    assert [record.rows for record in world.books.iterations] == [2] * 6
+    assert [record.batch_size for record in world.books.iterations] == [2] * 6
     assert stayer.end == "length"
 
 
@@ -128,7 +128,7 @@ def test_out_of_memory_shrinks_the_batch_and_fails_nobody(mode: Mode) -> None:
     world.run()
     check_closed(world)
     assert {inference.end for inference in inferences} == {"length"}
-    assert max(record.rows for record in world.books.iterations) <= 3
+    assert max(record.batch_size for record in world.books.iterations) <= 3
 
 
 def test_those_whom_a_shortage_put_back_keep_their_places_before_all_who_wait() -> None:
@@ -144,7 +144,7 @@ def test_those_whom_a_shortage_put_back_keep_their_places_before_all_who_wait() 
     assert decision.waiting == [inference.id for inference in inferences]
     assert decision.advance == [inference.id for inference in inferences[:2]]
     assert [inference.generated for inference in inferences] == [3, 3, 2, 2, 0, 0]
-    assert [inference.preemptions for inference in inferences] == [1, 1, 1, 1, 0, 0]
+    assert [inference.num_preemptions for inference in inferences] == [1, 1, 1, 1, 0, 0]
     world.run()
     check_closed(world)
 
@@ -154,7 +154,7 @@ class Late(Orca):
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        return Plan([step for step in plan.advance if step.tokens])
+        return Plan([step for step in plan.advance if step.num_tokens])
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return resident if all(request.done for request in resident) else ()
@@ -166,7 +166,7 @@ def test_a_policy_that_advances_a_request_that_is_done_gets_no_token_out_of_it()
     world.run()
     check_closed(world)
     assert (short.generated, long.generated) == (2, 6)
-    assert [record.tokens for record in world.books.iterations] == [2, 2, 2, 1, 1, 1]
+    assert [record.num_tokens for record in world.books.iterations] == [2, 2, 2, 1, 1, 1]
 
 
 def test_the_batch_grows_again_within_seconds_of_a_shortage_that_passed() -> None:
@@ -179,7 +179,7 @@ def test_the_batch_grows_again_within_seconds_of_a_shortage_that_passed() -> Non
     world.run()
     check_closed(world)
     assert {inference.end for inference in inferences} == {"length"}
-    rows = {record.start_s: record.rows for record in world.books.iterations}
+    rows = {record.start_s: record.batch_size for record in world.books.iterations}
     assert {rows for at_s, rows in rows.items() if at_s < REGROW_S} == {2}
     assert max(rows for at_s, rows in rows.items() if at_s < 3 * REGROW_S) == 4
 
@@ -233,6 +233,6 @@ def test_nobody_is_taken_in_before_the_model_is_there() -> None:
     with pytest.raises(DrainingError, match="still being loaded"):
         manager.enqueue(Inference([1], 3, Sampling(), 0.0))
     model = HashModel()
-    manager.serve(model, Ledger(model.blocks))
+    manager.serve(model, Ledger(model.num_blocks))
     manager.enqueue(Inference([1], 3, Sampling(), 0.0))
     assert manager.ready

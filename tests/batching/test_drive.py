@@ -29,7 +29,7 @@ from seams import (
     Step,
     View,
 )
-from tests.batching.virtual import MODES, Books, Mode, check_ended
+from tests.batching.virtual import MODES, Books, Mode, check_ended, drive
 from tests.hash_model import HashModel, reference
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -42,9 +42,9 @@ def driven(
     manager: BatchingManager, model: HashModel, mode: Mode = MODES[3]
 ) -> Iterator[threading.Thread]:
     """The manager's loop in a thread; at the end it is drained and must stop by itself."""
-    manager.serve(model, mode.ledger(model.blocks, model.block_tokens))
+    manager.serve(model, mode.ledger(model.num_blocks, model.block_tokens))
     thread = threading.Thread(
-        target=manager.drive, args=(mode.lay_out, time.monotonic), daemon=True
+        target=drive, args=(manager, mode.lay_out, time.monotonic), daemon=True
     )
     thread.start()
     try:
@@ -153,7 +153,7 @@ def test_a_layout_that_raises_fails_its_iteration_and_leaves_no_counter_raised(
         wait(later.event)
     assert (victim.end, later.end) == ("failed", "length")
     assert "a layout of one's own" in (victim.error or "")
-    assert (victim.flights, victim.expected, victim.resident) == (0, 0, False)
+    assert (victim.num_in_flight, victim.expected, victim.resident) == (0, 0, False)
     assert victim.ids == [1, 2, 3, *reference([1, 2, 3], 2, seed=9)]
     assert manager.memory.used == 0
     assert len(books.requests) == 2

@@ -16,7 +16,7 @@ from scheduling.classes.budget import Budget
 from scheduling.classes.predictor import Predictor
 from scheduling.policies.orca import Orca
 from scheduling.policies.tgi import TGI
-from scheduling.registry import POLICIES, make_policy, with_deferred
+from scheduling.registry import POLICIES, make_policy, options_of, with_deferred
 from seams import Observer, Plan, Policy, Request, Served, View
 from serving.config import Config
 from telemetry.stats import Recorders
@@ -96,7 +96,8 @@ def test_dropped_plans_change_no_later_one(
 
     def books(times: int) -> object:
         predictor = Predictor()
-        policy = with_deferred(make_policy(name, config), config, predictor)
+        options = options_of(with_deferred, config)
+        policy = with_deferred(make_policy(name, config), predictor, **options)
         ledger = partial(Ledger, growth_tokens=growth_tokens)
         mode = Mode(name, lambda _: Doubtful(policy, times), MODES[3].lay_out, ledger)
         world = World(mode, max_batch_size=max_batch_size, budget=budget, lookahead=lookahead)
@@ -127,7 +128,9 @@ def test_observed_are_the_tokens_of_the_records_and_of_failed_iterations_none() 
     late = world.submit([7], 6)
     world.run()
     check_closed(world)
-    assert sum(row.computed for row in policy.rows) == sum(r.tokens for r in world.books.iterations)
+    assert sum(row.computed for row in policy.rows) == sum(
+        r.num_tokens for r in world.books.iterations
+    )
     for inference in world.submitted:
         mine = [row.generated for row in policy.rows if row.request is inference]
         assert sum(mine) == inference.generated

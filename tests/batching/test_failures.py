@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from batching import BatchingManager, EngineFailedError
+from batching import BatchingManager, EngineFailedError, dynamic_batching_loop
 from engine.blocks import Ledger
 from engine.failures import FAILURES_IN_A_ROW
 from engine.inference import DrainingError, Inference
-from generate import dynamic
 from scheduling.policies.orca import Orca
 from seams import Plan, Sampling, View
 from tests.batching.virtual import Books
@@ -20,7 +19,7 @@ from tests.hash_model import HashModel
 
 def manager_of(model: HashModel, max_batch_size: int = 1) -> BatchingManager:
     manager = BatchingManager(Orca(), Books(), max_batch_size=max_batch_size, max_waiting=100)
-    manager.serve(model, Ledger(model.blocks))
+    manager.serve(model, Ledger(model.num_blocks))
     return manager
 
 
@@ -31,7 +30,7 @@ def submit(manager: BatchingManager, prompt: int, max_tokens: int = 1) -> Infere
 
 
 def drive(manager: BatchingManager) -> None:
-    manager.drive(dynamic.lay_out, time.monotonic)
+    dynamic_batching_loop(manager, time.monotonic)
 
 
 def test_a_lost_device_fails_everyone_at_once_and_nothing_more_is_taken_in() -> None:
@@ -41,7 +40,7 @@ def test_a_lost_device_fails_everyone_at_once_and_nothing_more_is_taken_in() -> 
         drive(manager)
     assert all("an assertion failed" in (i.error or "") and i.event.is_set() for i in requests)
     # of those that were in the iteration one may be the cause; the others may try elsewhere
-    assert [i.cut_by for i in requests] == [None, None, "shutdown", "shutdown"]
+    assert [i.cause for i in requests] == [None, None, "shutdown", "shutdown"]
     assert not manager.ready
     assert "the device is lost" in (manager.unavailable or "")
     with pytest.raises(DrainingError):
@@ -54,7 +53,7 @@ def test_failures_in_a_row_of_different_requests_end_the_loop() -> None:
     requests = [submit(manager, n) for n in range(FAILURES_IN_A_ROW + 1)]
     with pytest.raises(EngineFailedError, match="5 iterations in a row failed, the last with"):
         drive(manager)
-    assert [i.cut_by for i in requests] == [None] * FAILURES_IN_A_ROW + ["shutdown"]
+    assert [i.cause for i in requests] == [None] * FAILURES_IN_A_ROW + ["shutdown"]
 
 
 def test_a_policy_that_always_fails_ends_the_loop_too() -> None:
@@ -65,7 +64,7 @@ def test_a_policy_that_always_fails_ends_the_loop_too() -> None:
 
     books = Books()
     manager = BatchingManager(Broken(), books, max_batch_size=1, max_waiting=100)
-    manager.serve(model := HashModel(), Ledger(model.blocks))
+    manager.serve(model := HashModel(), Ledger(model.num_blocks))
     submit(manager, 0)
     with pytest.raises(EngineFailedError, match="a policy of one's own"):
         drive(manager)

@@ -120,9 +120,9 @@ def test_a_row_that_is_preempted_in_flight_still_receives_its_token() -> None:
     assert (len(first.ids), first.generated) == (3, 2)
     second = world.submit([3], 2)
     world.step()
-    assert (len(first.ids), first.preemptions) == (4, 0)
+    assert (len(first.ids), first.num_preemptions) == (4, 0)
     world.step()
-    assert (len(first.ids), first.preemptions) == (4, 1)
+    assert (len(first.ids), first.num_preemptions) == (4, 1)
     world.run()
     check_closed(world)
     assert second.end == first.end == "length"

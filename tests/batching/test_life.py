@@ -110,7 +110,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def memory_stays_within_the_budget_and_belongs_to_residents(self) -> None:
         memory = self.world.memory
-        assert 0 <= memory.used <= memory.budget
+        assert 0 <= memory.used <= memory.num_blocks
         assert (memory.used > 0) == (self.world.manager.counts["running"] > 0)
         assert self.world.model.breaches == []
 

@@ -38,7 +38,7 @@ def test_a_request_that_takes_too_long_ends_with_an_error_in_any_phase(
     world.run()
     check_closed(world)
     overdue = first if phase == "running" else late
-    assert overdue.cut_by == "timeout"
+    assert overdue.cause == "timeout"
     assert overdue.end == "failed"
     assert "--request-timeout" in (overdue.error or "")
     assert overdue.record is not None
@@ -51,7 +51,7 @@ def test_a_request_is_ended_in_time_although_its_policy_waits_for_others() -> No
     inference = world.submit([1], 5)
     world.run()
     check_closed(world)
-    assert inference.cut_by == "timeout"
+    assert inference.cause == "timeout"
     assert inference.record is not None
     assert inference.record.end_s == 1.0
 
@@ -76,7 +76,7 @@ def test_stored_requests_take_no_place_in_the_queue_and_are_never_refused_or_lat
     world.run()
     check_closed(world)
     assert all(inference.end == "length" for inference in stored)
-    assert all(inference.cut_by == "timeout" for inference in late)
+    assert all(inference.cause == "timeout" for inference in late)
     world.submit([1] * 7, 1)  # the counts are back at nothing
     world.submit([1], 1)
     world.run()

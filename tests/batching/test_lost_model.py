@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.failures import LOSSES_IN_COMPANY
+from engine.failures import LOSSES_IN_A_BATCH
 from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
 from tests.batching.virtual import (
     DYNAMIC_MODES,
@@ -19,6 +19,7 @@ from tests.batching.virtual import (
     Mode,
     World,
     check_closed,
+    drive,
 )
 from tests.examples import examples
 
@@ -48,7 +49,7 @@ def away(world: World, reason: str | None) -> None:
 @given(
     workload=WORKLOADS,
     limits=LIMITS,
-    losses=st.frozensets(st.integers(1, 40), max_size=LOSSES_IN_COMPANY - 1),
+    losses=st.frozensets(st.integers(1, 40), max_size=LOSSES_IN_A_BATCH - 1),
     fails_late=st.booleans(),
     absence=st.one_of(st.none(), st.tuples(moments(80), moments(40))),
 )
@@ -88,7 +89,7 @@ def test_a_request_that_kills_the_model_runs_alone_and_fails_at_the_next_loss(
     assert [i for i in world.submitted if i.error] == [killer]
     assert killer.error is not None
     assert killer.error.startswith("the model was lost 4 times while it computed this request")
-    assert world.model.losses == LOSSES_IN_COMPANY + 1
+    assert world.model.losses == LOSSES_IN_A_BATCH + 1
     assert killer.generated == 0
 
 
@@ -116,7 +117,7 @@ def test_a_token_in_between_clears_a_request() -> None:
 def test_a_loss_between_iterations_is_no_requests_fault() -> None:
     world = World(MODES[3])
     inference = world.submit([1], 2)
-    for _ in range(2 * LOSSES_IN_COMPANY):
+    for _ in range(2 * LOSSES_IN_A_BATCH):
         world.model.lose()
         world.step()
     world.run()
@@ -160,7 +161,7 @@ def test_while_the_model_is_away_nobody_is_taken_in_and_timeouts_run_on(mode: Mo
     assert world.step() == inference.arrival_s + 100 * TICK_S
     world.run()
     check_closed(world)
-    assert inference.cut_by == "timeout"
+    assert inference.cause == "timeout"
     away(world, None)
     assert world.manager.ready
 
@@ -175,7 +176,7 @@ def test_a_loop_that_waits_for_its_model_goes_on_when_it_is_back() -> None:
         return 0.0
 
     inference = world.submit([1, 2], 5)
-    thread = threading.Thread(target=world.manager.drive, args=(world.mode.lay_out, clock))
+    thread = threading.Thread(target=drive, args=(world.manager, world.mode.lay_out, clock))
     thread.start()
     waits.wait()
     away(world, None)

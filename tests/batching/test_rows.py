@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.records import Arrived, Ended, History, Iterated, Row, planned_work
-from seams import Sampling
+from engine.records import Arrived, Ended, History, planned_record
+from seams import IterationRecord, Row, Sampling
 from telemetry.stats import Stats
 from tests.batching.test_any_workload import TICK_S, WORKLOADS, Client, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
@@ -42,9 +42,9 @@ PREEMPTED_IN_FLIGHT = [
 ]  # fmt: skip
 
 
-def iterations(world: World) -> list[Iterated]:
+def iterations(world: World) -> list[IterationRecord]:
     events = world.manager.history.since(0).events
-    return [event for event in events if isinstance(event, Iterated)]
+    return [event for event in events if isinstance(event, IterationRecord)]
 
 
 def kinds(world: World, request: int) -> list[str]:
@@ -69,32 +69,35 @@ def test_the_sums_over_rows_equal_stats(
     news = world.manager.history.since(0)
     assert news.missed == 0
     done = iterations(world)
-    assert [iterated.sums for iterated in done] == world.books.iterations
+    assert done == world.books.iterations
     batches = []
-    for iterated in done:
-        computed = [row for row in iterated.rows if row.kind not in ("held", "paused")]
-        assert all(row.tokens > 0 for row in computed)
-        assert sum(row.tokens for row in iterated.rows) == iterated.sums.tokens
-        batches.append(sum(row.kind != "paused" for row in iterated.rows))
-        assert iterated.used + iterated.cached + iterated.free == world.memory.budget
-        assert iterated.used > 0
+    for record in done:
+        computed = [row for row in record.rows if row.kind not in ("held", "paused")]
+        assert all(row.num_tokens > 0 for row in computed)
+        assert sum(row.num_tokens for row in record.rows) == record.num_tokens
+        batches.append(sum(row.kind != "paused" for row in record.rows))
+        assert (
+            record.used_blocks + record.cached_blocks + record.free_blocks
+            == world.memory.num_blocks
+        )
+        assert record.used_blocks > 0
     summary = stats.summary(world.now_s, world.manager)
     assert summary["batch-size"]["histogram"] == {
         str(rows): times for rows, times in sorted(Counter(batches).items())
     }
-    assert summary["total-tokens-handled"] == sum(i.sums.generated for i in done)
-    positions = sum(i.padding + sum(row.tokens for row in i.rows) for i in done)
+    assert summary["total-tokens-handled"] == sum(i.num_generated for i in done)
+    positions = sum(i.padding + sum(row.num_tokens for row in i.rows) for i in done)
     assert summary["padding-share"] == (
         sum(i.padding for i in done) / positions if positions else None
     )
     ended = [event for event in news.events if isinstance(event, Ended)]
     assert [event.record for event in ended] == world.books.requests
-    assert summary["preemptions"] == sum(event.record.preemptions for event in ended)
-    preempted = Counter(id for iterated in done for id in iterated.preempted)
+    assert summary["preemptions"] == sum(event.record.num_preemptions for event in ended)
+    preempted = Counter(id for record in done for id in record.preempted)
     for event in ended:  # one that never ran again may have been dropped in no iteration at all
-        assert preempted[event.request] <= event.record.preemptions
+        assert preempted[event.request] <= event.record.num_preemptions
         if not failing and event.record.end in ("length", "stop"):
-            assert preempted[event.request] == event.record.preemptions
+            assert preempted[event.request] == event.record.num_preemptions
     arrived = [event.request for event in news.events if isinstance(event, Arrived)]
     assert sorted(arrived) == sorted(event.request for event in ended)
 
@@ -103,20 +106,20 @@ def test_the_sums_over_rows_equal_stats(
 @examples(12)
 @given(workload=WORKLOADS, limits=LIMITS)
 @example(workload=PREEMPTED_IN_FLIGHT, limits=SMALL)
-def test_a_lane_is_one_requests_from_its_admission_until_it_leaves(
+def test_a_slot_is_one_requests_from_its_admission_until_it_leaves(
     mode: Mode, workload: list[Client], limits: dict[str, int]
 ) -> None:
     world = World(mode, **limits)  # type: ignore[arg-type]
     play(world, workload)
-    lanes: dict[int, int] = {}
-    for iterated in iterations(world):
-        for id in iterated.preempted:
-            lanes.pop(id, None)
-        here = {row.request: row.lane for row in iterated.rows}
+    slots: dict[int, int] = {}
+    for record in iterations(world):
+        for id in record.preempted:
+            slots.pop(id, None)
+        here = {row.request: row.slot for row in record.rows}
         assert len(set(here.values())) == len(here)
         assert max(here.values()) < limits["max_batch_size"]
-        for id, lane in here.items():
-            assert lanes.setdefault(id, lane) == lane
+        for id, slot in here.items():
+            assert slots.setdefault(id, slot) == slot
 
 
 def test_rows_say_what_was_done_for_each_request() -> None:
@@ -127,9 +130,9 @@ def test_rows_say_what_was_done_for_each_request() -> None:
     first, *later = iterations(world)
     assert list(first.rows) == [Row(0, 0, 3, "prefill"), Row(1, 1, 2, "prefill")]
     assert first.padding == 1
-    for iterated in later:
-        assert list(iterated.rows) == [Row(1, 1, 1, "decode"), Row(0, 0, 0, "held")]
-        assert iterated.padding == 1
+    for record in later:
+        assert list(record.rows) == [Row(1, 1, 1, "decode"), Row(0, 0, 0, "held")]
+        assert record.padding == 1
 
 
 def test_a_prompt_in_parts_is_told_from_a_whole_one_and_from_decodes() -> None:
@@ -141,14 +144,14 @@ def test_a_prompt_in_parts_is_told_from_a_whole_one_and_from_decodes() -> None:
     assert kinds(world, 1)[-2:] == ["prefill", "decode"]
 
 
-def test_the_lowest_free_lane_is_given_first() -> None:
+def test_the_lowest_free_slot_is_given_first() -> None:
     world = World(MODES[3])
     for max_tokens in (8, 1, 1, 8):
         world.submit([1, 2], max_tokens)
     world.step()
     world.submit([3], 4)
     world.step()
-    assert [(row.request, row.lane) for row in iterations(world)[1].rows] == [
+    assert [(row.request, row.slot) for row in iterations(world)[1].rows] == [
         (0, 0),
         (3, 3),
         (4, 1),
@@ -199,9 +202,9 @@ class Compared(Inference):
 def test_no_request_is_compared_with_another_when_many_are_admitted_at_once() -> None:
     new = [Compared([1, 2, 3], 4, Sampling(), 0.0) for _ in range(100)]
     for id, inference in enumerate(new):
-        inference.id = inference.lane = id
+        inference.id = inference.slot = id
     rows = [(inference, 3 - id % 2) for id, inference in enumerate(new)]
     resident = {inference.id: inference for inference in new}
-    work = planned_work(rows, [], resident, new, 0, 0, Ledger(1000))
-    assert [row.kind for row in work.rows] == ["prefill", "chunk"] * 50
+    record = planned_record(rows, [], resident, new, 0, 0, Ledger(1000))
+    assert [row.kind for row in record.rows] == ["prefill", "chunk"] * 50
     assert Compared.comparisons == 0

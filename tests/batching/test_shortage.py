@@ -25,7 +25,7 @@ def manager_of(
     model: HashModel, policy: Policy, growth_tokens: int | None = None
 ) -> BatchingManager:
     manager = BatchingManager(policy, Tally(), max_batch_size=8, max_waiting=99)
-    manager.serve(model, Ledger(model.blocks, growth_tokens=growth_tokens))
+    manager.serve(model, Ledger(model.num_blocks, growth_tokens=growth_tokens))
     return manager
 
 
@@ -72,7 +72,7 @@ def test_a_request_that_is_done_when_its_place_is_taken_is_answered() -> None:
     run(manager_of(model, PreemptsTheDone()), requests)
     assert all(request.event.is_set() for request in requests)
     assert requests[0].record is not None
-    assert requests[0].record.preemptions == 0
+    assert requests[0].record.num_preemptions == 0
 
 
 def test_prompt_logprobs_are_told_once_however_often_a_request_is_preempted() -> None:
@@ -80,7 +80,7 @@ def test_prompt_logprobs_are_told_once_however_often_a_request_is_preempted() ->
     wanted = Sampling(seed=1, prompt_logprobs=0)
     requests = [Inference([i, 2, 3, 4, 5, 6], 24, wanted, 0.0) for i in range(3)]
     run(manager_of(model, Orca(), growth_tokens=4), requests)
-    assert any(request.preemptions for request in requests)
+    assert any(request.num_preemptions for request in requests)
     for i, request in enumerate(requests):
         assert [entry.token for entry in request.prompt_logprobs] == [2, 3, 4, 5, 6]
         assert request.ids[6:] == reference([i, 2, 3, 4, 5, 6], 24, seed=1)

@@ -16,7 +16,7 @@ from functools import partial
 from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Flight, Wait
+from engine.iteration import Iteration, Wait
 from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
@@ -110,7 +110,7 @@ class Watched:
 
     def _watch_decodes(self, view: View, plan: Plan) -> None:
         decoding = {r.id for r in view.resident if r.generated and r.known - r.computed == 1}
-        prefill = sum(s.tokens for s in plan.advance if s.request.id not in decoding)
+        prefill = sum(s.num_tokens for s in plan.advance if s.request.id not in decoding)
         stalls = {id: self._stalls.get(id, 0) + prefill for id in decoding}
         self.worst_stall_tokens = max(self.worst_stall_tokens, *stalls.values(), 0)
         advanced = {step.request.id for step in plan.advance}
@@ -164,6 +164,13 @@ DYNAMIC_MODES = [
 ]
 
 
+def drive(manager: BatchingManager, lay_out: LayOut, clock: Callable[[], float]) -> None:
+    """The loop of a mode with this layout."""
+    while not manager.drained:
+        wait = manager.step(lay_out, clock)
+        manager.sleep(wait, clock)
+
+
 class World:
     """A model, a policy, a manager and their books, and the time that passes for them."""
 
@@ -204,7 +211,7 @@ class World:
             request_timeout_s=request_timeout_s,
             lookahead=lookahead,
         )
-        self.memory = mode.ledger(self.model.blocks, block_tokens)
+        self.memory = mode.ledger(self.model.num_blocks, block_tokens)
         self.manager.serve(self.model, self.memory)
         self.submitted: list[Inference] = []
         self.now_s = 0.0
@@ -242,11 +249,11 @@ class World:
         None if nothing is until someone arrives; the time of what was executed has passed."""
         manager = self.manager
         begun = manager.begin(self.now_s, self.mode.lay_out)
-        while isinstance(begun, Flight) and len(manager.flights) <= manager.lookahead:
+        while isinstance(begun, Iteration) and len(manager.in_flight) <= manager.lookahead:
             begun = manager.begin(self.now_s, self.mode.lay_out)
-        if manager.flights:
-            flight = manager.flights[0]
-            landed = flight.land()
+        if manager.in_flight:
+            flight = manager.in_flight[0]
+            landed = flight.outcome()
             if isinstance(landed, Outcome):
                 self.now_s = max(self.now_s, flight.start_s) + landed.duration_s
             manager.finish(self.now_s, landed)
@@ -282,16 +289,16 @@ def check_closed(world: World) -> None:
     for inference in world.submitted:
         check_ended(inference, model.vocab_size)
         assert sum(record is inference.record for record in books.requests) == 1
-    assert sum(record.generated for record in books.iterations) == sum(
+    assert sum(record.num_generated for record in books.iterations) == sum(
         record.generated for record in books.requests
     )
     for earlier, later in itertools.pairwise(books.iterations):
         assert earlier.start_s + earlier.duration_s <= later.start_s
     for iteration in books.iterations:
-        assert iteration.rows <= manager.max_batch_size
-        assert iteration.generated <= iteration.tokens <= iteration.positions
+        assert iteration.batch_size <= manager.max_batch_size
+        assert iteration.num_generated <= iteration.num_tokens <= iteration.num_positions
         if world.mode.ledger is not RectangleLedger:
-            assert iteration.tokens == iteration.positions
+            assert iteration.num_tokens == iteration.num_positions
     check_stretches(books, exact=not manager.lookahead)
 
 

@@ -43,7 +43,7 @@ class VirtualClock:
 class Machine:
     """A model whose iterations last as long as those of a small one on two cores, within 3 %."""
 
-    context, blocks, block_tokens = 1024, 1 << 17, 1
+    context, num_blocks, block_tokens = 1024, 1 << 17, 1
     lost: str | None = None
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -53,7 +53,7 @@ class Machine:
     def open(self, new: Sequence[Opening]) -> None: ...
 
     def start(self, steps: Sequence[ModelStep], released: Sequence[int]) -> Pending:
-        tokens = sum(step.tokens for step in steps)
+        tokens = sum(step.num_tokens for step in steps)
         law_ms = np.interp(tokens, [0, 4, 8, 32, 128, 1024], [2.3, 2.6, 3.3, 6.5, 16, 60])
         duration_s = float(law_ms) / 1000 * self.rng.lognormal(0, 0.03)
         return Done(self.clock, Outcome([[1] * s.draw for s in steps], tokens, duration_s))

@@ -57,7 +57,7 @@ class Books(RuleBasedStateMachine):
         self.count = 0
 
     def learn(self) -> None:
-        for id, blocks in self.ledger.news().items():
+        for id, blocks in self.ledger.take_new_blocks().items():
             self.tables.setdefault(id, []).extend(blocks)
 
     @rule(
@@ -100,7 +100,7 @@ class Books(RuleBasedStateMachine):
             return
         self.ledger.grow([step])
         self.learn()
-        assert self.ledger.budget - self.ledger.used == trial.free
+        assert self.ledger.num_blocks - self.ledger.used == trial.free
         table = self.tables[sequence.id]
         for position in range(sequence.computed, sequence.known):
             place = table[position // BLOCK], position % BLOCK
@@ -153,7 +153,7 @@ def test_a_rectangle_costs_its_longest_row_for_every_row_and_excludes_another_re
     assert ledger.fit(rows[:1]) == 1
     ledger.open(rows[:2])
     assert ledger.used == 2 * 5  # 9 + 8 columns in blocks of 4
-    assert ledger.news() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
+    assert ledger.take_new_blocks() == {1: tuple(range(5)), 2: tuple(range(5, 10))}
     assert ledger.fit(rows[2:]) == 0
     assert ledger.fit(rows[2:], rows[:2]) == 1
     ledger.release(rows[0])
@@ -167,6 +167,6 @@ def test_rows_of_a_rectangle_take_consecutive_blocks_whatever_left_before_it() -
     ledger.open(rows)
     for row in (rows[2], rows[0], rows[3], rows[1]):
         ledger.release(row)
-    ledger.news()
+    ledger.take_new_blocks()
     ledger.open(rows[:2])
-    assert ledger.news() == {0: (0, 1), 1: (2, 3)}
+    assert ledger.take_new_blocks() == {0: (0, 1), 1: (2, 3)}

@@ -69,5 +69,5 @@ def test_if_memory_runs_short_the_first_to_arrive_stays() -> None:
     world.submitted.append(late)
     world.run()
     check_closed(world)
-    assert late.preemptions > 0
-    assert first.preemptions == 0
+    assert late.num_preemptions > 0
+    assert first.num_preemptions == 0

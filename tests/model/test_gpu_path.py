@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.bare import Job, run_bare
-from generate.modes import LAYOUTS, Mode
+from generate.modes import MODES, ModeName
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.executor import Executor
@@ -23,7 +23,7 @@ CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=2, n_head=2, n_embd=32)
 WORK = [Job([(7 * i + j) % VOCAB for j in range(3 + 9 * i)], 2 + i) for i in range(4)]
 
 
-def make(mode: Mode, *, kernel: bool | None, graphs: bool = False) -> Executor:
+def make(mode: ModeName, *, kernel: bool | None, graphs: bool = False) -> Executor:
     network = GPT(CONFIG)
     init_weights(network, 0)
     network.eval().requires_grad_(False)
@@ -39,9 +39,9 @@ def make(mode: Mode, *, kernel: bool | None, graphs: bool = False) -> Executor:
     return model
 
 
-ORCA: tuple[Mode, Callable[[], Policy]] = ("dynamic", Orca)
-CHUNKS: tuple[Mode, Callable[[], Policy]] = ("dynamic", lambda: StallFree(token_budget=16))
-STATIC: tuple[Mode, Callable[[], Policy]] = ("static", lambda: Static(max_wait_s=0.0))
+ORCA: tuple[ModeName, Callable[[], Policy]] = ("dynamic", Orca)
+CHUNKS: tuple[ModeName, Callable[[], Policy]] = ("dynamic", lambda: StallFree(token_budget=16))
+STATIC: tuple[ModeName, Callable[[], Policy]] = ("static", lambda: Static(max_wait_s=0.0))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ STATIC: tuple[Mode, Callable[[], Policy]] = ("static", lambda: Static(max_wait_s
     ids=["orca", "chunks", "static", "kernel", "graphs, chunks", "graphs, static"],
 )
 def test_the_tokens_are_those_of_the_cpus_path(
-    of: tuple[Mode, Callable[[], Policy]], made: dict[str, bool]
+    of: tuple[ModeName, Callable[[], Policy]], made: dict[str, bool]
 ) -> None:
     """With graphs, every iteration is one, whatever it mixes, and one may be in flight."""
     mode, policy = of
@@ -65,7 +65,7 @@ def test_the_tokens_are_those_of_the_cpus_path(
     found = run_bare(model, policy(), mode, WORK, 3, lookahead=int(graphs is not None))
     assert found.outputs == expected
     iterations = found.tally.iterations
-    assert any(record.tokens > record.rows for record in iterations)
+    assert any(record.num_tokens > record.batch_size for record in iterations)
     assert graphs is None or graphs.replayed - before == len(iterations)
 
 
@@ -78,7 +78,7 @@ def test_logprobs_are_those_of_the_cpus_path() -> None:
     prompts = [list(range(20)), [5, 6], [9]]
     found = []
     for kernel, graphs in ((None, False), (True, False), (True, True)):
-        bare = Bare(make("dynamic", kernel=kernel, graphs=graphs), LAYOUTS["dynamic"])
+        bare = Bare(make("dynamic", kernel=kernel, graphs=graphs), MODES["dynamic"].lay_out)
         rows = bare.open(prompts, 4, asked)
         found.append([bare.advance(rows, [12, 2, 1]), bare.advance(rows), bare.advance(rows)])
     for expected, actual in [*zip(*found[:2], strict=True), *zip(*found[::2], strict=True)]:
@@ -100,7 +100,7 @@ def test_an_iteration_is_read_when_its_result_is_asked_for_or_the_next_one_start
     model = make("dynamic", kernel=True)
     model.pool.keys.fill_(torch.nan)  # memory that was never written holds anything
     model.pool.values.fill_(torch.nan)
-    bare = Bare(model, LAYOUTS["dynamic"])
+    bare = Bare(model, MODES["dynamic"].lay_out)
     rows = bare.open([[1, 2, 3], [4, 5]], 6)
     tokens = [bare.advance(rows).tokens for _ in range(3)]
     assert all(0 <= token < VOCAB for step in tokens for (token,) in step)

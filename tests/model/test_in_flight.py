@@ -22,8 +22,8 @@ from batching import BatchingManager
 from benchmarks.common import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Flight
-from generate.modes import LAYOUTS, Mode, make_ledger
+from engine.iteration import Iteration
+from generate.modes import MODES, ModeName, make_ledger
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.executor import Executor
@@ -53,7 +53,7 @@ def make(kind: type[Executor]) -> Executor:
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[Mode, Executor]:
+def models() -> dict[ModeName, Executor]:
     rectangle = make(ServerModel)
     return {
         "nobatch": rectangle,
@@ -62,7 +62,7 @@ def models() -> dict[Mode, Executor]:
     }
 
 
-POLICIES: list[tuple[Mode, Callable[[], Policy]]] = [
+POLICIES: list[tuple[ModeName, Callable[[], Policy]]] = [
     ("nobatch", NoBatch),
     ("static", lambda: Static(max_wait_s=0.0)),
     ("dynamic", Orca),
@@ -122,7 +122,7 @@ class Played:
 
 def play(
     model: Executor,
-    mode: Mode,
+    mode: ModeName,
     policy: Policy,
     work: Sequence[Asked],
     limit: int,
@@ -149,20 +149,22 @@ def play(
             if of.leaves is not None and of.arrival + of.leaves == now and not requests[i].ended:
                 manager.cancel(requests[i])
                 played.departed.add(i)
-        begun = manager.begin(float(now), LAYOUTS[mode])
-        played.most_in_flight = max(played.most_in_flight, len(manager.flights))
-        if manager.flights and (not isinstance(begun, Flight) or len(manager.flights) > lookahead):
-            landed = manager.flights[0].land()
+        begun = manager.begin(float(now), MODES[mode].lay_out)
+        played.most_in_flight = max(played.most_in_flight, len(manager.in_flight))
+        if manager.in_flight and (
+            not isinstance(begun, Iteration) or len(manager.in_flight) > lookahead
+        ):
+            landed = manager.in_flight[0].outcome()
             assert isinstance(landed, Outcome), landed
             manager.finish(float(now), landed)
-        elif not manager.flights and all(of.arrival < now for of in work):
+        elif not manager.in_flight and all(of.arrival < now for of in work):
             break
     assert manager.memory.used == 0
-    played.preemptions = sum(request.preemptions for request in requests)
+    played.preemptions = sum(request.num_preemptions for request in requests)
     return played
 
 
-def ledger_of(model: Executor, mode: Mode, blocks: int | None) -> Ledger:
+def ledger_of(model: Executor, mode: ModeName, blocks: int | None) -> Ledger:
     if mode != "dynamic":
         return make_ledger(mode, model)
     growth = None if blocks is None else 2

@@ -46,7 +46,7 @@ def run(model: Executor, policy: Policy, work, ledger: Ledger) -> list[Inference
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_tiny_budget_with_optimistic_admission_gives_the_same_tokens(model, work, policy) -> None:  # type: ignore[no-untyped-def]
     size = model.block_tokens
-    alone = [run(model, Orca(), [job], Ledger(model.blocks, size))[0] for job in work]
+    alone = [run(model, Orca(), [job], Ledger(model.num_blocks, size))[0] for job in work]
     budget = max(-(-(len(prompt) + n) // size) for prompt, n, *_ in work) + 1
     squeezed = run(model, policy(), work, Ledger(budget, size, growth_tokens=2))
     for expected, inference in zip(alone, squeezed, strict=True):
@@ -60,4 +60,4 @@ def test_a_tiny_budget_with_optimistic_admission_gives_the_same_tokens(model, wo
 def test_the_squeeze_of_the_test_above_does_preempt(model: Executor) -> None:
     work = [([n + 1] * 8, 24, Sampling(), 0.0) for n in range(4)]
     done = run(model, Orca(), work, Ledger(4, model.block_tokens, growth_tokens=2))
-    assert sum(inference.preemptions for inference in done) > 0
+    assert sum(inference.num_preemptions for inference in done) > 0

@@ -16,7 +16,7 @@ from batching import BatchingManager
 from benchmarks.common import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Flight
+from engine.iteration import Iteration
 from generate import dynamic
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
@@ -49,9 +49,11 @@ def run(
     ledger: Ledger,
     policy: Policy,
     prompts: Sequence[Sequence[int]],
-    **options: int,
+    lookahead: int = 0,
 ) -> list[Inference]:
-    manager = BatchingManager(policy, Tally(), max_batch_size=4, max_waiting=100, **options)
+    manager = BatchingManager(
+        policy, Tally(), max_batch_size=4, max_waiting=100, lookahead=lookahead
+    )
     manager.serve(model, ledger)
     inferences = [Inference(prompt, 6, GREEDY, 0.0) for prompt in prompts]
     for inference in inferences:
@@ -59,11 +61,11 @@ def run(
     while True:
         poison(model, ledger)
         begun = manager.begin(0.0, dynamic.lay_out)
-        if isinstance(begun, Flight) and len(manager.flights) <= manager.lookahead:
+        if isinstance(begun, Iteration) and len(manager.in_flight) <= manager.lookahead:
             continue
-        if not manager.flights:
+        if not manager.in_flight:
             break
-        landed = manager.flights[0].land()
+        landed = manager.in_flight[0].outcome()
         assert isinstance(landed, Outcome), landed
         manager.finish(0.0, landed)
     assert ledger.used == 0

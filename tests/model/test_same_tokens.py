@@ -20,7 +20,7 @@ from benchmarks.common import Tally
 from engine.inference import Inference
 from engine.iteration import Wait
 from generate import dynamic
-from generate.modes import LAYOUTS, Mode, make_ledger
+from generate.modes import MODES, ModeName, make_ledger
 from model import LoadOptions, load_model
 from runtime.sampling.drawing import perturbed
 from runtime.sampling.sampler import Known, Sampler, asked_of, history_of
@@ -31,7 +31,7 @@ from seams import Outcome, Policy, Sampling
 from tests.bare import Bare
 
 NEAR_TIE = 1e-4
-POLICIES: dict[Mode, Callable[[], Policy]] = {
+POLICIES: dict[ModeName, Callable[[], Policy]] = {
     "nobatch": NoBatch,
     "static": lambda: Static(max_wait_s=0.01),
     "dynamic": Orca,
@@ -63,7 +63,7 @@ requests = st.tuples(
 
 def run(
     model: Any,
-    mode: Mode,
+    mode: ModeName,
     work: Sequence[tuple[list[int], int, Sampling, float]],
     limit: int,
     lookahead: int = 0,
@@ -79,10 +79,10 @@ def run(
     while True:
         while pending and pending[0].arrival_s <= now_s:
             manager.enqueue(pending.pop(0))
-        begun = manager.begin(now_s, LAYOUTS[mode])
+        begun = manager.begin(now_s, MODES[mode].lay_out)
         waits = isinstance(begun, Wait)
-        if manager.flights and (waits or len(manager.flights) > lookahead):
-            landed = manager.flights[0].land()
+        if manager.in_flight and (waits or len(manager.in_flight) > lookahead):
+            landed = manager.in_flight[0].outcome()
             assert isinstance(landed, Outcome), landed
             now_s += landed.duration_s
             manager.finish(now_s, landed)

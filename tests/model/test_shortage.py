@@ -12,7 +12,8 @@ import torch
 import torch.distributed
 from transformers import GPT2LMHeadModel
 
-from generate.modes import LAYOUTS, Mode
+from generate import dynamic, static
+from generate.modes import LayOut
 from model import LoadOptions, load_model
 from runtime.budget import KVMemoryError
 from runtime.errors import with_our_errors
@@ -20,12 +21,12 @@ from seams import DeviceMemoryError
 from tests.bare import Bare
 from tests.model.peer import load, peer_logits
 
-MODES: list[Mode] = ["static", "dynamic"]
+LAYOUTS: dict[str, LayOut] = {"static": static.lay_out, "dynamic": dynamic.lay_out}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LAYOUTS)
 def test_without_memory_an_iteration_fails_as_one_that_may_fit_later_and_harms_no_other(
-    mode: Mode, checkpoint: tuple[Path, GPT2LMHeadModel]
+    mode: str, checkpoint: tuple[Path, GPT2LMHeadModel]
 ) -> None:
     folder, peer = checkpoint
     model = load(folder, mode)

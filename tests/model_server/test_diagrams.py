@@ -101,7 +101,7 @@ def test_a_client_that_leaves_before_its_first_token_receives_nothing(
     leaver = world.submit(4, 5)
     flight = world.manager.begin(0.0, dynamic.lay_out)
     world.manager.cancel(leaver)  # its prefill runs
-    world.manager.finish(0.0, flight.land())  # type: ignore[union-attr]
+    world.manager.finish(0.0, flight.outcome())  # type: ignore[union-attr]
     assert world.step() == ["Open 1: 2 tokens", "Advance 0+1 1+2", "Advance 0+1, releases 1"]
     assert leaver.end == "cancelled"
     assert first.end is None

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from batching import BatchingManager
+from batching import BatchingManager, dynamic_batching_loop
 from engine.inference import Inference
-from generate import dynamic
 from generate.modes import make_ledger
 from model_server.remote.model import RemoteModel
 from model_server.shards import Shard, Shards
@@ -54,7 +53,7 @@ def driving(model: RemoteModel) -> Iterator[Driven]:
     driven = Driven(manager)
     model.on_return = driven.note_return
     manager.serve(model, make_ledger("dynamic", model))
-    thread = threading.Thread(target=manager.drive, args=(dynamic.lay_out, time.monotonic))
+    thread = threading.Thread(target=dynamic_batching_loop, args=(manager, time.monotonic))
     thread.start()
     try:
         yield driven
@@ -119,7 +118,7 @@ def test_killed_or_stopped_shards_lose_no_response_and_no_token(tmp_path: Path) 
         )
         # the ledger counts on as much memory as there was
         assert kv_tokens[0] is None
-        assert kv_tokens[-1] == model.blocks * model.block_tokens
+        assert kv_tokens[-1] == model.num_blocks * model.block_tokens
 
 
 def test_a_link_that_is_cut_and_restored_loses_no_response_and_no_token(tmp_path: Path) -> None:

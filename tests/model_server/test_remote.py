@@ -24,7 +24,7 @@ from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
 from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
-from tests.batching.virtual import MODES, Books, Mode
+from tests.batching.virtual import MODES, Books, Mode, drive
 from tests.hash_model import HashModel, reference, reference_logprob
 from tests.model_server.served import connected, served, stub, unix
 from tests.server.process import free_port
@@ -37,12 +37,12 @@ def run(model, mode: Mode, lookahead: int = 0, work=ASKED) -> list[Inference]:  
     manager = BatchingManager(
         mode.policy(0.0), Books(), max_batch_size=4, max_waiting=100, lookahead=lookahead
     )
-    manager.serve(model, mode.ledger(model.blocks, model.block_tokens))
+    manager.serve(model, mode.ledger(model.num_blocks, model.block_tokens))
     inferences = [Inference(prompt, tokens, sampling, 0.0) for prompt, tokens, sampling in work]
     for inference in inferences:
         manager.enqueue(inference)
     manager.drain()
-    manager.drive(mode.lay_out, lambda: 0.0)
+    drive(manager, mode.lay_out, lambda: 0.0)
     assert manager.memory.used == 0
     return inferences
 
@@ -136,7 +136,7 @@ def test_every_shard_receives_everything_and_one_of_them_answers(tmp_path: Path)
         served(HashModel(budget=80), addresses[1], addresses=addresses) as second,
         connected(addresses[0]) as model,
     ):
-        assert model.blocks == 80  # what all of them have
+        assert model.num_blocks == 80  # what all of them have
         assert model.info.shards == 2
         assert model.info.kernels == first.model.info.kernels
         assert model.info.batch_invariant

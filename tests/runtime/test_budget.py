@@ -181,7 +181,7 @@ def test_the_worst_iteration_is_measured_after_a_decode_chose_its_kernel(
     start = model.start
 
     def noted(steps: Sequence[Step], released: Sequence[int]) -> Started:
-        started.append(steps[0].tokens)
+        started.append(steps[0].num_tokens)
         return start(steps, released)
 
     monkeypatch.setattr(model, "start", noted)

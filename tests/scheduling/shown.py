@@ -75,8 +75,8 @@ def carried_out(policy: Policy, shown: View) -> Plan:
     rows: list[Served] = []
     for step in plan.advance:
         request: Any = step.request
-        end = request.computed + step.tokens
-        rows.append(Served(replace(request, computed=end), step.tokens, end == request.known))
+        end = request.computed + step.num_tokens
+        rows.append(Served(replace(request, computed=end), step.num_tokens, end == request.known))
     if rows and isinstance(policy, Observer):
         policy.observe(rows)
     return plan

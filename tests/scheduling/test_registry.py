@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from scheduling.contract import PolicyOptionError
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
-from scheduling.registry import POLICIES, PolicyOptionError, make_policy
+from scheduling.registry import POLICIES, make_policy
 from serving.config import Config
 from tests.scheduling.shown import Shown, view
 
 MINE = """
+from scheduling.contract import PolicyOptionError
 from scheduling.policies.orca import Orca
 
 class Mine(Orca):
@@ -25,6 +27,10 @@ class Mine(Orca):
 class Configured(Orca):
     def __init__(self, options):
         self.limit = options.max_batch_size
+
+class Named(Orca):
+    def __init__(self, token_budget, max_bypass=7, *, own=3):
+        self.given = token_budget, max_bypass, own
 
 class Greedy:
     pass
@@ -95,6 +101,11 @@ def test_a_custom_policy_is_loaded_by_its_name(my_policies: str) -> None:
     config = Config(mode="dynamic", max_batch_size=9)
     assert isinstance(make_policy(f"{my_policies}:Mine", config), Orca)
     assert make_policy(f"{my_policies}:Configured", config).limit == 9  # type: ignore[attr-defined]
+
+
+def test_parameters_of_a_custom_policy_receive_the_options_that_they_name(my_policies: str) -> None:
+    config = Config(mode="dynamic", token_budget=99, max_bypass=5)
+    assert make_policy(f"{my_policies}:Named", config).given == (99, 5, 3)  # type: ignore[attr-defined]
 
 
 def test_a_token_budget_that_decodes_alone_use_up_is_refused() -> None:

@@ -123,7 +123,7 @@ def test_a_model_server_traces_its_part_of_a_request(collector: tuple[Collector,
     sent = Opening(4, [1, 2, 3], 3, Sampling(), trace=f"00-{TRACE}-{PARENT}-01")
     model.open([messages.read_opening(messages.opening(sent)), Opening(5, [1], 1, Sampling())])
     for step in (Step(4, 0, 3, True, [0, 1, 2]), Step(4, 3, 1, True, [3])):
-        model.start([step, step._replace(id=5, start=step.start and 1, tokens=1)]).result()
+        model.start([step, step._replace(id=5, start=step.start and 1, num_tokens=1)]).result()
     model.start([Step(5, 2, 1, True, [9])], [4]).result()
     tracing.close()
     ((_, span),) = spans.spans  # that of the other sequence has no trace

@@ -13,7 +13,7 @@ from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
 from seams import Plan, View
 from serving.liveness import Limit, Liveness
-from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed, drive
 
 every_mode = pytest.mark.parametrize("mode", [*MODES, DYNAMIC_MODES[1]], ids=lambda mode: mode.name)
 HUNG = 3  # number of the iteration that hangs
@@ -52,7 +52,7 @@ def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_
             assert inference.event.is_set()
             assert inference.news.is_set()
             assert inference.record is not None
-            assert (inference.record.end, inference.cut_by) == ("failed", "timeout")
+            assert (inference.record.end, inference.cause) == ("failed", "timeout")
             assert "--request-timeout" in (inference.error or "")
         assert not stored.event.is_set()
         assert not unread.event.is_set()
@@ -95,7 +95,7 @@ def test_a_verdict_answers_all_and_nothing_more_is_accepted() -> None:
         assert world.manager.unavailable == "the server has failed: it hangs"
         for inference in (running, waiting):
             assert inference.event.is_set()
-            assert inference.cut_by == "shutdown"
+            assert inference.cause == "shutdown"
             assert inference.error == "the server has failed: it hangs"
 
     calls = in_the_hung_iteration(world, look)
@@ -208,7 +208,7 @@ def test_a_loop_without_work_or_without_a_model_does_not_hang() -> None:
     assert liveness.look(1e6) is None
     world.submit([1], 2)
     world.manager.drain()
-    world.manager.drive(world.mode.lay_out, lambda: world.now_s)
+    drive(world.manager, world.mode.lay_out, lambda: world.now_s)
     assert isinstance(world.manager.begin(1.0, world.mode.lay_out), Wait)
     assert liveness.look(1e6) is None
     world.manager.model = None

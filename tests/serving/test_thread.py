@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app import create_app
-from generate.modes import Mode
+from generate.modes import ModeName
 from serving.config import Config
 from tests.hash_model import HashModel
 from tests.server.hash_app import byte_tokenizer
@@ -19,7 +19,7 @@ from tests.server.hash_app import byte_tokenizer
     [("dynamic", "NVIDIA H100", 1), ("static", "NVIDIA H100", 0), ("dynamic", "cpu", 0)],
 )
 def test_iterations_overlap_on_a_gpu_in_dynamic_mode(
-    mode: Mode, device: str, ahead: int, tmp_path: Path
+    mode: ModeName, device: str, ahead: int, tmp_path: Path
 ) -> None:
     model = HashModel()
     model.info = replace(model.info, device=device)

@@ -32,12 +32,12 @@ REQUEST = RequestRecord(
     prompt_tokens=4,
     max_tokens=5,
     generated=5,
-    preemptions=0,
+    num_preemptions=0,
     service_class="immediate",
     end="length",
 )
 ITERATION = IterationRecord(
-    start_s=11.0, duration_s=0.5, rows=2, tokens=6, positions=8, generated=2
+    start_s=11.0, duration_s=0.5, batch_size=2, num_tokens=6, num_positions=8, num_generated=2
 )
 
 
@@ -76,7 +76,7 @@ def test_throughput_is_tokens_by_busy_wall_clock_not_by_summed_latencies() -> No
     for _ in range(8):
         stats.request(replace(REQUEST, arrival_s=10.0, end_s=14.0, generated=5))
     for _ in range(5):
-        stats.iteration(replace(ITERATION, generated=8))
+        stats.iteration(replace(ITERATION, num_generated=8))
     stats.busy(10.0, 14.0)
     told = summary(stats)
     assert told["throughput"] == 40 / 4.0
@@ -141,10 +141,10 @@ def test_only_completed_requests_have_latencies() -> None:
             IterationRecord,
             start_s=st.floats(0, 100),
             duration_s=st.floats(0, 1),
-            rows=st.integers(1, 64),
-            tokens=st.integers(1, 500),
-            positions=st.integers(500, 900),
-            generated=st.integers(0, 64),
+            batch_size=st.integers(1, 64),
+            num_tokens=st.integers(1, 500),
+            num_positions=st.integers(500, 900),
+            num_generated=st.integers(0, 64),
         ),
         min_size=1,
         max_size=60,
@@ -156,8 +156,8 @@ def test_iteration_figures_equal_a_plain_recomputation(records: list[IterationRe
         stats.iteration(record)
     stats.busy(0.0, 100.0)
     told = summary(stats)
-    rows = [r.rows for r in records]
-    positions, tokens = sum(r.positions for r in records), sum(r.tokens for r in records)
+    rows = [r.batch_size for r in records]
+    positions, tokens = sum(r.num_positions for r in records), sum(r.num_tokens for r in records)
     assert told["batch-size"]["mean"] == pytest.approx(statistics.mean(rows))
     assert told["batch-size"]["max"] == max(rows)
     assert told["batch-size"]["histogram"] == {
@@ -165,9 +165,9 @@ def test_iteration_figures_equal_a_plain_recomputation(records: list[IterationRe
     }
     assert told["padding-share"] == pytest.approx(1 - tokens / positions)
     assert told["model-share"] == pytest.approx(sum(r.duration_s for r in records) / 100)
-    assert told["total-tokens-handled"] == sum(r.generated for r in records)
+    assert told["total-tokens-handled"] == sum(r.num_generated for r in records)
     assert stats.iterations()["iterations"] == [
-        [r.start_s, r.duration_s, r.rows, r.tokens, r.positions - r.tokens] for r in records
+        [r.start_s, r.duration_s, r.batch_size, r.num_tokens, r.padding] for r in records
     ]
 
 
@@ -216,7 +216,7 @@ def test_memory_is_bounded_and_totals_stay_exact() -> None:
 def test_the_classes_are_counted_separately_and_so_are_deferred_tokens() -> None:
     stats = Stats(0.0)
     stats.request(REQUEST)
-    late = replace(REQUEST, service_class="deferred", end_s=20.0, preemptions=2)
+    late = replace(REQUEST, service_class="deferred", end_s=20.0, num_preemptions=2)
     stats.request(late)
     stats.request(replace(late, end="cancelled"))
     stats.iteration(ITERATION)

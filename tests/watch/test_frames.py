@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from engine.records import KINDS, Arrived, Ended, Event, Iterated, Row, Rows
-from seams import IterationRecord, RequestRecord
+from engine.records import Arrived, Ended, Event
+from seams import KINDS, IterationRecord, RequestRecord, Row, Rows
 from telemetry.recording import as_json
 from watch import film, trace
 from watch.frames import Hello, event_of, make_frame
@@ -36,10 +37,21 @@ ROW = st.tuples(
 ROWS = st.lists(ROW, max_size=4, unique_by=lambda row: row[1])
 
 
-def iterated(n: int, rows: Sequence[tuple[int, int, int, int]]) -> Iterated:
+def iterated(n: int, rows: Sequence[tuple[int, int, int, int]]) -> IterationRecord:
     requests, lanes, tokens, kinds = zip(*rows, strict=True) if rows else ((), (), (), ())
-    sums = IterationRecord(n * 0.01, 0.01, len(rows), sum(tokens), sum(tokens) + 1, len(rows))
-    return Iterated(sums, Rows(requests, lanes, tokens, bytes(kinds)), 1, 2, 3, 5, ())
+    return IterationRecord(
+        len(rows),
+        sum(tokens),
+        rows=Rows(requests, lanes, tokens, bytes(kinds)),
+        num_waiting=1,
+        used_blocks=2,
+        cached_blocks=3,
+        free_blocks=5,
+        start_s=n * 0.01,
+        duration_s=0.01,
+        num_positions=sum(tokens) + 1,
+        num_generated=len(rows),
+    )
 
 
 @given(st.lists(st.tuples(ROWS, st.integers(1, 3)), max_size=8), st.integers(0, 100))
@@ -65,7 +77,7 @@ def events() -> list[Event]:
         Arrived(7, 0.0, 3, 3, "immediate"),
         iterated(1, [(7, 1, 3, 0)]),
         iterated(2, [(7, 1, 1, 2)]),
-        Iterated(lost.sums, lost.rows, 1, 2, 3, 5, (7,)),
+        replace(lost, preempted=(7,)),
         iterated(4, [(7, 0, 1, 2)]),
         Ended(7, record),
     ]

@@ -99,7 +99,7 @@ class _Generation:
                 "gen_ai.request.model": model,
                 "gen_ai.usage.input_tokens": inference.prompt_tokens,
                 "gen_ai.usage.output_tokens": tokens,
-                "preemptions": inference.preemptions,
+                "preemptions": inference.num_preemptions,
                 "end": record.end if record is not None else "unfinished",
             },
             error=inference.error,

@@ -33,7 +33,7 @@ def test_a_server_that_has_failed_is_not_ready_and_says_why(
     app = create_app(Config(mode="dynamic"), load, byte_tokenizer())
     client = app.test_client()
     manager: BatchingManager = app.extensions["engine"].manager
-    manager.serve(model := HashModel(lost_from=1), Ledger(model.blocks))
+    manager.serve(model := HashModel(lost_from=1), Ledger(model.num_blocks))
     assert client.get("/health").status_code == 200
     manager.enqueue(Inference([1], 1, Sampling(), time.perf_counter()))
     with pytest.raises(EngineFailedError):

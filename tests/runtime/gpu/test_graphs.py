@@ -139,7 +139,7 @@ def test_the_memory_of_graphs_is_measured_and_given_back(monkeypatch: pytest.Mon
     assert model.graph_bytes(2) == 300
     assert model.gpu is not None
     assert not model.gpu.has_graphs
-    assert model.blocks == 1
+    assert model.num_blocks == 1
 
 
 def test_new_kv_memory_is_reserved_when_the_old_one_is_free() -> None:

@@ -16,6 +16,7 @@ from scheduling.classes.budget import (
     QUIET_S,
     Budget,
 )
+from scheduling.classes.predictor import Load
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.classes.step_time import Work
 from scheduling.contract import check_plan
@@ -29,6 +30,9 @@ FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
 
 
+NO_LOAD = Load()
+
+
 @dataclass(slots=True)
 class Law:
     """A step-time that is known: the hash model's in virtual time."""
@@ -38,9 +42,10 @@ class Law:
     margin: float = 0.0
     known: bool = True
     context_s: float = 0.0
+    load: Load = NO_LOAD
 
     def seconds(self, work: Work) -> float | None:
-        taken_s = virtual_duration_s(work.rows, work.tokens) + self.context_s * work.context
+        taken_s = virtual_duration_s(work.num_rows, work.num_tokens) + self.context_s * work.context
         return taken_s if self.known else None
 
 
@@ -85,7 +90,7 @@ def without_deferred(shown: View) -> View:
         of_class(shown.waiting, "immediate"),
         of_class(shown.resident, "immediate"),
         limit=shown.max_batch_size,
-        budget=shown.memory.budget,
+        budget=shown.memory.num_blocks,
         used=shown.memory.used - shown.memory.freed(of_class(shown.resident, "deferred")),
     )
 
@@ -145,7 +150,7 @@ def test_no_iteration_takes_longer_than_the_budget(
         alone_s = law.seconds(Work.of(immediate))
         assert alone_s is not None
         assert taken_s <= max(factor * alone_s, alone_s) * (1 + 1e-9)
-    elif len(plan.advance) > 1 or any(step.tokens > 16 for step in plan.advance):
+    elif len(plan.advance) > 1 or any(step.num_tokens > 16 for step in plan.advance):
         assert taken_s <= max(max_step_ms / 1000, factor * virtual_duration_s(1, 1)) * (1 + 1e-9)
 
 
@@ -161,7 +166,7 @@ def test_requests_that_still_fit_are_admitted(shown: View, factor: float) -> Non
     advanced = [step.request for step in plan.advance]
     for request in of_class(shown.resident, "deferred"):
         if request not in (*advanced, *plan.preempt):
-            assert virtual_duration_s(work.rows + 1, work.tokens + 1) > seconds
+            assert virtual_duration_s(work.num_rows + 1, work.num_tokens + 1) > seconds
 
 
 def deferred(id: int, computed: int = 4, **more: object) -> Shown:
@@ -237,7 +242,7 @@ def test_without_predictions_a_few_tokens_join_and_more_without_immediate_reques
     assert len(blind.plan(shown).advance) == 1 + BLIND_TOKENS
     long = Shown(30, prompt_tokens=200, service_class="deferred")
     (step,) = blind.plan(view([long])).advance
-    assert step.tokens == BLIND_TOKENS_ALONE
+    assert step.num_tokens == BLIND_TOKENS_ALONE
 
 
 def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> None:
@@ -247,9 +252,10 @@ def test_the_wait_of_the_next_arrival_stays_within_the_factor_of_its_ttft() -> N
     def taken_s(ttft_s: float | None, max_step_s: float, quiet_s: float = 1.0) -> float:
         policy = Budget(Orca(), Law(ttft_s), factor=1.25, max_step_s=max_step_s)
         carried_out(policy, view(waiting, [decoding(90)], now_s=shown.now_s - quiet_s))
-        policy._remembered = policy._remembered._replace(crowd=0.0)
+        before = policy._remembered
+        policy._remembered = before._replace(load=before.load._replace(residents=0.0))
         work = Work.of(policy.plan(shown).advance)
-        return virtual_duration_s(work.rows, work.tokens)
+        return virtual_duration_s(work.num_rows, work.num_tokens)
 
     whole_s = virtual_duration_s(20, 80)
     assert taken_s(None, 1.0) == taken_s(1.0, 1.0) == whole_s
@@ -279,7 +285,8 @@ def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
     crowd = [decoding(90 + n) for n in range(28)]
     carried_out(policy, view([], crowd, limit=30, used=336, now_s=shown.now_s - 1.0))
     plan = policy.plan(shown)
-    assert virtual_duration_s(len(plan.advance), Work.of(plan.advance).tokens) <= 0.01 * 0.25 / 1.25
+    tokens = Work.of(plan.advance).num_tokens
+    assert virtual_duration_s(len(plan.advance), tokens) <= 0.01 * 0.25 / 1.25
     assert len(plan.advance) <= 3  # places stay free for their like
 
 
@@ -329,7 +336,7 @@ def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
     def taken_s(limit: int) -> float:
         shown = view([], [*crowd, replace(long, computed=0, room=950)], limit=limit, budget=2000)
         work = Work.of(Budget(Orca(), Law(), factor=2.0).plan(shown).advance)
-        return virtual_duration_s(work.rows, work.tokens)
+        return virtual_duration_s(work.num_rows, work.num_tokens)
 
     assert taken_s(4) <= alone_s * 4 / 3 < taken_s(100) <= alone_s * 2
 

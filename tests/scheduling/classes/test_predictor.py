@@ -28,10 +28,10 @@ def record(work: Work, duration_s: float) -> IterationRecord:
     return IterationRecord(
         start_s=0.0,
         duration_s=duration_s,
-        rows=int(work.rows),
-        tokens=int(work.tokens),
-        positions=int(work.tokens),
-        generated=int(work.drawn),
+        batch_size=int(work.num_rows),
+        num_tokens=int(work.num_tokens),
+        num_positions=int(work.num_tokens),
+        num_generated=int(work.num_drawn),
         attended=int(work.attended),
         context=int(work.context),
         with_deferred=work.deferred,
@@ -40,8 +40,8 @@ def record(work: Work, duration_s: float) -> IterationRecord:
 
 def law_s(work: Work) -> float:
     """As a CPU's: bound by reading the weights up to eight tokens, then by arithmetic."""
-    tokens = 0.003 * max(work.tokens, 8)
-    return 0.02 + tokens + 0.001 * work.rows + 2e-6 * work.attended + 1e-6 * work.context
+    tokens = 0.003 * max(work.num_tokens, 8)
+    return 0.02 + tokens + 0.001 * work.num_rows + 2e-6 * work.attended + 1e-6 * work.context
 
 
 def random_work(rng: random.Random, most_rows: int = 20) -> Work:

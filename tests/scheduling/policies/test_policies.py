@@ -34,7 +34,7 @@ every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: ty
 
 
 def advanced(plan: Plan) -> list[tuple[int, int]]:
-    return [(step.request.id, step.tokens) for step in plan.advance]
+    return [(step.request.id, step.num_tokens) for step in plan.advance]
 
 
 @every_policy
@@ -93,7 +93,9 @@ def test_orca_fills_the_batch_in_order_until_limit_or_memory_end_it(
     if len(chosen) < limit and len(new) < len(waiting):
         behind = waiting[len(new)]
         assert sum(request.most for request in (*new, behind)) > free
-    assert all(step.tokens == step.request.known - step.request.computed for step in plan.advance)
+    assert all(
+        step.num_tokens == step.request.known - step.request.computed for step in plan.advance
+    )
 
 
 def test_orca_admits_no_request_past_a_head_that_does_not_fit() -> None:
@@ -119,7 +121,7 @@ class Counting:
 
     def __init__(self, memory: Memory) -> None:
         self.memory, self.asked = memory, 0
-        self.budget, self.used = memory.budget, memory.used
+        self.num_blocks, self.used = memory.num_blocks, memory.used
 
     def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
         def counted() -> Iterator[Request]:
@@ -239,13 +241,13 @@ def test_stall_free_decodes_first_and_fills_the_budget_with_prompts_in_order(
     half_done = Shown(2000, prompt_tokens=40, computed=begun)
     plan = StallFree(budget).plan(view(waiting, [*running, half_done], limit=12))
     decodes, (first, *rest) = plan.advance[: len(running)], plan.advance[len(running) :]
-    assert [(step.request, step.tokens) for step in decodes] == [(r, 1) for r in running]
+    assert [(step.request, step.num_tokens) for step in decodes] == [(r, 1) for r in running]
     assert first.request == half_done
     assert [step.request for step in rest] == waiting[: len(rest)]
-    assert all(step.tokens == step.request.known for step in (first, *rest)[1:-1])
-    used = sum(step.tokens for step in plan.advance)
+    assert all(step.num_tokens == step.request.known for step in (first, *rest)[1:-1])
+    used = sum(step.num_tokens for step in plan.advance)
     assert used <= budget
-    complete = (plan.advance[-1].tokens == plan.advance[-1].request.known) or not rest
+    complete = (plan.advance[-1].num_tokens == plan.advance[-1].request.known) or not rest
     if used < budget:
         assert complete
         assert len(rest) == min(len(waiting), 12 - len(running) - 1)
