@@ -117,7 +117,7 @@ class BatchingManager(Front):
 
     def sleep(self, wait: Wait | None, clock: Clock) -> None:
         """Waits, but not longer than until the queue or the model changes."""
-        if wait is not None:
+        if wait is not None and not self.drained:
             self.queue.sleep(wait.until_s - clock())
 
     # --- begin ------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def make_policy(name: str, options: Any) -> Policy:
 
 
 def with_deferred(
-    policy: Policy,
+    inner: Policy,
     predictor: StepTime,
     *,
     mode: Literal["nobatch", "static", "dynamic"],
@@ -75,17 +75,17 @@ def with_deferred(
     deferred_max_step_ms: float,
     deferred_target_ms: float | None,
 ) -> Policy:
-    """The policy, with the chosen way to serve two classes of requests around it."""
+    """The policy `inner`, with the chosen way to serve two classes of requests around it."""
     match deferred_policy:
         case "fifo":
-            return policy
+            return inner
         case _ if mode != "dynamic":
-            return NoneWaiting(policy)
+            return NoneWaiting(inner)
         case "priority":
-            return Priority(policy)
+            return Priority(inner)
         case "exclusive":
-            return Exclusive(policy)
+            return Exclusive(inner)
         case "budget":
             target_s = None if deferred_target_ms is None else deferred_target_ms / 1000
             max_step_s = deferred_max_step_ms / 1000
-            return Budget(policy, predictor, deferred_budget, max_step_s, target_s)
+            return Budget(inner, predictor, deferred_budget, max_step_s, target_s)
