@@ -7,8 +7,13 @@
 
 #include "../registers.h"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 namespace {
 
@@ -21,34 +26,45 @@ inline Floats wide(const bf16* from) {
 }
 
 inline void narrow(float* to, Floats x) { store(to, x); }
-inline void narrow(bf16* to, Floats x) { store(to, to_halves(x)); }
 
-// Calls use(at, x, y, left) for each vector of one or two rows, zeros past their end.
+#if defined(__AVX512BF16__)
+inline void narrow(bf16* to, Floats x) {  // an instruction instead of six
+  store(to, (Halves)_mm512_cvtneps_pbh((__m512)x));
+}
+#else
+inline void narrow(bf16* to, Floats x) { store(to, to_halves(x)); }
+#endif
+
+// A vector of a row whose numbers are all there; past a row's end a vector has fewer, as an int64_t.
+typedef std::integral_constant<int64_t, W> All;
+
+// Calls use(at, x, y, count) for each vector of one or two rows, zeros past their end.
 template <typename T, typename Use>
 inline void each(int64_t width, const T* x, const T* y, Use use) {
-  for (int64_t i = 0; i < width; i += W) {
-    const int64_t left = width - i;
-    if (left >= W) {
-      use(i, wide(x + i), y ? wide(y + i) : Floats{}, W);
-      continue;
-    }
-    T ends[2][W] = {};
-    std::copy(x + i, x + width, ends[0]);
-    if (y) std::copy(y + i, y + width, ends[1]);
-    use(i, wide(ends[0]), wide(ends[1]), left);
-  }
+  int64_t i = 0;
+  for (; i + W <= width; i += W) use(i, wide(x + i), y ? wide(y + i) : Floats{}, All());
+  if (i == width) return;
+  T ends[2][W] = {};
+  std::copy(x + i, x + width, ends[0]);
+  if (y) std::copy(y + i, y + width, ends[1]);
+  use(i, wide(ends[0]), wide(ends[1]), width - i);
+}
+
+template <typename T>
+inline void narrow_some(T* to, Floats x, All) {
+  narrow(to, x);
 }
 
 template <typename T>
 inline void narrow_some(T* to, Floats x, int64_t count) {
-  if (count == W) return narrow(to, x);
   T some[W];
   narrow(some, x);
   std::copy(some, some + count, to);
 }
 
+inline Floats some_floats(const float* from, All) { return load<Floats>(from); }
+
 inline Floats some_floats(const float* from, int64_t count) {
-  if (count == W) return load<Floats>(from);
   float some[W] = {};
   std::copy(from, from + count, some);
   return load<Floats>(some);
@@ -69,27 +85,28 @@ void add_rms_norm(const T* x, const T* y, const float* weight, float eps, int64_
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = r * width;
     Floats squares{};
-    each(width, x + at, y ? y + at : nullptr, [&](int64_t i, Floats a, Floats b, int64_t count) {
+    each(width, x + at, y ? y + at : nullptr, [&](int64_t i, Floats a, Floats b, auto count) {
       const Floats sum = rounded_to(x, a + b);
       squares += sum * sum;
       if (summed) narrow_some(summed + at + i, sum, count);
     });
     const float scale = scale_of(squares, width, eps);
     each(width, (summed ? summed : x) + at, static_cast<const T*>(nullptr),
-         [&](int64_t i, Floats a, Floats, int64_t count) {
+         [&](int64_t i, Floats a, Floats, auto count) {
            narrow_some(normed + at + i, a * scale * some_floats(weight + i, count), count);
          });
   }
 }
 
 // out = activation(gate) * up, where x is [rows][gate and up, `width` each].
-template <typename T>
-void gated(const T* x, int64_t rows, int64_t width, bool with_gelu, T* out) {
+template <typename T, typename Activation>
+void gated(const T* x, int64_t rows, int64_t width, T* out, Activation activation) {
 #pragma omp parallel for schedule(static) if (rows * width > SMALL)
   for (int64_t r = 0; r < rows; ++r) {
     const T* const gate = x + r * 2 * width;
-    each(width, gate, gate + width, [&](int64_t i, Floats a, Floats b, int64_t count) {
-      narrow_some(out + r * width + i, (with_gelu ? gelu(a) : silu(a)) * b, count);
+    T* const to = out + r * width;
+    each(width, gate, gate + width, [&](int64_t i, Floats a, Floats b, auto count) {
+      narrow_some(to + i, activation(a) * b, count);
     });
   }
 }
@@ -109,14 +126,16 @@ void rotate_heads(T* x, int64_t heads, int64_t dim, const float* cos, const floa
     if (weight)
       for (int64_t i = 0; i < dim; ++i) head[i] *= weight[i];
     const int64_t half = dim / 2;
-    for (int64_t i = 0; i < half; i += W) {
-      const int64_t count = std::min<int64_t>(W, half - i);
+    const auto turn = [&](int64_t i, auto count) {
       const Floats a = some_floats(head + i, count) * factor;
       const Floats b = some_floats(head + half + i, count) * factor;
       const Floats c = some_floats(cos + i, count), s = some_floats(sin + i, count);
       narrow_some(x + i, a * c - b * s, count);
       narrow_some(x + half + i, b * c + a * s, count);
-    }
+    };
+    int64_t i = 0;
+    for (; i + W <= half; i += W) turn(i, All());
+    if (i < half) turn(i, half - i);
   }
 }
 
@@ -143,7 +162,8 @@ void rotate(T* q, T* k, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t
   }                                                                                              \
   extern "C" void gated_##name(const T* x, int64_t rows, int64_t width, int32_t with_gelu,       \
                                T* out) {                                                         \
-    gated(x, rows, width, with_gelu != 0, out);                                                  \
+    const auto by = [&](auto activation) { gated(x, rows, width, out, activation); };             \
+    with_gelu ? by([](Floats g) { return gelu(g); }) : by([](Floats g) { return silu(g); });      \
   }                                                                                              \
   extern "C" void rotate_##name(T* q, T* k, int64_t tokens, int64_t heads, int64_t kv_heads,     \
                                 int64_t dim, int64_t q_stride, int64_t k_stride,                 \
