@@ -116,7 +116,7 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     """Every kernel of the served path, in each form that has code of its own."""
     import torch
 
-    from kernels.gpu import layers, sampling
+    from kernels.gpu import decoder, layers, sampling
     from kernels.gpu.attention import CANDIDATES, attend
 
     def some(*size: int, dtype: Any = torch.int32) -> Any:
@@ -135,6 +135,17 @@ def launches(shape: Shape, tried: bool) -> Iterator[tuple[str, Callable[[], obje
     x, gain = some(rows, channels, dtype=dtype), some(channels, dtype=dtype)
     yield "", lambda: layers.add_norm(x, x, gain, gain, 1e-5)
     yield "", lambda: layers.bias_gelu(x, gain)
+    weight, turns = (
+        some(channels, dtype=torch.float32),
+        some(rows, shape.head_dim // 2, dtype=torch.float32),
+    )
+    head = weight[: shape.head_dim]
+    yield " (sum)", lambda: decoder.add_rms_norm(x, x, weight, 1e-5)
+    yield "", lambda: decoder.rms_norm(x, weight, 1e-5)
+    yield " (SiLU)", lambda: decoder.gated(x, False)
+    yield " (GELU)", lambda: decoder.gated(x, True)
+    yield "", lambda: decoder.rotate(q, k, turns, turns, None, None, 1e-5, 1.0)
+    yield " (norms)", lambda: decoder.rotate(q, k, turns, turns, head, head, 1e-5, 0.5)
 
     wide = some(rows, -(-shape.vocab_size // 64) * 64, dtype=dtype)
     logits, ids = wide[:, : shape.vocab_size], some(rows, 1, dtype=torch.int64)
