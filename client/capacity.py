@@ -21,7 +21,8 @@ import numpy as np
 
 from client.analysis.backlog import Backlog
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
-from client.analysis.metrics import Measured, Objectives, measure, parse_objectives
+from client.analysis.metrics import Measured, measure
+from client.analysis.objectives import Objectives, parse_objectives
 from client.analysis.results import Calibration
 from client.analysis.search import SearchError, SeedBracket, bracket, evidence, over_seeds
 from client.comparison.fleet import Fleet
@@ -35,6 +36,7 @@ from client.load.workers import Crew
 from client.options.rules import check, require_rate
 from client.options.shape import add_shape_options, recipe_from
 from client.report.page import Row, Table
+from client.report.words import objectives_text
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
 
@@ -292,13 +294,6 @@ def _latest_good_end(objectives: Objectives, longest_tokens: float) -> float | N
     if objectives.ttft_s is not None and objectives.tpot_s is not None:
         return objectives.ttft_s + objectives.tpot_s * longest_tokens
     return None
-
-
-def objectives_text(objectives: Objectives) -> str:
-    parts = (
-        ("TTFT", objectives.ttft_s), ("TPOT", objectives.tpot_s), ("E2E", objectives.e2e_s)
-    )  # fmt: skip
-    return ", ".join(f"{name} <= {value:.4g} s" for name, value in parts if value is not None)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ if __package__ in (None, ""):  # run as a script: this folder is not the package
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from client.analysis.gates import FAILED, judge
-from client.analysis.metrics import Objectives, WarmUp, measure, parse_objectives
+from client.analysis.metrics import WarmUp, measure
+from client.analysis.objectives import Objectives, parse_objectives
 from client.load import servers
 from client.load.deferred import JobRun, split
 from client.load.dialects import Native

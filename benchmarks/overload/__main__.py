@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.alternate import Ratio, ratio
 from benchmarks.common import machine, save
-from client.analysis.metrics import tokens_between
+from client.analysis.requests import table_of, tokens_between
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.load import servers
@@ -46,7 +46,7 @@ def delivered(fleet: Fleet, system: System, rate: float, seed: int) -> float:
     failed = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failed:
         raise SystemExit(f"{system.name} at {rate:.3g} requests/s: {failed[0]}")
-    return tokens_between(run, SETTLE_S, RUN_S) / (RUN_S - SETTLE_S)
+    return tokens_between(table_of(run.outcomes), SETTLE_S, RUN_S) / (RUN_S - SETTLE_S)
 
 
 def narrow(found: Ratio) -> bool:

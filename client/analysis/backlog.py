@@ -49,21 +49,20 @@ def backlog(run: Run, m: Measured) -> Backlog:
 def _slopes(run: Run, m: Measured) -> Slopes | None:
     end_s = run.window_end_s
     window = [(t, n) for t, n in run.in_flight if m.warm_up_s <= t <= end_s]
-    asked = [o for o in run.outcomes if o.first_s is not None and o.origin_s >= m.warm_up_s]
-    if len(window) < 20 or len(asked) < 6:
+    origin, first = m.requests["origin_s"], m.requests["first_s"]
+    begun = ~np.isnan(first) & (origin >= m.warm_up_s)
+    if len(window) < 20 or begun.sum() < 6:
         return None
     # Samples of a queue are correlated over a residence; thinned, their slope can be judged.
     window = window[:: max(1, round(len(window) / 20))]
     times = np.array([t for t, _ in window])
     counts = np.array([n for _, n in window], dtype=np.float64)
     half = len(window) // 2
-    origins = np.array([o.origin_s for o in asked])
-    waits = np.array([o.first_s for o in asked], dtype=np.float64) - origins
     return Slopes(
         span_s=float(times[-1] - times[0]),
         in_flight=slope(times, counts),
         later=slope(times[half:], counts[half:]),
-        wait=slope(origins, waits),
+        wait=slope(origin[begun], (first - origin)[begun]),
     )
 
 

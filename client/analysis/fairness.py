@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from client.analysis.statistics import Floats, jain, percentile
-from client.load.records import Outcome
+
+Rows = npt.NDArray[Any]  # of `client.analysis.requests.ROW`
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,18 @@ class Isolated:
         return self.base_s + self.prompt_s * prompt_tokens + self.output_s * output_tokens
 
 
-def fit_isolated(outcomes: Sequence[Outcome]) -> Isolated:
+def fit_isolated(rows: Rows) -> Isolated:
     """Fit it to requests that ran alone, each weighted by 1/E2E; no coefficient is negative.
 
     Coefficients that come out negative are dropped one by one and the rest fitted again.
     """
-    done = [o for o in outcomes if o.ok and o.end_s is not None]
+    done = rows[rows["ok"]]
     if len(done) < 3:
         raise ValueError("at least three responses are needed to know the isolated latency")
-    e2e = np.array([(o.end_s or 0.0) - o.sent_s for o in done])
-    design = np.array([[1.0, o.prompt_tokens or 0, o.output_tokens or 0] for o in done])
-    active = [0, 1, 2] if all(o.prompt_tokens for o in done) else [0, 2]
+    e2e = done["end_s"] - done["sent_s"]
+    prompt, output = (np.nan_to_num(done[f"{kind}_tokens"]) for kind in ("prompt", "output"))
+    design = np.column_stack([np.ones(len(done)), prompt, output])
+    active = [0, 1, 2] if prompt.all() else [0, 2]
     coefficients = np.zeros(3)
     while active:
         weighted = design[:, active] / e2e[:, None]
@@ -65,15 +68,13 @@ class Fairness:
     jain: float
 
 
-def fairness(outcomes: Sequence[Outcome], isolated: Isolated, buckets: int = 5) -> Fairness | None:
+def fairness(rows: Rows, isolated: Isolated, buckets: int = 5) -> Fairness | None:
     """Slowdown by output length, in buckets of equal numbers; None below five answers a bucket."""
-    done = [o for o in outcomes if o.ok and o.end_s is not None]
+    done = rows[rows["ok"]]
     if len(done) < 5 * buckets:
         return None
-    output = np.array([o.output_tokens or 0 for o in done], dtype=np.float64)
-    prompt = np.array([o.prompt_tokens or 0 for o in done], dtype=np.float64)
-    e2e = np.array([(o.end_s or 0.0) - o.origin_s for o in done])
-    slowdown = e2e / isolated.e2e_s(prompt, output)
+    prompt, output = (np.nan_to_num(done[f"{kind}_tokens"]) for kind in ("prompt", "output"))
+    slowdown = (done["end_s"] - done["origin_s"]) / isolated.e2e_s(prompt, output)
     parts = np.array_split(np.argsort(output, kind="stable"), buckets)
     made = tuple(
         Bucket(

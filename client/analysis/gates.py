@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from client.analysis.backlog import UNDONE, Backlog, backlog, keeping_up
+from client.analysis.figures import LATENCIES
 from client.analysis.metrics import Measured
 from client.analysis.statistics import PERCENTILES, Floats, percentile, ranked
 from client.load.records import Run
@@ -121,12 +122,14 @@ def lag_gate(
     late = dict(zip(PERCENTILES, np.quantile(lag, levels, method="higher").tolist(), strict=True))
     tokens = sum(m.output_tokens for m in runs) / max(sum(m.ok for m in runs), 1)
     voids = []
-    for name, share in (("ttft", 1.0), ("e2e", 1.0), ("itl", 1.0), ("tpot", 1 / max(tokens, 1))):
-        values = np.concatenate([m.latencies[name] for m in runs])
+    for figure in LATENCIES:
+        if figure.lag is None:
+            continue
+        values = np.concatenate([m.latencies[figure.key] for m in runs])
         for p in PERCENTILES:
             value = shown(values, p)
-            if value is not None and value < LAGS * late[p] * share:
-                voids.append(_late(f"{name}_p{p}", f"{late[p] * 1e3:.3g} ms late at p{p}"))
+            if value is not None and value < LAGS * late[p] * figure.lag(max(tokens, 1)):
+                voids.append(_late(f"{figure.key}_p{p}", f"{late[p] * 1e3:.3g} ms late at p{p}"))
     shares = [(m.attained, m.attained_sent) for m in runs]
     off = [abs(a - b) for a, b in shares if a is not None and b is not None]
     if off and sum(off) / len(off) > UNDONE:

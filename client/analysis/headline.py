@@ -14,17 +14,18 @@ from itertools import combinations
 
 import numpy as np
 
+from client.analysis.figures import PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import SATURATED, VALID
-from client.analysis.metrics import Objectives
+from client.analysis.objectives import Objectives
 from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
 from client.analysis.statistics import Interval, best_ratio
 from client.analysis.summary import (
     Point,
-    by_seed,
-    figures,
+    figure_by_seed,
     final,
     names_of,
     paired,
+    runs_by_seed,
     verdict_of,
     whole,
 )
@@ -39,7 +40,7 @@ def headline(
     table = {(p.system, p.load): p for p in points}
     every = whole(results)
     pairs = [
-        _pair(mine, base, by_seed(every, of, load), by_seed(every, over, load))
+        _pair(mine, base, runs_by_seed(every, of, load), runs_by_seed(every, over, load))
         for load in loads
         for over, of in combinations(names, 2)
         if (mine := table.get((of, load))) and (base := table.get((over, load)))
@@ -47,9 +48,9 @@ def headline(
     ]
     again = [r for r in every if r.repeat]
     controls = [
-        _pair(point, point, second, by_seed(final(results), point.system, point.load))
+        _pair(point, point, second, runs_by_seed(final(results), point.system, point.load))
         for point in points
-        if (second := by_seed(again, point.system, point.load))
+        if (second := runs_by_seed(again, point.system, point.load))
         if verdict_of([r for runs in second.values() for r in runs])[0] == point.verdict
     ]
     tried = {name: _tried(name, points, every) for name in names}
@@ -83,7 +84,7 @@ def _tried(name: str, points: Sequence[Point], every: Sequence[Result]) -> Tried
     loads = [
         p.load for p in points if p.system == name and p.usable and p.void("throughput") is None
     ]
-    found = {x: figures(by_seed(every, name, x), "throughput") for x in loads}
+    found = {x: figure_by_seed(runs_by_seed(every, name, x), THROUGHPUT) for x in loads}
     return {x: of for x, of in found.items() if of and min(of.values()) > 0}
 
 
@@ -126,26 +127,28 @@ def _pair(
     """``of`` over ``over``, which have the same verdict; no ratio of figures void on either
     side."""
 
-    def ratio(name: str, figure: str, word: str) -> Interval | None:
-        void = of.void(figure) or over.void(figure)
-        return None if void or of.verdict != word else paired(mine, base, name)
+    def ratio(figure: Figure) -> Interval | None:
+        of_run = figure is THROUGHPUT
+        name = figure.key if of_run else f"{figure.key}_p50"
+        if of.verdict != (SATURATED if of_run else VALID) or of.void(name) or over.void(name):
+            return None
+        return paired(mine, base, figure)
 
-    throughput = ratio("throughput", "throughput", SATURATED)
-    ttft, tpot, e2e = (ratio(name, f"{name}_p50", VALID) for name in ("ttft", "tpot", "e2e"))
-    return Pair(of.system, over.system, of.load, throughput, ttft, tpot, e2e)
+    return Pair(of.system, over.system, of.load, {f.key: ratio(f) for f in PAIRED})
 
 
 def _says_something(pair: Pair) -> bool:
-    return any(ratio is not None for ratio in (pair.throughput, pair.ttft, pair.tpot, pair.e2e))
+    return any(ratio is not None for ratio in pair.ratios.values())
 
 
 def _bracket(name: str, points: Sequence[Point], share: float) -> Bracket:
     """Up to the first load that fails: beyond it, one that passes did so by chance."""
     passed = None
     for p in sorted((p for p in points if p.system == name), key=lambda p: p.load):
-        if p.attained is None or p.void("goodput") is not None or not p.usable:
+        attained = p.scalars["attained"]
+        if attained is None or p.void("goodput") is not None or not p.usable:
             continue
-        if p.verdict != VALID or p.attained < share:
+        if p.verdict != VALID or attained < share:
             return Bracket(name, passed, p.load)
         passed = p.load
     return Bracket(name, passed, None)

@@ -1,73 +1,28 @@
-"""The figures of a run: latencies, throughput, goodput, as the field defines them.
+"""A run's figures over its measured window: latencies, throughput, goodput.
 
-TTFT, ITL and E2E as in vLLM's ``benchmark serve``, TPOT to the last token; counted from the
-intended time (the ``sent`` variants from the send, beside them). Failures are never mixed into
-latencies; requests cut before their end count as +inf. Pure functions over the records of a run.
+Failures are never mixed into latencies. Pure functions over the table of requests.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from client.analysis.figures import LATENCIES, tpot_by_row
+from client.analysis.objectives import Objectives
+from client.analysis.requests import Requests, table_of, tokens_between
 from client.analysis.statistics import (
     PERCENTILES,
+    Floats,
     Interval,
     mser5,
     percentile,
     percentile_interval,
 )
-from client.load.records import Outcome, Run
-from client.workloads.spec import SpecError
+from client.load.records import Run
 from client.workloads.workload_file import Workload
-
-Floats = npt.NDArray[np.float64]
-
-_UNIT_S = {"ms": 1e-3, "s": 1.0}  # "ms" before "s", which it ends with
-LATENCIES = ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent", "queue", "deferred_e2e")
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """Objectives that a good request meets, in seconds; None: no objective."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    def any(self) -> bool:
-        return not (self.ttft_s is None and self.tpot_s is None and self.e2e_s is None)
-
-
-def parse_objectives(text: str) -> Objectives:
-    """``ttft:500ms,tpot:50ms,e2e:10s``. A number needs its unit: 500 might be either."""
-    values: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition(":"))
-        unit = next((u for u in _UNIT_S if value.endswith(u)), None)
-        try:
-            number = float(value.removesuffix(unit or ""))
-        except ValueError:
-            number = math.nan
-        if (
-            name not in ("ttft", "tpot", "e2e")
-            or not 0 < number < math.inf
-            or f"{name}_s" in values
-        ):
-            raise SpecError(
-                f"objectives {text!r}: expected ttft:500ms,tpot:50ms,e2e:10s, each once and > 0"
-            )
-        if unit is None:
-            raise SpecError(
-                f"objectives {text!r}: {value} has no unit; write {name}:{value}ms or "
-                f"{name}:{value}s"
-            )
-        values[f"{name}_s"] = number * _UNIT_S[unit]
-    return Objectives(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +35,10 @@ class Measured:
     not the server's busy throughput. ``lag`` is sent minus intended of every request.
     ``goodput`` is good requests a second of the window, None without objectives; ``attained`` the
     good share of the ``arrived`` in it, ``attained_sent`` the same with latencies from the send:
-    they differ if the client was late.
+    they differ if the client was late. ``requests`` is the table of all of them.
     """
 
+    requests: Requests
     planned: int
     ok: int
     failed: int
@@ -155,116 +111,65 @@ def measure(run: Run, objectives: Objectives | None = None, cut: WarmUp | None =
     end_s = run.window_end_s
     cut = cut or warm_up(run)
     window_s = max(end_s - cut.cut_s, 1e-9)
-    inside = [o for o in run.outcomes if cut.cut_s <= o.origin_s <= end_s]
-    counted = [o for o in inside if o.ok or o.unfinished]
+    requests = table_of(run.outcomes)
+    ok, unfinished, deferred = requests["ok"], requests["unfinished"], requests["deferred"]
+    within = (cut.cut_s <= requests["origin_s"]) & (requests["origin_s"] <= end_s)
+    ended = ok & (cut.cut_s <= requests["end_s"]) & (requests["end_s"] <= end_s)
+    counted = within & (ok | unfinished)
+    kinds = {kind: requests.where(counted & (deferred == kind)) for kind in (False, True)}
+    late = requests["sent_s"] - requests["intended_s"]
+    arrived = int(within.sum())
     good = good_sent = None
     if objectives is not None and objectives.any():
-        good = sum(meets(o, objectives) for o in inside)
-        good_sent = sum(meets(o, objectives, o.sent_s) for o in inside)
-    later = [o for o in run.outcomes if o.service == "deferred"]
-    ended = [o for o in run.outcomes if o.ok and cut.cut_s <= (o.end_s or 0.0) <= end_s]
+        inside = requests.where(within)
+        good = int(meets(inside, objectives, "origin_s").sum())
+        good_sent = int(meets(inside, objectives, "sent_s").sum())
     return Measured(
+        requests=requests,
         planned=len(run.workload.requests),
-        ok=sum(o.ok for o in run.outcomes),
-        failed=sum(not o.ok and not o.unfinished for o in run.outcomes),
-        unfinished=sum(o.unfinished for o in run.outcomes),
+        ok=int(ok.sum()),
+        failed=int((~ok & ~unfinished).sum()),
+        unfinished=int(unfinished.sum()),
         warm_up_s=cut.cut_s,
         settled=cut.settled,
         window_s=window_s,
-        arrived=len(inside),
-        offered=len(inside) / window_s,
-        achieved=len(ended) / window_s,
-        throughput=tokens_between(run, cut.cut_s, end_s) / window_s,
-        output_tokens=sum(o.output_tokens or 0 for o in run.outcomes),
-        latencies=_latencies(counted),
-        lag=np.array([o.sent_s - o.intended_s for o in run.outcomes if o.intended_s is not None]),
+        arrived=arrived,
+        offered=arrived / window_s,
+        achieved=int(ended.sum()) / window_s,
+        throughput=tokens_between(requests, cut.cut_s, end_s) / window_s,
+        output_tokens=int(np.nansum(requests["output_tokens"])),
+        latencies={f.key: f.values(kinds[f.deferred]) for f in LATENCIES if f.values},
+        lag=late[~np.isnan(late)],
         goodput=None if good is None else good / window_s,
-        attained=None if good is None or not inside else good / len(inside),
-        attained_sent=None if good_sent is None or not inside else good_sent / len(inside),
-        deferred=len(later),
-        deadlines_met=sum(_in_time(o) for o in later),
+        attained=None if good is None or not arrived else good / arrived,
+        attained_sent=None if good_sent is None or not arrived else good_sent / arrived,
+        deferred=int(deferred.sum()),
+        deadlines_met=int((deferred & in_time(requests)).sum()),
     )
 
 
-def tpot_s(outcome: Outcome) -> float | None:
-    """(last token - first token) / (tokens - 1); None below two tokens.
+def meets(requests: Requests, objectives: Objectives, since: str) -> npt.NDArray[np.bool_]:
+    """Which requests are good; failed and unfinished ones never are.
 
-    Without a stream the time of the last token is unknown, and the end of the response replaces it.
+    Latencies start at the time in the column ``since``. Objectives apply to immediate requests;
+    deferred ones only have their deadline.
     """
-    tokens = outcome.output_tokens or 0
-    last_s = outcome.deliveries[-1][0] if outcome.deliveries else outcome.end_s
-    if not outcome.ok or outcome.first_s is None or last_s is None or tokens < 2:
-        return None
-    return (last_s - outcome.first_s) / (tokens - 1)
-
-
-def itl_s(outcome: Outcome) -> list[float]:
-    """Gaps between consecutive tokens; tokens of the same event are 0 apart."""
-    gaps: list[float] = []
-    before: float | None = None
-    for at, tokens in outcome.deliveries:
-        gaps += [at - before] if before is not None else []
-        gaps += [0.0] * (tokens - 1)
-        before = at
-    return gaps
-
-
-def meets(outcome: Outcome, objectives: Objectives, since_s: float | None = None) -> bool:
-    """Whether a request is good; failed and unfinished ones never are.
-
-    Latencies start at ``since_s`` if given, otherwise at the origin. Objectives apply to immediate
-    requests; deferred ones only have their deadline.
-    """
-    if not outcome.ok or outcome.end_s is None:
-        return False
-    if outcome.service == "deferred":
-        return _in_time(outcome)
-    since_s = outcome.origin_s if since_s is None else since_s
-    ttft = None if outcome.first_s is None else outcome.first_s - since_s
-    for value, limit in (
-        (ttft, objectives.ttft_s),
-        (tpot_s(outcome), objectives.tpot_s),
-        (outcome.end_s - since_s, objectives.e2e_s),
+    first = requests["first_s"] - requests[since]
+    good = requests["ok"] & ~np.isnan(requests["end_s"])
+    for values, limit in (
+        (first, objectives.ttft_s),
+        (tpot_by_row(requests), objectives.tpot_s),
+        (requests["end_s"] - requests[since], objectives.e2e_s),
     ):
-        if limit is not None and value is not None and value > limit:
-            return False
-    return not (objectives.ttft_s is not None and ttft is None)
+        if limit is not None:
+            good &= ~(values > limit)  # what has no TPOT, such as one token, does not miss it
+    if objectives.ttft_s is not None:
+        good &= ~np.isnan(first)
+    return np.where(requests["deferred"], in_time(requests), good)
 
 
-def _in_time(outcome: Outcome) -> bool:
-    if not outcome.ok or outcome.end_s is None:
-        return False
-    return outcome.deadline_s is None or outcome.end_s - outcome.origin_s <= outcome.deadline_s
-
-
-def _latencies(outcomes: Sequence[Outcome]) -> dict[str, Floats]:
-    values: dict[str, list[float]] = {name: [] for name in LATENCIES}
-    for o in outcomes:
-        if o.service == "deferred":
-            values["deferred_e2e"].append(math.inf if o.end_s is None else o.end_s - o.origin_s)
-            continue
-        if o.first_s is not None:
-            values["ttft"].append(o.first_s - o.origin_s)
-            values["ttft_sent"].append(o.first_s - o.sent_s)
-        elif o.unfinished:
-            values["ttft"].append(math.inf)
-            values["ttft_sent"].append(math.inf)
-        values["e2e"].append(math.inf if o.end_s is None else o.end_s - o.origin_s)
-        values["e2e_sent"].append(math.inf if o.end_s is None else o.end_s - o.sent_s)
-        if (tpot := tpot_s(o)) is not None:
-            values["tpot"].append(tpot)
-        values["itl"] += itl_s(o)
-        if o.queue_s is not None:
-            values["queue"].append(o.queue_s)
-    return {name: np.array(v, dtype=np.float64) for name, v in values.items()}
-
-
-def tokens_between(run: Run, start_s: float, end_s: float) -> int:
-    """Tokens delivered in the window; a response without a stream delivers all at its end."""
-    total = 0
-    for o in run.outcomes:
-        if o.deliveries:
-            total += sum(tokens for at, tokens in o.deliveries if start_s <= at <= end_s)
-        elif o.end_s is not None and start_s <= o.end_s <= end_s:
-            total += o.output_tokens or 0
-    return total
+def in_time(requests: Requests) -> npt.NDArray[np.bool_]:
+    """Which responses were complete at their deadline, if they have one."""
+    deadline = requests["deadline_s"]
+    end = requests["end_s"] - requests["origin_s"]
+    return requests["ok"] & np.where(np.isnan(deadline), ~np.isnan(end), end <= deadline)  # type: ignore[no-any-return]

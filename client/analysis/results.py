@@ -3,12 +3,14 @@ the calibration to which the loads refer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from client.analysis.fairness import Isolated
 from client.analysis.gates import Verdict
-from client.analysis.metrics import Measured, Objectives
+from client.analysis.metrics import Measured
+from client.analysis.objectives import Objectives
 from client.analysis.statistics import Interval
 from client.load.records import Run
 
@@ -105,18 +107,15 @@ class Loss:
 class Pair:
     """One system over another at one load, paired over seeds; medians for latencies.
 
-    Latencies only where both keep up: beyond, they reflect the length of the run. ``throughput``
-    only of a control, which has the same system on both sides, where it is saturated: between
-    systems it is `LimitRatio` that compares it.
+    ``ratios`` are by the key of each figure in `PAIRED`. Latencies only where both keep up: beyond,
+    they reflect the length of the run. Throughput only of a control, which has the same system on
+    both sides, where it is saturated: between systems it is `LimitRatio` that compares it.
     """
 
     of: str
     over: str
     load: float
-    throughput: Interval | None
-    ttft: Interval | None
-    tpot: Interval | None
-    e2e: Interval | None
+    ratios: Mapping[str, Interval | None]
 
 
 @dataclass(frozen=True, slots=True)

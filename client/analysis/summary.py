@@ -7,17 +7,15 @@ wrong records in half of its runs is invalid.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from client.analysis.backlog import keeping_up
 from client.analysis.fairness import Fairness, fairness
+from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import (
     FAILED,
     INVALID_CLIENT,
@@ -28,9 +26,12 @@ from client.analysis.gates import (
     lag_gate,
     void_of,
 )
-from client.analysis.metrics import Floats, Objectives, measure, shared_warm_up
+from client.analysis.metrics import measure, shared_warm_up
+from client.analysis.objectives import Objectives
+from client.analysis.requests import joined
 from client.analysis.results import Calibration, Played, Result
 from client.analysis.statistics import (
+    Floats,
     Interval,
     expected_max,
     paired_ratio,
@@ -44,10 +45,21 @@ _WORST = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
+class Scalar:
+    """A figure that is one number for all runs of a point. ``key`` names it in the code, ``column``
+    in files."""
+
+    key: str
+    column: str
+    of: Callable[[Sequence[Result]], float | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """One system at one load, over all seeds. Latencies in seconds.
 
-    A saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
+    ``ratios`` are to the baseline, by the keys of `PAIRED`; ``scalars`` by those of `SCALARS`. A
+    saturated one has no TPOT and no fairness, since only its quickest requests ended. ``voids``
     name figures that the client's lateness invalidated.
     """
 
@@ -59,19 +71,12 @@ class Point:
     reasons: tuple[str, ...]
     voids: tuple[Void, ...]
     throughput: Interval
-    e2e_ratio: Interval | None
-    ttft_ratio: Interval | None
-    tpot_ratio: Interval | None
-    latencies: dict[str, Floats]
-    latency_n: dict[str, int]
+    ratios: Mapping[str, Interval | None]
+    latencies: Mapping[str, Floats]
     ok: int
     failed: int
     unfinished: int
-    lag_p99_s: float
-    goodput: float | None
-    attained: float | None
-    batch_mean: float | None
-    padding: float | None
+    scalars: Mapping[str, float | None]
     fairness: Fairness | None
 
     @property
@@ -110,11 +115,11 @@ def points(results: Sequence[Result], calibration: Calibration) -> list[Point]:
     loads = sorted({r.load for r in kept})
     made = []
     for load in loads:
-        base = by_seed(all_runs, calibration.baseline, load)
+        base = runs_by_seed(all_runs, calibration.baseline, load)
         for name in order:
             mine = [r for r in kept if r.system == name and r.load == load]
             if mine:
-                mine_by_seed = by_seed(all_runs, name, load)
+                mine_by_seed = runs_by_seed(all_runs, name, load)
                 made.append(_point(name, load, mine, mine_by_seed, base, calibration))
     return made
 
@@ -173,7 +178,7 @@ def length_variance_gain(
     return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)
 
 
-def by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
+def runs_by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
     """A system's runs at a load: one a seed, or two where it is the control."""
     found: dict[int, list[Result]] = {}
     for r in results:
@@ -210,22 +215,21 @@ def _point(
     verdict, reasons = verdict_of(planned)
     usable = verdict in (VALID, SATURATED)
     runs = [r for r in sorted(planned, key=lambda r: r.seed) if _sound(r) or not usable]
-    sizes = [b for b in (_batch_mean(r) for r in runs) if b is not None]
-    shares = [(r.server or {}).get("padding-share") for r in runs]
-    paddings = [p for p in shares if isinstance(p, int | float)]
-    goodputs = [r.measured.goodput for r in runs if r.measured.goodput is not None]
-    names = runs[0].measured.latencies
-    pooled = {key: np.concatenate([r.measured.latencies[key] for r in runs]) for key in names}
-    if verdict == SATURATED:
-        pooled["tpot"] = np.zeros(0)
+    pooled = {
+        f.key: np.zeros(0)
+        if f.of_ended and verdict == SATURATED
+        else np.concatenate([r.measured.latencies[f.key] for r in runs])
+        for f in LATENCIES
+    }
+    fair = None
+    if verdict != SATURATED:
+        fair = fairness(joined([r.measured.requests for r in runs]), calibration.isolated)
     own = name == calibration.baseline
     against = (
         verdict_of([r for runs in base.values() for r in runs])[0] if base and not own else None
     )
 
-    def ratio(of: str) -> Interval | None:
-        return paired(mine, base, of) if verdict == against == VALID else None
-
+    both_keep_up = verdict == against == VALID
     return Point(
         system=name,
         load=load,
@@ -235,22 +239,17 @@ def _point(
         reasons=reasons,
         voids=lag_gate([r.measured for r in runs]).voids,
         throughput=rate_interval([r.measured.throughput for r in runs]),
-        e2e_ratio=ratio("e2e"),
-        ttft_ratio=ratio("ttft"),
-        tpot_ratio=ratio("tpot"),
+        ratios={
+            f.key: paired(mine, base, f) if both_keep_up else None
+            for f in PAIRED
+            if f is not THROUGHPUT  # whose limits are compared instead
+        },
         latencies=pooled,
-        latency_n={key: values.size for key, values in pooled.items()},
         ok=sum(r.measured.ok for r in runs),
         failed=sum(r.measured.failed for r in runs),
         unfinished=sum(r.measured.unfinished for r in runs),
-        lag_p99_s=float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99)),
-        goodput=float(np.mean(goodputs)) if goodputs else None,
-        attained=attained(runs),
-        batch_mean=float(np.mean(sizes)) if sizes else None,
-        padding=float(np.mean(paddings)) if paddings else None,
-        fairness=None
-        if verdict == SATURATED
-        else fairness([o for r in runs for o in r.run.outcomes], calibration.isolated),
+        scalars={s.key: s.of(runs) for s in SCALARS},
+        fairness=fair,
     )
 
 
@@ -265,17 +264,15 @@ def attained(runs: Sequence[Result]) -> float | None:
 
 
 def paired(
-    mine: dict[int, list[Result]], base: dict[int, list[Result]], of: str
+    mine: dict[int, list[Result]], base: dict[int, list[Result]], of: Figure
 ) -> Interval | None:
     """The ratio of a figure over the seeds in which both sides are valid."""
-    ours, theirs = figures(mine, of), figures(base, of)
+    ours, theirs = figure_by_seed(mine, of), figure_by_seed(base, of)
     seeds = sorted(ours.keys() & theirs.keys())
-    return paired_ratio(
-        [ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=of != "throughput"
-    )
+    return paired_ratio([ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=of.skewed)
 
 
-def figures(runs: dict[int, list[Result]], of: str) -> dict[int, float]:
+def figure_by_seed(runs: dict[int, list[Result]], of: Figure) -> dict[int, float]:
     """A figure of each seed in which all runs are valid.
 
     A system that ran twice in a block, before and after the others, counts with the geometric
@@ -292,10 +289,10 @@ def _sound(result: Result) -> bool:
     return result.verdict.word in (VALID, SATURATED)
 
 
-def _figure(result: Result, of: str) -> float:
-    if of == "throughput":
+def _figure(result: Result, of: Figure) -> float:
+    if of is THROUGHPUT:
         return result.measured.throughput
-    values = result.measured.latencies[of]
+    values = result.measured.latencies[of.key]
     return float(np.median(values)) if values.size else math.nan
 
 
@@ -305,55 +302,29 @@ def _batch_mean(result: Result) -> float | None:
     return mean if isinstance(mean, int | float) else None
 
 
-def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """A point as one flat record, for CSV and JSON; empty where a figure is not supported.
-
-    ``notes`` are the models' own remarks.
-    """
-    row: dict[str, Any] = {
-        "system": point.system,
-        "load": point.load,
-        "offered_requests_per_s": _round(point.offered),
-        "seeds": len(point.seeds),
-        "verdict": point.verdict,
-        "ok": point.ok,
-        "failed": point.failed,
-        "unfinished": point.unfinished,
-    }
-    for name, interval in (
-        ("throughput_tokens_per_s", point.throughput),
-        ("ttft_median_ratio", point.ttft_ratio),
-        ("tpot_median_ratio", point.tpot_ratio),
-        ("e2e_median_ratio", point.e2e_ratio),
-    ):
-        row[name] = _round(interval.value if interval else None)
-        row[f"{name}_low"] = _round(interval.low if interval else None)
-        row[f"{name}_high"] = _round(interval.high if interval else None)
-    for name in ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent"):
-        row[f"{name}_mean_s"] = _round(point.mean(name))
-        for p in (50, 90, 95, 99):
-            row[f"{name}_p{p}_s"] = _round(point.latency(name, p))
-        row[f"{name}_n"] = point.latency_n[name]
-    row["dispatch_lag_p99_s"] = _round(point.lag_p99_s)
-    row["goodput_requests_per_s"] = _round(point.goodput)
-    row["objectives_attained"] = _round(point.attained)
-    row["void"] = " ".join(void.figure for void in point.voids)
-    row["batch_size_mean"] = _round(point.batch_mean)
-    row["padding_share"] = _round(point.padding)
-    row["slowdown_jain"] = _round(point.fairness.jain if point.fairness else None)
-    row["notes"] = "; ".join(notes)
-    return row
+def _lag_p99_s(runs: Sequence[Result]) -> float:
+    return float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99))
 
 
-def write_summary(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], float | None]:
+    """The mean over the runs that have it."""
+
+    def mean(runs: Sequence[Result]) -> float | None:
+        values = [value for value in map(of, runs) if value is not None]
+        return float(np.mean(values)) if values else None
+
+    return mean
 
 
-def _round(value: float | None) -> float | None:
-    """Six significant digits; infinity, for an unfinished request, is left empty."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+def _padding(result: Result) -> float | None:
+    share = (result.server or {}).get("padding-share")
+    return share if isinstance(share, int | float) else None
+
+
+SCALARS = (
+    Scalar("lag", "dispatch_lag_p99_s", _lag_p99_s),
+    Scalar("goodput", "goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
+    Scalar("attained", "objectives_attained", attained),
+    Scalar("batch", "batch_size_mean", _mean(_batch_mean)),
+    Scalar("padding", "padding_share", _mean(_padding)),
+)

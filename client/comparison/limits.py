@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from client.analysis.fairness import fit_isolated
-from client.analysis.metrics import tokens_between
+from client.analysis.requests import table_of, tokens_between
 from client.analysis.results import Calibration
 from client.comparison.fleet import Fleet, must_answer
 from client.load import servers
@@ -48,7 +48,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     return Calibration(
         baseline=system.name,
         capacity=count / run.wall_s,
-        isolated=fit_isolated(run.outcomes),
+        isolated=fit_isolated(table_of(run.outcomes).rows),
         ttft_s=float(np.median([(o.first_s or 0.0) - o.sent_s for o in run.outcomes])),
         longest_s=max((o.end_s or 0.0) - o.sent_s for o in run.outcomes),
         start_s=took_s,
@@ -87,7 +87,9 @@ def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
         servers.settled_stats(server.target)
         if (why := server.why_dead()) is not None:
             raise servers.ServerError(why)
-        found = tokens_between(run, run.wall_s / 3, run.wall_s) / (run.wall_s * 2 / 3) / mean
+        window_s = run.wall_s * 2 / 3
+        tokens = tokens_between(table_of(run.outcomes), run.wall_s / 3, run.wall_s)
+        found = tokens / window_s / mean
         if found:
             return found
     raise servers.ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from client.analysis.metrics import Objectives, parse_objectives
+from client.analysis.objectives import Objectives, parse_objectives
 from client.load.machine import ROOT
 from client.load.system import COMPARED, MODES, NO_WAIT, System, server_command
 from client.load.target import parse_target

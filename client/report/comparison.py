@@ -13,21 +13,20 @@ from typing import Any
 
 from client.analysis.fairness import Isolated
 from client.analysis.headline import headline
-from client.analysis.metrics import Objectives
+from client.analysis.objectives import Objectives
 from client.analysis.results import Calibration, Headline, Job, Loss, Played, Result
 from client.analysis.summary import (
     Point,
     Prediction,
-    as_row,
     length_variance_gain,
     measured_together,
     points,
-    write_summary,
 )
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
 from client.load.rows import as_json, from_json
 from client.report.gantt import Rows, middle, pictured
+from client.report.rows import as_row, write_summary
 from client.workloads.workload_file import read_workload
 
 
@@ -90,7 +89,7 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
             for p in c.points
             if p.fairness is not None
         ],
-        "headline": None if c.found is None else asdict(c.found),
+        "headline": None if c.found is None else _headline(c.found),
         "length_variance": None if c.predicted is None else asdict(c.predicted),
         "lost": [asdict(loss) for loss in c.losses],
         "manifest": c.manifest,
@@ -109,6 +108,14 @@ def write_comparison(folder: Path, c: Comparison) -> dict[str, Any]:
     write_summary(rows, folder / "summary.csv")
     (folder / "manifest.json").write_text(json.dumps(c.manifest, indent=1) + "\n")
     (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
+    return figures
+
+
+def _headline(found: Headline) -> dict[str, Any]:
+    """As JSON, each pair's ratios beside its names."""
+    figures = asdict(found)
+    for kind in ("pairs", "controls"):
+        figures[kind] = [pair | pair.pop("ratios") for pair in figures[kind]]
     return figures
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from client.analysis.figures import E2E, TTFT
 from client.analysis.gates import FAILED, INVALID_CLIENT
 from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
@@ -119,8 +120,8 @@ def _loads(c: Comparison) -> list[Section]:
             comparison_table(at, c.losses),
             [
                 pictures.throughput(at),
-                pictures.latency(at, "ttft", "Time to first token"),
-                pictures.latency(at, "e2e", "End to end"),
+                pictures.latency(at, TTFT),
+                pictures.latency(at, E2E),
             ],
         ),
         Section(

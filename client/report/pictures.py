@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from client.analysis.figures import Figure
 from client.analysis.gates import SATURATED, VALID
-from client.analysis.metrics import Floats
 from client.analysis.results import Result
-from client.analysis.statistics import least_n
+from client.analysis.statistics import Floats, least_n
 from client.analysis.summary import Point, final, names_of
 from client.load.records import Outcome
 from client.report.chart import Axis, Band, Chart, Line, Mark, Shape
@@ -133,10 +133,11 @@ def throughput(points: Sequence[Point]) -> Chart:
     )  # fmt: skip
 
 
-def latency(points: Sequence[Point], key: str, title: str) -> Chart:
+def latency(points: Sequence[Point], figure: Figure) -> Chart:
     """The median over the offered load, shaded up to the tail that n supports."""
+    key, title = figure.key, figure.name
     names = names_of(points)
-    tail = tail_of([p.latency_n[key] for p in points])
+    tail = tail_of([p.latencies[key].size for p in points])
     known = [_finite(p.latency(key, q)) for p in points for q in (50, tail)]
     top = max((v for v in known if not math.isnan(v)), default=1.0)
     lines, bands, marks = [], [], []

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from client.analysis.figures import LATENCIES, Figure
 from client.analysis.gates import SATURATED, VALID, Verdict, judge, void_of
-from client.analysis.metrics import LATENCIES, Measured, Objectives, WarmUp, measure
+from client.analysis.metrics import Measured, WarmUp, measure
+from client.analysis.objectives import Objectives
 from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
@@ -25,11 +27,7 @@ from client.report.tables import VOID, bounded
 from client.report.words import number, objectives_text, rate
 from client.workloads.workload_file import read_workload, write_workload
 
-_NAMES = {
-    "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "ttft_sent": "TTFT from the send",
-    "e2e_sent": "E2E from the send", "queue": "queue, reported by the server",
-    "deferred_e2e": "E2E of deferred",
-}  # fmt: skip
+_PRINTED_FIGURES = tuple(f for f in LATENCIES if f.lag is not None or f.deferred)
 _PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with their intervals
 _FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 
@@ -57,8 +55,7 @@ class OneRun:
 def run_text(one: OneRun) -> str:
     """The summary on the terminal: about fifteen lines, the verdict at the end."""
     stats, verdict = one.server, one.verdict
-    names = ("ttft", "tpot", "itl", "e2e", "deferred_e2e")
-    lines = [_latency_table(one, names, _PRINTED).as_text(), ""]
+    lines = [_latency_table(one, _PRINTED_FIGURES, _PRINTED).as_text(), ""]
     lines += _lines(one)
     own = _server_line(stats)
     lines += [own] if own else []
@@ -101,13 +98,13 @@ def run_figures(one: OneRun) -> dict[str, Any]:
         "workload_sha256": run.workload.sha256,
         "void": [void.figure for void in verdict.voids],
         "latency_s": {
-            name: {
-                **{k: _finite(v.value) for k, v in m.intervals(name).items()},
-                **{f"{k}_low": _finite(v.low) for k, v in m.intervals(name).items()},
-                **{f"{k}_high": _finite(v.high) for k, v in m.intervals(name).items()},
-                "n": m.latencies[name].size,
+            f.key: {
+                **{k: _finite(v.value) for k, v in m.intervals(f.key).items()},
+                **{f"{k}_low": _finite(v.low) for k, v in m.intervals(f.key).items()},
+                **{f"{k}_high": _finite(v.high) for k, v in m.intervals(f.key).items()},
+                "n": m.latencies[f.key].size,
             }
-            for name in _told(one, LATENCIES)
+            for f in _known(one, LATENCIES)
         },
     }
 
@@ -224,23 +221,22 @@ def _sharing(one: OneRun) -> str:
     return "" if known is None else f"{known}; "
 
 
-def _told(one: OneRun, names: tuple[str, ...]) -> list[str]:
-    """Without TPOT if the server was saturated, since only the quickest requests ended."""
-    left_out = "tpot" if one.verdict.word == SATURATED else ""
-    return [name for name in names if name != left_out]
+def _known(one: OneRun, figures: Sequence[Figure]) -> list[Figure]:
+    saturated = one.verdict.word == SATURATED
+    return [figure for figure in figures if not (figure.of_ended and saturated)]
 
 
 def _latency_table(
-    one: OneRun, names: tuple[str, ...], percentiles: Sequence[int] = PERCENTILES
+    one: OneRun, figures: Sequence[Figure], percentiles: Sequence[int] = PERCENTILES
 ) -> Table:
     """Figures with their intervals; those that the client's lateness invalidated are marked."""
     ranks = [f"p{p}" for p in percentiles]
     rows = []
-    for name in _told(one, names):
-        if n := one.measured.latencies[name].size:
-            found = one.measured.intervals(name)
-            cells = [bounded(found[p]) + _mark(one, f"{name}_{p}") for p in ranks]
-            rows.append(Row((_NAMES[name], *cells, str(n))))
+    for figure in _known(one, figures):
+        if n := one.measured.latencies[figure.key].size:
+            found = one.measured.intervals(figure.key)
+            cells = [bounded(found[p]) + _mark(one, f"{figure.key}_{p}") for p in ranks]
+            rows.append(Row((figure.name, *cells, str(n))))
     return Table(("from the intended time", *ranks, "n"), rows)
 
 

@@ -1,13 +1,15 @@
 """The comparison's tables: figures, ratios with their intervals, fairness by size.
 
-Turns what analysis found into cells; computes nothing.
+It turns what the analysis found into cells, and computes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from client.analysis.figures import E2E, PAIRED, THROUGHPUT, TPOT, TTFT, Figure
 from client.analysis.gates import FAILED
 from client.analysis.results import Headline, Loss, Pair
 from client.analysis.statistics import Interval
@@ -19,13 +21,21 @@ from client.report.words import number
 VOID = "*"  # marks a void figure
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the comparison: ``figure`` names what makes a cell void."""
+
+    title: str
+    figure: str
+    text: Callable[[Point], str]
+
+
 def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
     """One row a system and load; those that a failed system did not reach say so."""
-    tail = tail_of([p.latency_n["e2e"] for p in points])
+    tail = tail_of([p.latencies["e2e"].size for p in points])
     columns = (
-        ("tok/s", "throughput"), ("TTFT p50", "ttft_p50"), (f"TTFT p{tail:g}", f"ttft_p{tail:g}"),
-        ("TPOT p50", "tpot_p50"), ("E2E p50", "e2e_p50"), (f"E2E p{tail:g}", f"e2e_p{tail:g}"),
-        ("batch", "batch"), ("Jain", "jain"), ("good", "goodput"), ("unfinished", "unfinished"),
+        _THROUGHPUT, _latency(TTFT), _latency(TTFT, tail), _latency(TPOT), _latency(E2E),
+        _latency(E2E, tail), _BATCH, _JAIN, _GOOD, _unfinished("unfinished"),
     )  # fmt: skip
     return _by_load(points, losses, columns)
 
@@ -33,22 +43,46 @@ def comparison_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
 def short_table(points: Sequence[Point], losses: Sequence[Loss]) -> Table:
     """The same for a terminal: the columns that fit on a line."""
     columns = (
-        ("tok/s", "throughput"), ("TTFT p50", "ttft_p50"), ("TPOT p50", "tpot_p50"),
-        ("E2E p50", "e2e_p50"), ("batch", "batch"), ("good", "goodput"), ("cut", "unfinished"),
+        _THROUGHPUT, _latency(TTFT), _latency(TPOT), _latency(E2E), _BATCH, _GOOD,
+        _unfinished("cut"),
     )  # fmt: skip
     return _by_load(points, losses, columns)
 
 
-def _by_load(
-    points: Sequence[Point], losses: Sequence[Loss], columns: Sequence[tuple[str, str]]
-) -> Table:
-    head = ("load", "system", *(title for title, _ in columns), "verdict")
+def _latency(figure: Figure, rank: float = 50) -> Column:
+    def text(p: Point) -> str:
+        return seconds(p.latency(figure.key, rank)) if p.latencies[figure.key].size else "-"
+
+    return Column(f"{figure.name} p{rank:g}", f"{figure.key}_p{rank:g}", text)
+
+
+def _scalar(title: str, key: str, form: str, figure: str = "") -> Column:
+    def text(p: Point) -> str:
+        value = p.scalars[key]
+        return "-" if value is None else format(value, form)
+
+    return Column(title, figure, text)
+
+
+def _unfinished(title: str) -> Column:
+    return Column(title, _COUNT, lambda p: str(p.unfinished))
+
+
+_COUNT = "unfinished"  # is shown for runs whose figures are not usable, too
+_THROUGHPUT = Column(THROUGHPUT.name, THROUGHPUT.key, lambda p: f"{p.throughput.value:,.0f}")
+_BATCH = _scalar("batch", "batch", ".1f")
+_GOOD = _scalar("good", "attained", ".0%", "goodput")
+_JAIN = Column("Jain", "", lambda p: "-" if p.fairness is None else f"{p.fairness.jain:.2f}")
+
+
+def _by_load(points: Sequence[Point], losses: Sequence[Loss], columns: Sequence[Column]) -> Table:
+    head = ("load", "system", *(column.title for column in columns), "verdict")
     rows = []
     for load in sorted({p.load for p in points}):
         here = [p for p in points if p.load == load]
         measured = {p.system for p in here}
         cells = [
-            (f"{load:g}", p.system, *(_cell(p, figure) for _, figure in columns), p.verdict)
+            (f"{load:g}", p.system, *(_cell(p, column) for column in columns), p.verdict)
             for p in here
         ]
         cells += [
@@ -60,26 +94,11 @@ def _by_load(
     return Table(head, rows, left=2)
 
 
-def _cell(p: Point, figure: str) -> str:
+def _cell(p: Point, column: Column) -> str:
     """A figure in words; marked if the client's lateness invalidated it."""
-    if figure == "unfinished":
-        return str(p.unfinished)
-    if not p.usable:
+    if not p.usable and column.figure != _COUNT:
         return "-"
-    return _text(p, figure) + (VOID if p.void(figure) is not None else "")
-
-
-def _text(p: Point, figure: str) -> str:
-    if figure == "throughput":
-        return f"{p.throughput.value:,.0f}"
-    if figure == "batch":
-        return "-" if p.batch_mean is None else f"{p.batch_mean:.1f}"
-    if figure == "jain":
-        return "-" if p.fairness is None else f"{p.fairness.jain:.2f}"
-    if figure == "goodput":
-        return "-" if p.attained is None else f"{p.attained:.0%}"
-    name, _, rank = figure.partition("_p")
-    return seconds(p.latency(name, float(rank))) if p.latency_n[name] else "-"
+    return column.text(p) + (VOID if p.void(column.figure) is not None else "")
 
 
 def limit_table(found: Headline) -> Table:
@@ -104,20 +123,21 @@ def pair_table(found: Headline) -> Table:
     """Every two systems that both keep up, and each control against itself."""
     rows = []
     before: float | None = None
+    figures = [*PAIRED[1:], THROUGHPUT]
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
              *((p, f"control: {p.of} / itself") for p in found.controls)]  # fmt: skip
     for p, name in sorted(pairs, key=lambda pair: pair[0].load):
-        ratios = (p.ttft, p.tpot, p.e2e, p.throughput)
-        rows.append(Row((f"{p.load:g}", name, *map(ratio_text, ratios)), first=p.load != before))
+        ratios = (ratio_text(p.ratios[figure.key]) for figure in figures)
+        rows.append(Row((f"{p.load:g}", name, *ratios), first=p.load != before))
         before = p.load
-    head = ("load", "ratio", "TTFT p50", "TPOT p50", "E2E p50", "tok/s of a saturated control")
+    titles = (f"{figure.name} p50" for figure in figures[:-1])
+    head = ("load", "ratio", *titles, f"{THROUGHPUT.name} of a saturated control")
     return Table(head, rows, left=2)
 
 
 def control_text(control: Pair) -> str:
     """A system against itself, in words: how much the machine alone changes a figure."""
-    ratios = (("output tokens/s", control.throughput), ("TTFT", control.ttft),
-              ("E2E", control.e2e))  # fmt: skip
+    ratios = ((figure.name, control.ratios[figure.key]) for figure in (THROUGHPUT, TTFT, E2E))
     told = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)
     return f"Control, {control.of} against itself at load {control.load:g}: {told}."
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from client.analysis.gates import VALID
-from client.analysis.metrics import Objectives
+from client.analysis.objectives import Objectives
 from client.analysis.results import Bracket, Headline
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point, names_of
@@ -84,13 +85,13 @@ def _latency(
     waits_s: Mapping[str, float],
 ) -> str:
     """At the highest load with which it and another system keep up."""
-    pairs = [p for p in found.pairs if p.of == hero and p.ttft is not None]
+    pairs = [p for p in found.pairs if p.of == hero and p.ratios["ttft"] is not None]
     if not pairs:
         return _alone(hero, points)
     pair = max(pairs, key=lambda p: (p.load, -names.index(p.over)))
     here = {q.system: q for q in points if q.load == pair.load}
     mine, theirs = here[hero], here[pair.over]
-    ratio = pair.ttft
+    ratio = pair.ratios["ttft"]
     assert ratio is not None  # as chosen above
     told = f"{ratio.value:.2g} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
@@ -117,7 +118,7 @@ def _latency(
 
 
 def _median(p: Point) -> str:
-    return f"{seconds(p.latency('ttft', 50))} ({p.latency_n['ttft']} requests)"
+    return f"{seconds(p.latency('ttft', 50))} ({p.latencies['ttft'].size} requests)"
 
 
 def _alone(hero: str, points: Sequence[Point]) -> str:
@@ -166,10 +167,11 @@ def _bracket(b: Bracket) -> str:
 
 
 def objectives_text(objectives: Objectives) -> str:
-    parts = (
-        ("TTFT", objectives.ttft_s), ("TPOT", objectives.tpot_s), ("E2E", objectives.e2e_s)
-    )  # fmt: skip
-    return " and ".join(f"{name} ≤ {seconds(value)}" for name, value in parts if value is not None)
+    return " and ".join(
+        f"{key.removesuffix('_s').upper()} ≤ {seconds(value)}"
+        for key, value in asdict(objectives).items()
+        if value is not None
+    )
 
 
 def _within(interval: Interval) -> str:

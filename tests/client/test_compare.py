@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from client.analysis.metrics import Objectives
+from client.analysis.objectives import Objectives
 from client.analysis.results import Loss, Played
 from client.analysis.summary import final, length_variance_gain, measured_together, points
 from client.compare import main

@@ -19,7 +19,7 @@ import pytest
 
 from client import capacity, client, compare
 from client.analysis import results as results_of
-from client.analysis.metrics import Objectives
+from client.analysis.objectives import Objectives
 from client.analysis.results import Loss
 from client.analysis.summary import measured_together
 from client.comparison.fleet import Fleet

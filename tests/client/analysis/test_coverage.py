@@ -16,7 +16,7 @@ import pytest
 
 from client.analysis.fairness import Isolated
 from client.analysis.headline import headline
-from client.analysis.metrics import Objectives
+from client.analysis.objectives import Objectives
 from client.analysis.results import Calibration, Job, Played
 from client.analysis.statistics import Interval
 from client.analysis.summary import measured_together, points
@@ -95,7 +95,7 @@ def compared(played: list[Played]) -> dict[str, Interval | None]:
     results = measured_together(played, None)
     found = headline(results, points(results, CALIBRATION), Objectives(), 0.9)
     throughput = [r.throughput for r in found.limit_ratios if r.of == "fast"]
-    e2e = [p.e2e for p in found.pairs if p.of == "fast"]
+    e2e = [p.ratios["e2e"] for p in found.pairs if p.of == "fast"]
     return {"throughput": next(iter(throughput), None), "e2e": next(iter(e2e), None)}
 
 

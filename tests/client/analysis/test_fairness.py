@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.analysis.fairness import Isolated, fairness, fit_isolated
+from client.analysis.requests import table_of
 from tests.client.analysis.made import outcome
 
 
@@ -24,7 +25,7 @@ def test_the_isolated_latency_is_found_again(
         outcome(prompt_tokens=p, output_tokens=n, end_s=base + prompt * p + out * n)
         for p, n in sizes
     ]
-    found = fit_isolated(outcomes)
+    found = fit_isolated(table_of(outcomes).rows)
     p = np.array([float(a) for a, _ in sizes])
     n = np.array([float(b) for _, b in sizes])
     assert found.e2e_s(p, n) == pytest.approx(truth.e2e_s(p, n), rel=0.01)
@@ -37,7 +38,7 @@ def test_equal_slowdown_is_fair_and_a_server_that_ignores_size_is_not() -> None:
     sizes = rng.integers(1, 200, 100).tolist()
     fair = [outcome(output_tokens=n, end_s=3 * (0.1 + 0.01 * n)) for n in sizes]
     unfair = [outcome(output_tokens=n, end_s=5.0) for n in sizes]
-    a, b = fairness(fair, alone), fairness(unfair, alone)
+    a, b = (fairness(table_of(x).rows, alone) for x in (fair, unfair))
     assert a is not None
     assert b is not None
     assert a.jain == pytest.approx(1)

@@ -10,16 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.analysis.metrics import (
-    Objectives,
-    itl_s,
-    measure,
-    meets,
-    parse_objectives,
-    shared_warm_up,
-    tpot_s,
-    warm_up,
-)
+from client.analysis.figures import itl, tpot
+from client.analysis.metrics import measure, meets, shared_warm_up, warm_up
+from client.analysis.objectives import Objectives, parse_objectives
+from client.analysis.requests import table_of
+from client.load.records import Outcome
 from client.workloads.spec import SpecError
 from tests.client.analysis.made import outcome, run_of, steady
 
@@ -33,7 +28,7 @@ def test_ttft_tpot_itl_and_e2e_are_what_their_definitions_say() -> None:
     assert m.latencies["e2e_sent"][0] == pytest.approx(0.7)
     assert m.latencies["tpot"][0] == pytest.approx(0.1)
     assert m.latencies["itl"] == pytest.approx([0.1] * 4)
-    assert tpot_s(replace(o, output_tokens=1)) is None
+    assert not tpot(table_of([replace(o, output_tokens=1)])).size
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=20))
@@ -42,8 +37,9 @@ def test_ttft_and_all_itl_add_up_to_the_last_token(steps: list[tuple[float, int]
     deliveries = tuple((float(t), k) for t, (_, k) in zip(times, steps, strict=True))
     tokens = sum(k for _, k in deliveries)
     o = outcome(deliveries=deliveries, output_tokens=tokens, first_s=deliveries[0][0])
-    assert len(itl_s(o)) == tokens - 1
-    assert deliveries[0][0] + sum(itl_s(o)) == pytest.approx(deliveries[-1][0])
+    gaps = itl(table_of([outcome(), o, outcome()]))[4:-4]
+    assert len(gaps) == tokens - 1
+    assert deliveries[0][0] + gaps.sum() == pytest.approx(deliveries[-1][0])
 
 
 def test_throughput_counts_tokens_of_the_window_and_never_the_drain() -> None:
@@ -67,12 +63,16 @@ def test_failures_and_unfinished_are_misses_and_failures_are_in_no_latency() -> 
     assert m.percentiles("e2e")["p99"] is None
 
 
+def good(o: Outcome, objectives: Objectives) -> bool:
+    return bool(meets(table_of([o]), objectives, "origin_s")[0])
+
+
 def test_objectives_are_all_to_be_met() -> None:
     o = outcome(first=0.5, gap=0.1)
-    assert meets(o, Objectives(0.6, 0.11, 1.0))
-    assert not meets(o, Objectives(0.4, None, None))
-    assert not meets(o, Objectives(None, 0.09, None))
-    assert not meets(o, Objectives(None, None, 0.8))
+    assert good(o, Objectives(0.6, 0.11, 1.0))
+    assert not good(o, Objectives(0.4, None, None))
+    assert not good(o, Objectives(None, 0.09, None))
+    assert not good(o, Objectives(None, None, 0.8))
     assert parse_objectives("ttft:500ms, e2e:2.5s") == Objectives(0.5, None, 2.5)
     for bad in ("ttft", "ttft:-1s", "ttft:1s,ttft:2s", "speed:3s", "tpot:x", "e2e:ms", "e2e:infs"):
         with pytest.raises(SpecError, match="expected ttft:500ms"):
@@ -99,10 +99,12 @@ def test_deadlines_count_for_deferred_requests_only() -> None:
 
 def test_tpot_ends_with_the_last_token_however_long_the_stream_stays_open() -> None:
     held = replace(outcome(gap=0.1, tokens=5), end_s=9.0)
-    assert tpot_s(held) == pytest.approx(0.1)
+    assert tpot(table_of([held])) == pytest.approx(0.1)
     unseen = outcome(deliveries=(), first_s=0.5, end_s=0.9, first_from="server")
-    assert tpot_s(unseen) == pytest.approx(0.1), "without a stream, to the end of the answer"
-    assert tpot_s(replace(held, failure="cut", unfinished=True)) is None
+    assert tpot(table_of([unseen])) == pytest.approx(0.1), (
+        "without a stream, to the end of the answer"
+    )
+    assert not tpot(table_of([replace(held, failure="cut", unfinished=True)])).size
 
 
 def test_runs_of_one_workload_are_measured_over_the_same_stretch() -> None:

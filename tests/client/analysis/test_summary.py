@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from client.analysis.figures import THROUGHPUT
 from client.analysis.results import Result
-from client.analysis.summary import by_seed, final, paired
+from client.analysis.statistics import Interval
+from client.analysis.summary import final, paired, runs_by_seed
 from tests.client.analysis.made import outcome, result, run_of
 
 
@@ -16,6 +18,11 @@ def ran(system: str, seed: int, tokens: int, *, repeat: bool = False) -> Result:
     run = run_of([outcome(tokens=tokens, gap=0.01)])
     made = result(run, seed, system=system)
     return replace(made, job=replace(made.job, repeat=repeat))
+
+
+def ratio(results: list[Result]) -> Interval | None:
+    dynamic, static = (runs_by_seed(results, name, 1.0) for name in ("dynamic", "static"))
+    return paired(dynamic, static, THROUGHPUT)
 
 
 def test_a_system_that_ran_before_and_after_the_others_counts_with_the_mean_of_both() -> None:
@@ -29,10 +36,9 @@ def test_a_system_that_ran_before_and_after_the_others_counts_with_the_mean_of_b
             ran("dynamic", seed, 162),
         )
     ]
-    both = paired(by_seed(results, "dynamic", 1.0), by_seed(results, "static", 1.0), "throughput")
+    both = ratio(results)
     assert both is not None
     assert both.value == pytest.approx(2.0)
-    once = final(results)
-    alone = paired(by_seed(once, "dynamic", 1.0), by_seed(once, "static", 1.0), "throughput")
+    alone = ratio(final(results))
     assert alone is not None
     assert alone.value == pytest.approx(1.8)

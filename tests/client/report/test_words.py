@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client.analysis.metrics import LATENCIES, Objectives
+from client.analysis.figures import LATENCIES
+from client.analysis.objectives import Objectives
 from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.statistics import Interval
 from client.analysis.summary import Point
@@ -17,13 +18,11 @@ from client.report.words import rate, sentences
 
 
 def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
-    latencies = {key: np.full(10, ttft_s) for key in LATENCIES}
+    latencies = {figure.key: np.full(10, ttft_s) for figure in LATENCIES}
     return Point(
         system=name, load=load, offered=8.0 * load, seeds=(0,), verdict=verdict, reasons=(),
-        voids=(), throughput=Interval(100.0, 90.0, 110.0), e2e_ratio=None, ttft_ratio=None,
-        tpot_ratio=None, latencies=latencies,
-        latency_n=dict.fromkeys(LATENCIES, 10), ok=10, failed=0, unfinished=0, lag_p99_s=0.0,
-        goodput=None, attained=None, batch_mean=None, padding=None, fairness=None,
+        voids=(), throughput=Interval(100.0, 90.0, 110.0), ratios={}, latencies=latencies,
+        ok=10, failed=0, unfinished=0, scalars={}, fairness=None,
     )  # fmt: skip
 
 
@@ -44,7 +43,7 @@ def limit(name: str, load: float, tokens_per_s: float) -> Limit:
 
 
 def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
-    calm = Pair("dynamic", "nobatch", 1.0, None, Interval(0.14, 0.1, 0.2), None, None)
+    calm = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.14, 0.1, 0.2)})
     found = headline(
         pairs=(calm,),
         limits=(limit("nobatch", 2.7, 365.0), limit("dynamic", 8.0, 2190.0)),
@@ -79,7 +78,7 @@ def test_a_limit_is_shown_with_its_load_and_with_what_it_rests_on() -> None:
 def test_the_wait_that_static_batching_chose_is_stated_beside_its_time() -> None:
     """With the time of static batching without it, where that ran, and what it makes impossible."""
     static = [point("static", 1.0, "VALID", 0.145), point("dynamic", 1.0, "VALID", 0.014)]
-    pair = Pair("dynamic", "static", 1.0, None, Interval(0.1, 0.08, 0.12), None, None)
+    pair = Pair("dynamic", "static", 1.0, {"ttft": Interval(0.1, 0.08, 0.12)})
     short = Objectives(ttft_s=0.04, tpot_s=0.01)
     found = replace(headline(pairs=(pair,)), objectives=short)
     waits_s = {"static": 0.05}
@@ -109,12 +108,12 @@ def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_ab
 
 
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
-    pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.9, 0.7, 1.2), None, None)
+    pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.9, 0.7, 1.2)})
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS, {})[1]
 
 
 def test_a_ratio_of_one_seed_has_no_interval_and_says_so() -> None:
-    pair = Pair("dynamic", "nobatch", 1.0, None, Interval(0.065, None, None), None, None)
+    pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.065, None, None)})
     latency = sentences(headline(pairs=(pair,)), POINTS, {})[1]
     assert latency.endswith("0.065 times as long (one seed, so no interval).")
 

@@ -1,0 +1,107 @@
+"""Every figure of requests, declared once: key, name, unit, definition, and how it is compared.
+
+TTFT, ITL and E2E as in vLLM's ``benchmark serve``, TPOT to the last token; counted from the
+intended time (the ``sent`` variants from the send, beside them). Requests that were cut before
+their end count as +inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.analysis.requests import Requests
+from client.analysis.statistics import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``key`` and ``unit`` name it in files, ``name`` in reports. ``values``: one for each request
+    (or token) that has it; None for a figure of the whole run.
+
+    ``paired``: systems are compared by it, seed by seed; ``skewed`` as in `paired_ratio`.
+    ``in_summary``: it has columns in summary.csv. ``lag``: the part of the client's lateness that
+    each value contains, for responses of so many tokens. ``of_ended``: it is known only of requests
+    that ended, so that a saturated server shows it of its quickest ones alone.
+    """
+
+    key: str
+    name: str
+    unit: str
+    values: Callable[[Requests], Floats] | None
+    paired: bool = False
+    skewed: bool = True
+    in_summary: bool = True
+    lag: Callable[[float], float] | None = None
+    of_ended: bool = False
+    deferred: bool = False
+
+
+def ttft(requests: Requests) -> Floats:
+    return _first(requests, "origin_s")
+
+
+def tpot(requests: Requests) -> Floats:
+    """(last token - first token) / (tokens - 1), of responses with two tokens or more."""
+    return _known(tpot_by_row(requests))
+
+
+def tpot_by_row(requests: Requests) -> Floats:
+    """NaN for a request without TPOT."""
+    tokens = requests["output_tokens"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = (requests["last_s"] - requests["first_s"]) / (tokens - 1)
+    return np.where(requests["ok"] & (tokens >= 2), values, np.nan)
+
+
+def itl(requests: Requests) -> Floats:
+    """The gaps between consecutive tokens of a request; tokens of the same event are 0 apart."""
+    gaps: Floats = np.diff(requests.token_s)
+    return gaps[np.diff(requests.token_row) == 0]
+
+
+def e2e(requests: Requests) -> Floats:
+    return _end(requests, "origin_s")
+
+
+def queue(requests: Requests) -> Floats:
+    return _known(requests["queue_s"])
+
+
+def _first(requests: Requests, since: str) -> Floats:
+    values: Floats = requests["first_s"] - requests[since]
+    values[np.isnan(values) & requests["unfinished"]] = np.inf
+    return _known(values)
+
+
+def _end(requests: Requests, since: str) -> Floats:
+    values = requests["end_s"] - requests[since]
+    return np.where(np.isnan(values), np.inf, values)
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
+
+
+def _whole(tokens: float) -> float:
+    return 1.0
+
+
+THROUGHPUT = Figure("throughput", "tok/s", "tokens_per_s", None, paired=True, skewed=False)
+TTFT = Figure("ttft", "TTFT", "s", ttft, paired=True, lag=_whole)
+TPOT = Figure("tpot", "TPOT", "s", tpot, paired=True, lag=lambda tokens: 1 / tokens, of_ended=True)
+ITL = Figure("itl", "ITL", "s", itl, lag=_whole)
+E2E = Figure("e2e", "E2E", "s", e2e, paired=True, lag=_whole)
+LATENCIES = (
+    TTFT,
+    TPOT,
+    ITL,
+    E2E,
+    Figure("ttft_sent", "TTFT from the send", "s", lambda requests: _first(requests, "sent_s")),
+    Figure("e2e_sent", "E2E from the send", "s", lambda requests: _end(requests, "sent_s")),
+    Figure("queue", "queue, reported by the server", "s", queue, in_summary=False),
+    Figure("deferred_e2e", "E2E of deferred", "s", e2e, in_summary=False, deferred=True),
+)
+PAIRED = tuple(figure for figure in (THROUGHPUT, *LATENCIES) if figure.paired)
