@@ -177,7 +177,7 @@ class Search:
         self.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
         say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
         # A server that refuses requests is alive, and the rate too high.
-        if word == FAILED and (why := self.server.why_dead()) is not None:
+        if word == FAILED and (why := self.server.failure()) is not None:
             raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
         if word == VALID and not e.agrees(self.share):
             raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")

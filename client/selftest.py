@@ -78,8 +78,8 @@ def self_test(
                 f"{verdict.word} {verdict.reason}"
             )
     if as_json:
-        told = {"self_test": found, "workers": workers, "cores": asdict(cores)}
-        print(json.dumps({**told, "machine": machine(), "versions": versions()}))
+        figures = {"self_test": found, "workers": workers, "cores": asdict(cores)}
+        print(json.dumps({**figures, "machine": machine(), "versions": versions()}))
     return 0 if all(line["verdict"] == "VALID" for line in found) else 1
 
 

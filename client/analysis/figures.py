@@ -52,14 +52,15 @@ def tpot_by_row(requests: Requests) -> Floats:
     """NaN for a request without TPOT."""
     tokens = requests["output_tokens"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        values = (requests["last_s"] - requests["first_s"]) / (tokens - 1)
-    return np.where(requests["ok"] & (tokens >= 2), values, np.nan)
+        values: Floats = (requests["last_s"] - requests["first_s"]) / (tokens - 1)
+    values[~requests["ok"] | ~(tokens >= 2)] = np.nan
+    return values
 
 
 def itl(requests: Requests) -> Floats:
     """The gaps between consecutive tokens of a request; tokens of the same event are 0 apart."""
-    gaps: Floats = np.diff(requests.token_s)
-    return gaps[np.diff(requests.token_row) == 0]
+    gaps: Floats = np.diff(requests.token_s)[np.diff(requests.token_row) == 0]
+    return gaps
 
 
 def e2e(requests: Requests) -> Floats:

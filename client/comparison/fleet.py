@@ -126,7 +126,7 @@ def must_answer(run: Run, server: servers.Server) -> None:
         raise KeyboardInterrupt
     failures = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failures:
-        why = server.why_dead()
+        why = server.failure()
         raise servers.ServerError(
             f"{run.target} failed the first request: {failures[0]}"
             + ("" if why is None else f"; {why}")

@@ -85,7 +85,7 @@ def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
         if run.interrupted:
             raise KeyboardInterrupt
         servers.settled_stats(server.target)
-        if (why := server.why_dead()) is not None:
+        if (why := server.failure()) is not None:
             raise servers.ServerError(why)
         window_s = run.wall_s * 2 / 3
         tokens = tokens_between(table_of(run.outcomes), run.wall_s / 3, run.wall_s)

@@ -39,10 +39,10 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
         except servers.ServerError as error:
             why = str(error)
         else:
-            why = server.why_dead()  # it may have died while others were measured
+            why = server.failure()  # it may have died while others were measured
             if why is None:
                 yield from _played(plan, job, server, fleet.crew, capacity, title)
-                why = server.why_dead()
+                why = server.failure()
         if why is not None:
             fleet.end(job.system)
             lost.add(job.system)
@@ -76,7 +76,7 @@ def _played(
     drain_s = plan.drain_of(job)
     with live_view(title, len(workload.requests), leave=False) as watch:
         run = crew.play(workload, target, drain_s=drain_s, watch=watch, name=_name_of(job))
-    dead = server.why_dead() is not None
+    dead = server.failure() is not None
     stats = None if dead else servers.settled_stats(target)
     measured = measure(run)
     verdict = judge(run, measured, servers.handled(stats))

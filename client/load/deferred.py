@@ -50,12 +50,12 @@ class Job:
         return {**asdict(self), "deadline_met": self.met, "tokens_per_s": rate}
 
     def line(self) -> str:
-        told = (
+        text = (
             f"deferred job: {self.status}, {self.completed} of {self.lines} lines done, "
             f"{self.failed} failed, {self.output_tokens} output tokens in "
             f"{self.completed_s:.2f} s; window {self.window}: {'met' if self.met else 'not met'}"
         )
-        return told if self.error is None else f"{told} ({self.error})"
+        return text if self.error is None else f"{text} ({self.error})"
 
 
 def split(workload: Workload) -> tuple[Workload, list[Request]]:

@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 import numpy as np
 from tqdm import tqdm
 
-from client.load.play import Progress, Watcher
+from client.load.exchange import Progress
+from client.load.play import Watcher
 
 
 @contextlib.contextmanager

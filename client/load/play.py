@@ -14,12 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from client.load.dialects import AnswerError, Event, counted
+from client.load.dialects import AnswerError
+from client.load.exchange import Context, Exchange, Progress
 from client.load.machine import first_in_line
 from client.load.records import Outcome, Run
 from client.load.target import Target, authorization
@@ -28,25 +28,7 @@ from client.workloads.workload_file import Request, Workload
 _SAMPLE_S = 0.02
 _KEPT_S = 1.0  # an idle connection; servers close theirs after two seconds and more
 _READ_BUFFER_BYTES = 2**22  # aiohttp's default of 64 KiB throttles many fast streams
-_LINE_BYTES = 2**22  # a longer line is not an event
 SILENCE_S = 600.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """The progress of a run, for a live view."""
-
-    planned: int
-    sent: int = 0
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-    elapsed_s: float = 0.0
-    ttfts: list[float] | None = None
-
-    @property
-    def in_flight(self) -> int:
-        return self.sent - self.done
 
 
 Watcher = Callable[[Progress], None]
@@ -123,22 +105,17 @@ class _Player:
         index_of: Callable[[int], int],
     ) -> None:
         self.workload, self.target = workload, target
-        self.name, self.index_of = name, index_of
         self.drain_s, self.silence_s, self.watch = drain_s, silence_s, watch
         self.progress = Progress(len(workload.requests), ttfts=[])
-        self.samples: list[tuple[float, int]] = []
-        self.outcomes: dict[int, Outcome] = {}
-        self.bodies = [
+        bodies = [
             json.dumps(target.dialect.body(r, stream=target.stream)).encode()
             for r in workload.requests
         ]
-        self.url = target.url + target.dialect.path(stream=target.stream)
-        self.start = 0.0
+        self.context = Context(target, bodies, name, index_of, self.progress)
+        self.now = self.context.now
+        self.samples: list[tuple[float, int]] = []
+        self.outcomes: dict[int, Outcome] = {}
         self.interrupted: str | None = None
-
-    def now(self) -> float:
-        """Whole microseconds, so that the raw data are exactly what was measured."""
-        return round(time.monotonic() - self.start, 6)
 
     async def run(self, begin: Callable[[], float]) -> Run:
         # By default a connection per request, as independent users have.
@@ -154,8 +131,8 @@ class _Player:
             read_bufsize=_READ_BUFFER_BYTES,
             headers=authorization(),
         ) as session:
-            self.start = begin()
-            await asyncio.sleep(self.start - time.monotonic())
+            start = self.context.start = begin()
+            await asyncio.sleep(start - time.monotonic())
             sampler = asyncio.create_task(self._sample())
             try:
                 if self.workload.users is None:
@@ -175,8 +152,8 @@ class _Player:
             counted=self.target.dialect.counted,
             streamed=self.target.stream,
             interrupted=self.interrupted,
-            began_unix_s=self.start + _unix_offset_s(),
-            name=self.name,
+            began_unix_s=start + _unix_offset_s(),
+            name=self.context.name,
         )
 
     async def _open_loop(self, session: aiohttp.ClientSession) -> None:
@@ -217,7 +194,7 @@ class _Player:
                 task.result()
 
     async def _send(self, session: aiohttp.ClientSession, index: int, request: Request) -> None:
-        exchange = _Exchange(self, index, request, sent_s=self.now())
+        exchange = Exchange(self.context, index, request)
         self.progress.sent += 1
         failure: str | None = None
         unfinished = False
@@ -258,134 +235,3 @@ async def _cut(tasks: set[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _beginning(response: aiohttp.ClientResponse) -> str:
-    text = (await response.content.read(300)).decode(errors="replace")
-    return " ".join(text.split())
-
-
-class _Exchange:
-    """A request in progress."""
-
-    __slots__ = (
-        "deliveries", "end_s", "first_s", "index", "player", "prompt_tokens", "queue_s",
-        "request", "sent_s", "server_first_s", "stated", "total",
-    )  # fmt: skip
-
-    def __init__(self, player: _Player, index: int, request: Request, sent_s: float) -> None:
-        self.player, self.index, self.request, self.sent_s = player, index, request, sent_s
-        self.deliveries: list[tuple[float, int]] = []
-        self.stated: list[tuple[float, int]] = []
-        self.first_s: float | None = None
-        self.end_s: float | None = None
-        self.total: int | None = None
-        self.prompt_tokens: int | None = None
-        self.queue_s: float | None = None
-        self.server_first_s: float | None = None
-
-    async def talk(self, session: aiohttp.ClientSession) -> None:
-        """Retries once if a kept connection was closed just as it was reused, which is not the
-        server's fault."""
-        try:
-            await self._talk(session)
-        except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-            if not self.player.target.keep_alive or self.end_s is not None:
-                raise
-            await self._talk(session)
-
-    async def _talk(self, session: aiohttp.ClientSession) -> None:
-        player = self.player
-        async with session.post(
-            player.url,
-            data=player.bodies[self.index],
-            headers={
-                "Content-Type": "application/json",
-                "X-Request-Id": f"{player.name}/{player.index_of(self.index)}",
-            },
-        ) as response:
-            if response.status != 200:
-                raise AnswerError(f"HTTP {response.status}: {await _beginning(response)}")
-            if player.target.stream:
-                await self._read_stream(response)
-            else:
-                answer = player.target.dialect.answer(json.loads(await response.read()))
-                self._take(answer, player.now())
-        if self.total is None:
-            raise AnswerError("the stream ended without a count of its tokens")
-        if player.target.stream and not player.target.native and self.deliveries:
-            self.deliveries = counted(self.deliveries, self.stated, self.total)
-            self.first_s = self.deliveries[0][0]
-
-    async def _read_stream(self, response: aiohttp.ClientResponse) -> None:
-        dialect, now = self.player.target.dialect, self.player.now
-        if response.content_type != "text/event-stream":
-            raise AnswerError(
-                f"a stream of events was expected, not {response.content_type}: "
-                f"{await _beginning(response)}"
-            )
-        rest = b""
-        ended = False
-        while chunk := await response.content.readany():
-            at = now()
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _LINE_BYTES:
-                raise AnswerError(f"a line of the stream is longer than {_LINE_BYTES} bytes")
-            for line in lines:
-                # Other fields of SSE (event, id, comments) carry nothing here.
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    ended = True
-                    continue
-                event = dialect.event(json.loads(data))
-                ended = ended or event.last
-                self._take(event, at)
-        if not ended:
-            raise AnswerError("the connection ended in the middle of the stream")
-
-    def _take(self, event: Event, at: float) -> None:
-        progress = self.player.progress
-        if event.tokens:
-            if self.first_s is None:
-                self.first_s = at
-                if progress.ttfts is not None:
-                    intended = self.request.at_s
-                    progress.ttfts.append(at - (self.sent_s if intended is None else intended))
-            self.deliveries.append((at, event.tokens))
-            progress.tokens += event.tokens
-        if event.total is not None:
-            if not self.deliveries:
-                progress.tokens += event.total
-            self.total = event.total
-            self.stated.append((at, event.total))
-        self.prompt_tokens = event.prompt_tokens or self.prompt_tokens
-        self.queue_s = event.queue_s if event.queue_s is not None else self.queue_s
-        self.server_first_s = event.first_s if event.first_s is not None else self.server_first_s
-        self.end_s = at
-
-    def outcome(self, failure: str | None, unfinished: bool) -> Outcome:
-        streamed = self.player.target.stream
-        first_s, source = self.first_s, "stream"
-        if not streamed:
-            source = "server" if self.server_first_s is not None else "none"
-            first_s = None if self.server_first_s is None else self.sent_s + self.server_first_s
-        return Outcome(
-            index=self.index,
-            service=self.request.service,
-            deadline_s=self.request.deadline_s,
-            requested_tokens=self.request.output_tokens,
-            intended_s=self.request.at_s,
-            sent_s=self.sent_s,
-            first_s=first_s,
-            end_s=self.end_s if failure is None else None,
-            left_s=self.player.now(),
-            deliveries=tuple(self.deliveries),
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.total,
-            queue_s=self.queue_s,
-            first_from=source,
-            failure=failure,
-            unfinished=unfinished,
-        )

@@ -41,7 +41,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
 
-    def why_dead(self) -> str | None:
+    def failure(self) -> str | None:
         """None while it responds; otherwise what is known about its end, and the end of its log."""
         silence = unreachable(self.target)
         if silence is None:

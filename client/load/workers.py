@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Self
 
-from client.load.play import SILENCE_S, Progress, Watcher, play
+from client.load.exchange import Progress
+from client.load.play import SILENCE_S, Watcher, play
 from client.load.records import Outcome, Run
 from client.load.target import Target
 from client.workloads.workload_file import Workload
@@ -166,7 +167,7 @@ def _interrupting(busy: Sequence[_Worker]) -> Iterator[None]:
 def _heard(busy: Sequence[_Worker], watch: Watcher | None, planned: int) -> list[Run]:
     """Lets all begin once each is ready, and receives messages until each has sent its part."""
     parts: dict[int, Run] = {}
-    told = [Progress(0) for _ in busy]
+    reported = [Progress(0) for _ in busy]
     ready = 0
     numbers = {worker.channel: number for number, worker in enumerate(busy)}
     while len(parts) < len(busy):
@@ -176,9 +177,9 @@ def _heard(busy: Sequence[_Worker], watch: Watcher | None, planned: int) -> list
             if isinstance(message, Run):
                 parts[number] = message
             elif isinstance(message, Progress):
-                told[number] = message
+                reported[number] = message
                 if watch is not None:
-                    watch(_together(told, planned))
+                    watch(_together(reported, planned))
             else:
                 ready += 1
                 if ready == len(busy):
@@ -188,15 +189,15 @@ def _heard(busy: Sequence[_Worker], watch: Watcher | None, planned: int) -> list
     return [parts[number] for number in sorted(parts)]
 
 
-def _together(told: Sequence[Progress], planned: int) -> Progress:
+def _together(reported: Sequence[Progress], planned: int) -> Progress:
     return Progress(
         planned,
-        sent=sum(p.sent for p in told),
-        done=sum(p.done for p in told),
-        failed=sum(p.failed for p in told),
-        tokens=sum(p.tokens for p in told),
-        elapsed_s=max(p.elapsed_s for p in told),
-        ttfts=[ttft for p in told for ttft in p.ttfts or ()],
+        sent=sum(p.sent for p in reported),
+        done=sum(p.done for p in reported),
+        failed=sum(p.failed for p in reported),
+        tokens=sum(p.tokens for p in reported),
+        elapsed_s=max(p.elapsed_s for p in reported),
+        ttfts=[ttft for p in reported for ttft in p.ttfts or ()],
     )
 
 

@@ -35,10 +35,10 @@ def telling_load(points: Sequence[Point]) -> float:
     """The most informative load: the highest that all systems ran and with which some keep up,
     otherwise the highest with which one does, otherwise the lowest."""
     loads = sorted({p.load for p in points}, reverse=True)
-    calm = [x for x in loads if any(p.load == x and p.verdict == VALID for p in points)]
+    sustained = [x for x in loads if any(p.load == x and p.verdict == VALID for p in points)]
     everyone = len(names_of(points))
-    whole = [x for x in calm if sum(p.load == x for p in points) == everyone]
-    return (whole or calm or loads[-1:])[0]
+    whole = [x for x in sustained if sum(p.load == x for p in points) == everyone]
+    return (whole or sustained or loads[-1:])[0]
 
 
 def by_tokens(points: Sequence[Point], results: Sequence[Result], load: float) -> Chart:
@@ -60,7 +60,7 @@ def latency_by_tokens(
     Each group has a name, a colour and its requests with their seeds. Requests that were cut are
     drawn at the time they had waited by then.
     """
-    lines, bands, marks, told = [], [], [], []
+    lines, bands, marks, medians = [], [], [], []
     for name, c, asked in groups:
         marks += [_request(o, seed, name, c) for seed, o in _thinned(asked) if o.ok or o.unfinished]
         done = [o for _, o in asked if o.ok]
@@ -73,10 +73,10 @@ def latency_by_tokens(
         label = f"{name}, {cut} cut" if cut else name
         lines.append(Line([(at, middle) for at, _, middle, _ in bins], c, label))
         bands.append(Band([(at, low, high) for at, low, _, high in bins], c))
-        told.append(f"{name} {seconds(float(np.median(y)))}" + (f" ({cut} cut)" if cut else ""))
+        medians.append(f"{name} {seconds(float(np.median(y)))}" + (f" ({cut} cut)" if cut else ""))
     return Chart(
         title=title,
-        finding=f"{title}; medians: {', '.join(told) or 'no responses'}.",
+        finding=f"{title}; medians: {', '.join(medians) or 'no responses'}.",
         x=Axis("requested tokens", low=0.0),
         y=Axis("intended time to end of response", log=True, text=seconds),
         lines=lines, bands=bands, marks=marks,

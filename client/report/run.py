@@ -67,8 +67,8 @@ def _server_line(stats: dict[str, Any] | None) -> str | None:
     table = server_table([("", [stats or {}])], "")
     wanted = ("output tokens per busy second", "latency per token, mean",
               "rows in an iteration, mean", "output tokens")  # fmt: skip
-    told = [f"{title} {value}" for title, value in (r.cells for r in table.rows) if title in wanted]
-    return "/stats: " + "; ".join(told) if told else None
+    facts = [" ".join(row.cells) for row in table.rows if row.cells[0] in wanted]
+    return "/stats: " + "; ".join(facts) if facts else None
 
 
 def run_figures(one: OneRun) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
 
 def _sentences(one: OneRun) -> list[str]:
     m, verdict = one.measured, one.verdict
-    told = [
+    sentences = [
         f"{m.ok} of {m.planned} requests completed, {m.failed} failed and {m.unfinished} were "
         f"cut; the server delivered {number(m.throughput)} output tokens a second at "
         f"{rate(m.offered)}."
@@ -200,7 +200,7 @@ def _sentences(one: OneRun) -> list[str]:
     if e2e["p50"] is not None:
         first = f"the first token within {seconds(ttft['p50'])} and " if ttft["p50"] else ""
         tail = f"; nine in ten within {seconds(e2e['p90'])}" if e2e["p90"] is not None else ""
-        told.append(
+        sentences.append(
             f"Half of the requests got {first}the whole response within "
             f"{seconds(e2e['p50'])}{tail}."
         )
@@ -212,7 +212,7 @@ def _sentences(one: OneRun) -> list[str]:
     judged += f", except those marked {VOID}." if verdict.voids else "."
     if one.objectives is not None and m.attained is not None:
         judged = f"{m.attained:.1%} of them met {objectives_text(one.objectives)}. {judged}"
-    return [*told, judged]
+    return [*sentences, judged]
 
 
 def _sharing(one: OneRun) -> str:
@@ -304,12 +304,14 @@ def _latencies(run: Run) -> Chart:
     marks = []
     for o in run.outcomes:
         if o.ok and o.end_s is not None:
-            told = f"request {o.index}, {o.requested_tokens} tokens"
+            title = f"request {o.index}, {o.requested_tokens} tokens"
             end_s = o.end_s - o.origin_s
-            marks.append(Mark(o.origin_s, end_s, _END, f"{told}: end {seconds(end_s)}", small=True))
+            marks.append(
+                Mark(o.origin_s, end_s, _END, f"{title}: end {seconds(end_s)}", small=True)
+            )
             if o.first_s is not None and o.first_s > o.origin_s:
                 first_s = o.first_s - o.origin_s
-                tip = f"{told}: first token {seconds(first_s)}"
+                tip = f"{title}: first token {seconds(first_s)}"
                 marks.append(Mark(o.origin_s, first_s, _FIRST, tip, small=True))
         else:
             gone_s = max(o.left_s - o.origin_s, 1e-4)

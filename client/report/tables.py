@@ -138,8 +138,8 @@ def pair_table(found: Headline) -> Table:
 def control_text(control: Pair) -> str:
     """A system against itself, in words: how much the machine alone changes a figure."""
     ratios = ((figure.name, control.ratios[figure.key]) for figure in (THROUGHPUT, TTFT, E2E))
-    told = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)
-    return f"Control, {control.of} against itself at load {control.load:g}: {told}."
+    parts = ", ".join(f"{name} {ratio_text(r)}" for name, r in ratios if r is not None)
+    return f"Control, {control.of} against itself at load {control.load:g}: {parts}."
 
 
 def fairness_table(points: Sequence[Point]) -> Table:

@@ -40,27 +40,27 @@ def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, fl
     reference, or of the last system if dynamic is the reference. ``waits_s``: how long a static
     system's batch waits for others to join."""
     names = names_of(points)
-    hero = "dynamic" if "dynamic" in names[1:] else names[-1]
+    system = "dynamic" if "dynamic" in names[1:] else names[-1]
     return [
-        _limit(found, hero, names),
-        _latency(found, hero, names, points, waits_s),
-        _capacity(found, hero, names, waits_s),
+        _limit(found, system, names),
+        _latency(found, system, names, points, waits_s),
+        _capacity(found, system, names, waits_s),
     ]
 
 
-def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
+def _limit(found: Headline, system: str, names: Sequence[str]) -> str:
     limits = {x.system: x for x in found.limits}
-    if hero not in limits:
+    if system not in limits:
         return (
-            f"The throughput of {spoken(hero)} at its limit is unknown: no load brought it there, "
-            "or its figures are void."
+            f"The throughput of {spoken(system)} at its limit is unknown: no load brought it "
+            "there, or its figures are void."
         )
-    mine = limits[hero]
-    told = (
-        f"At its limit (load {mine.load:g}), {spoken(hero)} delivered "
+    mine = limits[system]
+    sentence = (
+        f"At its limit (load {mine.load:g}), {spoken(system)} delivered "
         f"{number(mine.throughput.value)} output tokens a second"
     )
-    ratios = {r.over: r.throughput for r in found.limit_ratios if r.of == hero}
+    ratios = {r.over: r.throughput for r in found.limit_ratios if r.of == system}
     others = [
         f"{ratios[name].value:.2g} times{_within(ratios[name])} those of {spoken(name)} "
         f"(load {limits[name].load:g})"
@@ -68,8 +68,8 @@ def _limit(found: Headline, hero: str, names: Sequence[str]) -> str:
         if name in ratios
     ]
     if not others:
-        return f"{told}."
-    return f"{told}, {' and '.join(others)}. Each counts at the load where it delivered most."
+        return f"{sentence}."
+    return f"{sentence}, {' and '.join(others)}. Each counts at the load where it delivered most."
 
 
 def rate(requests_per_s: float) -> str:
@@ -79,31 +79,31 @@ def rate(requests_per_s: float) -> str:
 
 def _latency(
     found: Headline,
-    hero: str,
+    system: str,
     names: Sequence[str],
     points: Sequence[Point],
     waits_s: Mapping[str, float],
 ) -> str:
     """At the highest load with which it and another system keep up."""
-    pairs = [p for p in found.pairs if p.of == hero and p.ratios["ttft"] is not None]
+    pairs = [p for p in found.pairs if p.of == system and p.ratios["ttft"] is not None]
     if not pairs:
-        return _alone(hero, points)
+        return _alone(system, points)
     pair = max(pairs, key=lambda p: (p.load, -names.index(p.over)))
     here = {q.system: q for q in points if q.load == pair.load}
-    mine, theirs = here[hero], here[pair.over]
+    mine, theirs = here[system], here[pair.over]
     ratio = pair.ratios["ttft"]
     assert ratio is not None  # as chosen above
-    told = f"{ratio.value:.2g} times{_within(ratio)} as long"
+    sentence = f"{ratio.value:.2g} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
-        told += " (one seed, so no interval)"
+        sentence += " (one seed, so no interval)"
     else:
-        told += ", paired over seeds"
+        sentence += ", paired over seeds"
         if ratio.low <= 1 <= ratio.high:
-            told += ", so no difference is certain"
+            sentence += ", so no difference is certain"
     text = (
         f"At {rate(mine.offered)} (load {pair.load:g}), at which both keep up, half "
         f"of the requests got their first token within {_median(mine)} with "
-        f"{spoken(hero)} and within {_median(theirs)} with {spoken(pair.over)}: {told}."
+        f"{spoken(system)} and within {_median(theirs)} with {spoken(pair.over)}: {sentence}."
     )
     if wait_s := waits_s.get(pair.over):
         text += (
@@ -121,28 +121,27 @@ def _median(p: Point) -> str:
     return f"{seconds(p.latency('ttft', 50))} ({p.latencies['ttft'].size} requests)"
 
 
-def _alone(hero: str, points: Sequence[Point]) -> str:
+def _alone(system: str, points: Sequence[Point]) -> str:
     """If no other keeps up: its own latency at the highest load with which it does."""
-    calm = [p for p in points if p.system == hero and p.verdict == VALID]
-    if not calm:
-        return f"{spoken(hero)} kept up at none of the loads, so its latencies have no meaning."
-    p = max(calm, key=lambda p: p.load)
+    sustained = [p for p in points if p.system == system and p.verdict == VALID]
+    if not sustained:
+        return f"{spoken(system)} kept up at none of the loads, so its latencies have no meaning."
+    p = max(sustained, key=lambda p: p.load)
     return (
-        f"At {rate(p.offered)} (load {p.load:g}), with which {spoken(hero)} keeps up, "
+        f"At {rate(p.offered)} (load {p.load:g}), with which {spoken(system)} keeps up, "
         f"the median time to the first token was {seconds(p.latency('ttft', 50))} and that to the "
         f"whole response {seconds(p.latency('e2e', 50))}."
     )
 
 
 def _capacity(
-    found: Headline, hero: str, names: Sequence[str], waits_s: Mapping[str, float]
+    found: Headline, system: str, names: Sequence[str], waits_s: Mapping[str, float]
 ) -> str:
     brackets = {b.system: b for b in found.capacities}
-    told = [
-        _bracket(brackets[n]) for n in (hero, *(x for x in names if x != hero)) if n in brackets
-    ]
+    order = (system, *(name for name in names if name != system))
+    found_text = "; ".join(_bracket(brackets[name]) for name in order if name in brackets)
     goal = f"{objectives_text(found.objectives)} for {found.share:.0%} of the requests"
-    text = f"With {goal}, {'; '.join(told)}."
+    text = f"With {goal}, {found_text}."
     late = [n for n, wait_s in waits_s.items() if wait_s >= (found.objectives.ttft_s or math.inf)]
     if late:
         text += (

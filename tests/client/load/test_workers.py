@@ -12,8 +12,8 @@ import pytest
 
 from client.analysis.gates import VALID, judge
 from client.analysis.metrics import measure
+from client.load.exchange import Progress
 from client.load.machine import divided
-from client.load.play import Progress
 from client.load.records import Run
 from client.load.servers import started
 from client.load.target import Target
