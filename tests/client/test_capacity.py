@@ -77,16 +77,12 @@ def test_the_interval_over_seeds_is_around_the_brackets() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--mode static --slo ttft:1s --slo-multiple 2", "--slo-multiple has no effect with --slo"),
-        ("--target http://h --model gpt2", "--model has no effect on a server"),
-        ("--target http://h --start-s 2", "--start-s has no effect on a server"),
         (
             "--target http://h -- --max-batch-size 2",
             "-- --max-batch-size 2 has no effect",
         ),
         ("--mode static --arrivals closed:users=2", "arrivals that have a rate"),
         ("--mode static --share 0", "--share must be in"),
-        ("--mode static --calibrate-s 0", "--calibrate-s must be seconds > 0"),
     ],
 )
 def test_bad_options_say_what_is_allowed(

@@ -1,0 +1,90 @@
+"""An option without effect, and a number that is not allowed, are refused on every command line."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentParser
+
+import pytest
+
+from client import capacity
+from client.options import client, compare
+from client.options.rules import BOUNDS, RULES, check
+from client.workloads.spec import SpecError
+
+CLIENT, COMPARE, CAPACITY = client.parser(), compare.parser(), capacity.parser()
+RUNNING = "--modes '' --target a=http://h"
+
+
+@pytest.mark.parametrize(
+    ("parser", "options", "sentence"),
+    [
+        (CLIENT, "--self-test --rate 2", "--rate has no effect with --self-test"),
+        (CLIENT, "--numtokens 10", "--numtokens has no effect without --prompt; samples of N"),
+        (CLIENT, "--prompt a --numsamples 5", "--numsamples has no effect with --prompt"),
+        (CLIENT, "--prompt a --slo ttft:1", "--slo has no effect with --prompt"),
+        (CLIENT, "--prompt a --out x", "--out has no effect with --prompt"),
+        (CLIENT, "--wait 1 --rate 2", "--rate has no effect with --wait"),
+        (CLIENT, "--duration 3 --numsamples 3", "--numsamples has no effect with --duration"),
+        (CLIENT, "--duration 3 --arrivals burst", "--duration has no effect with --arrivals burst"),
+        (CLIENT, "--arrivals closed:users=2 --rate 2", "--rate has no effect with --arrivals clos"),
+        (CLIENT, "--arrivals burst --wait 2", "--wait has no effect with --arrivals burst"),
+        (CLIENT, "--workload w --seed 1", "--seed has no effect with --workload"),
+        (CLIENT, "--workload w --arrivals poisson", "--arrivals has no effect with --workload"),
+        (CLIENT, "--selection buckets --numtokens_range 3", "no effect with --selection buckets"),
+        (CLIENT, "--numtokens_range 3 --output-tokens fixed:3", "--output-tokens has no effect"),
+        (CLIENT, "--deadline-s 3", "--deadline-s has no effect without --deferred-share"),
+        (CLIENT, "--prompts request --prompt-tokens fixed:3", "with --prompts request, which have"),
+        (CLIENT, "--arrivals trace:a --output-tokens fixed:3", "which has its own lengths"),
+        (CLIENT, "--arrivals trace:a --numtokens_range 3", "which has its own lengths"),
+        (COMPARE, "--distributions --out x", "--out has no effect with --distributions"),
+        (COMPARE, "--original --loads 2", "--loads has no effect with --original"),
+        (COMPARE, "--original --numsamples 2", "--numsamples has no effect with --original"),
+        (COMPARE, "--numsamples 3 --budget-s 3", "--budget-s has no effect with --numsamples"),
+        (COMPARE, "--watch --out x", "--out has no effect with --watch: watched runs are not"),
+        (COMPARE, f"{RUNNING} --model gpt2", "--model has no effect on a server that already runs"),
+        (COMPARE, f"{RUNNING} --servers restart", "--servers has no effect on a server"),
+        (COMPARE, f"{RUNNING} -- --port 1", "-- --port 1 has no effect on a server"),
+        (CAPACITY, "--mode static --slo ttft:1s --slo-multiple 2", "--slo-multiple has no effect"),
+        (CAPACITY, "--target http://h --model gpt2", "--model has no effect on a server"),
+        (CAPACITY, "--target http://h --start-s 2", "--start-s has no effect on a server"),
+        (CAPACITY, "--target http://h -- --max-batch-size 2", "-- --max-batch-size 2 has no"),
+        (CLIENT, "--wait 0", "--wait must be seconds > 0, not 0.0"),
+        (CLIENT, "--timeout-s 0", "--timeout-s must be seconds > 0"),
+        (CLIENT, "--warmup -1", "--warmup must be seconds >= 0"),
+        (CLIENT, "--workers 65", "--workers must be 1 to 64, not 65"),
+        (CLIENT, "--numsamples 0", "--numsamples must be at least 1"),
+        (COMPARE, "--budget-s inf", "--budget-s must be seconds > 0"),
+        (CAPACITY, "--mode static --share 0", "--share must be in (0, 1], not 0"),
+        (CAPACITY, "--mode static --calibrate-s 0", "--calibrate-s must be seconds > 0"),
+    ],
+)
+def test_the_sentence_names_the_option_and_the_reason(
+    parser: ArgumentParser, options: str, sentence: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        check(parser.parse_args(shlex.split(options)))
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parser", "options"),
+    [
+        (CLIENT, ""),
+        (CLIENT, "--drain-s 0 --warmup 0 --deferred-share 0.5 --deadline-s 3"),
+        (COMPARE, ""),
+        (COMPARE, "--target a=http://h --model gpt2"),  # beside modes that are started
+        (COMPARE, "--original --model gpt2"),
+        (CAPACITY, "--mode static --start-s 5 -- --max-batch-size 2"),
+    ],
+)
+def test_options_that_go_together_are_accepted(parser: ArgumentParser, options: str) -> None:
+    check(parser.parse_args(shlex.split(options)))
+
+
+def test_every_rule_is_about_options_that_some_command_has() -> None:
+    known = {
+        *(flag for p in (CLIENT, COMPARE, CAPACITY) for flag in p._option_string_actions),
+        "--requests", "server_options",
+    }  # fmt: skip
+    assert {name for rule in (*RULES, *BOUNDS) for name in rule.options} <= known
