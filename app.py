@@ -41,6 +41,7 @@ from api.tgi.answers import shape as tgi_shape
 from batching import BatchingManager
 from deferred.jobs import Jobs
 from generate.modes import MODES
+from models.names import local_path
 from options import flag
 from scheduling.classes.predictor import Predictor
 from scheduling.contract import PolicyOptionError
@@ -51,7 +52,8 @@ from serving.thread import Engine, Load, load_configured_model
 from telemetry.journal import check_writable
 from telemetry.stats import Recorders, Stats, describe_machine
 from telemetry.tracing import start_tracing
-from text.tokenizer import Tokenizer, VocabularyError, folder_of, load_tokenizer
+from text.tokenizer import Tokenizer, VocabularyError
+from text.vocabulary import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent
 STORED_IN_HAND = 2  # x the batch limit: requests of stored jobs from which the policy chooses
@@ -184,7 +186,7 @@ def create_app(
 def main() -> None:
     """Checks what can be checked in a moment, then becomes gunicorn."""
     config = Config.from_args(sys.argv[1:])
-    folder = folder_of(config.model)
+    folder = local_path(config.model)
     served = replace(  # gunicorn runs in the project's folder
         config,
         data_dir=str(Path(config.data_dir).resolve()),

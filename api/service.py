@@ -67,7 +67,7 @@ class Service:
     def encode(self, field: str, text: str) -> list[int]:
         """Raises ApiError for a text that cannot be encoded."""
         try:
-            return self.tokenizer.encode(text)
+            return self.tokenizer.encode_prompt(text)
         except EncodingError as error:
             raise ApiError(400, f"field '{field}': {error}") from error
 

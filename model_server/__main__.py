@@ -25,9 +25,9 @@ from model_server.serving.worker import Worker
 from model_server.shards import GRACE_S, shards_here
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access, AccessError
+from models.names import local_path
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
-from text.tokenizer import folder_of
 
 RECORD_S = 2.0  # to write the last lines of --record
 
@@ -62,7 +62,7 @@ def serve_model(config: ServeConfig) -> NoReturn:
 def named(model: str) -> str:
     """The absolute path of a folder, as in the server, so that both may start in any folder. Other
     names are unchanged."""
-    folder = folder_of(model)
+    folder = local_path(model)
     return model if folder is None or not folder.is_dir() else str(folder.resolve())
 
 

@@ -17,7 +17,8 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from text.tokenizer import Tokenizer, VocabularyError, folder_of
+from models.names import local_path
+from text.tokenizer import Tokenizer, VocabularyError
 
 PLAIN = """\
 {% for message in messages %}
@@ -73,7 +74,7 @@ class ChatTemplate:
 
 def load_chat_template(model: str, tokenizer: Tokenizer) -> ChatTemplate:
     """The template of the model that `--model` names. Raises VocabularyError."""
-    folder = folder_of(model)
+    folder = local_path(model)
     if folder is None:
         return ChatTemplate(PLAIN, tokenizer, {})
     try:

@@ -13,7 +13,8 @@ from typing import Literal
 from api.service import Service
 from engine.inference import Inference
 from seams import TokenLogprobs
-from text.tokenizer import Detokenizer, StopFinder
+from text.stops import StopFinder
+from text.tokenizer import Detokenizer
 
 Finish = Literal["stop", "length"]
 

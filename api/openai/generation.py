@@ -25,9 +25,10 @@ from api.openai.schemas import (
 from api.openai.shapes import Usage
 from api.service import Service
 from engine.inference import Inference
+from models.names import local_path
 from seams import Sampling
 from serving.config import Config
-from text.tokenizer import EncodingError, folder_of
+from text.tokenizer import EncodingError
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def served_names(config: Config) -> list[str]:
     last part). Responses carry the first."""
     if config.served_model_name is not None:
         return config.served_model_name.split(",")
-    folder = folder_of(config.model)
+    folder = local_path(config.model)
     return [config.model if folder is None else folder.name]
 
 

@@ -35,7 +35,8 @@ from benchmarks.common import Job, machine, offline_work, run_bare, save
 from benchmarks.http.client import Received
 from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.orca import Orca
-from text.tokenizer import Tokenizer, load_tokenizer
+from text.tokenizer import Tokenizer
+from text.vocabulary import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300

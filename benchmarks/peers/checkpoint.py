@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from model_server.quantise import quantise
 from models.weights.checkpoint import load_network, save_checkpoint
-from text.tokenizer import bytes_of_characters, load_tokenizer
+from text.spelling import bytes_of_characters
+from text.vocabulary import load_tokenizer
 
 _END = "<|endoftext|>"
 

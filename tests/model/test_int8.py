@@ -13,7 +13,7 @@ from model import LoadOptions, UnsupportedDtypeError, load_model
 from runtime.executor import Executor
 from seams import Opening, Sampling, Step
 from tests.runtime.gpu.pretend import pretend_gpus
-from text.tokenizer import load_tokenizer
+from text.vocabulary import load_tokenizer
 
 WINDOWS = 4  # of the model's context
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.server.hash_app import byte_tokenizer
-from text.tokenizer import StopFinder, Tokenizer
+from text.stops import StopFinder
+from text.tokenizer import Tokenizer
 
 FEW = st.text("ab€", max_size=30)
 STOPS = st.lists(st.text("ab€", min_size=1, max_size=5), max_size=4)

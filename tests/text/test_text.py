@@ -14,15 +14,10 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
+from models.names import GPT2_NAMES
 from tests.server.hash_app import byte_tokenizer
-from text.tokenizer import (
-    HUB_NAMES,
-    Detokenizer,
-    EncodingError,
-    Tokenizer,
-    VocabularyError,
-    load_tokenizer,
-)
+from text.tokenizer import Detokenizer, EncodingError, Tokenizer, VocabularyError
+from text.vocabulary import load_tokenizer
 
 TEXTS = [
     "def f(x):\n    return x + 1\n",
@@ -233,4 +228,4 @@ def test_folders_without_a_byte_level_vocabulary_are_refused(tmp_path: Path) -> 
 def test_all_hub_names_share_one_vocabulary_and_are_known_to_the_loader() -> None:
     from models.shapes import GPT2_SHAPES
 
-    assert set(HUB_NAMES) == set(GPT2_SHAPES)
+    assert set(GPT2_NAMES) == set(GPT2_SHAPES)

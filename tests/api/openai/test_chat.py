@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from api.openai.chat import ChatTemplate, ConversationError, load_chat_template
 from tests.server.hash_app import byte_tokenizer
-from text.tokenizer import VocabularyError, load_tokenizer
+from text.tokenizer import VocabularyError
+from text.vocabulary import load_tokenizer
 
 SPECIALS = ["<|start|>", "<|end|>"]
 TEMPLATE = """\

@@ -22,7 +22,7 @@ from benchmarks.peers.environments import BUILD, install, python_of
 from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
-from text.tokenizer import bytes_of_characters
+from text.spelling import bytes_of_characters
 
 ENVIRONMENT = "lmeval"
 TOLERANCE = 1e-3

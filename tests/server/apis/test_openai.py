@@ -18,7 +18,8 @@ from serving.config import MODES
 from tests.hash_model import reference
 from tests.server.hash_app import END_ID, FAIL_ON, HURRY, LOAD_GATE, STEP_S, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving, starting
-from text.tokenizer import Detokenizer, load_tokenizer
+from text.tokenizer import Detokenizer
+from text.vocabulary import load_tokenizer
 
 USER: Any = [{"role": "user", "content": "x"}]
 

@@ -1,0 +1,132 @@
+"""Vocabularies of GGUF files, against the ids that llama.cpp gives: recorded ones for small
+vocabularies, and llama.cpp itself in the long form."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.text import llama
+from tests.text.strings import mixed
+from text.gguf_vocabulary import from_metadata
+from text.tokenizer import Tokenizer, VocabularyError
+
+VARIANTS = {"byte-level": llama.BYTE_LEVEL, "sentencepiece": llama.SENTENCEPIECE}
+CASES = [(kind, name) for kind, variants in VARIANTS.items() for name in variants]
+
+
+@functools.cache
+def recorded(kind: str) -> dict[str, Any]:
+    return dict(json.loads((llama.FOLDER / f"{kind}.json").read_text()))
+
+
+def tokenizer_of(kind: str, name: str, **changes: Any) -> Tokenizer:
+    fields = {**recorded(kind)["fields"], **VARIANTS[kind][name], **changes}
+    return from_metadata(llama.named(fields), "vocabulary.gguf")
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_ids_are_those_of_llama_cpp(kind: str, name: str) -> None:
+    tokenizer = tokenizer_of(kind, name)
+    assert [tokenizer.encode(text) for text in llama.TEXTS] == recorded(kind)[name]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_special_tokens_of_a_template_are_those_of_llama_cpp(kind: str, name: str) -> None:
+    tokenizer = tokenizer_of(kind, name, add_bos_token=False)
+    found = [tokenizer.encode_template(text) for text in llama.TEXTS]
+    assert found == recorded(kind)[f"{name}, special"]
+    assert any(set(ids) & set(tokenizer.special_ids.values()) for ids in found)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_no_text_becomes_a_special_token(kind: str, name: str) -> None:
+    tokenizer = tokenizer_of(kind, name)
+    for special in tokenizer.special_ids:
+        for text in (special, f"a {special}b", special * 3):
+            ids = tokenizer.encode(text)
+            assert not set(ids) & set(tokenizer.special_ids.values())
+            spelled = b"".join(map(tokenizer.token_bytes, ids)).decode()
+            assert spelled.removeprefix(" ") == text
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_bytes_of_ids_are_the_text(kind: str, name: str) -> None:
+    tokenizer = tokenizer_of(kind, name)
+    for text in llama.TEXTS:
+        if any(whole in text for whole in llama.WHOLE):
+            continue  # a text after such a token has a space of its own, too
+        spelled = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode()
+        expected = text.replace("▁", " ") if kind == "sentencepiece" else text
+        assert spelled == (" " if name == "llama" and text else "") + expected
+
+
+def test_a_prompt_begins_once_with_the_token_that_the_file_asks_for() -> None:
+    asks = tokenizer_of("sentencepiece", "llama")
+    assert asks.encode_prompt("a") == [1, *asks.encode("a")]
+    assert asks.encode_template("<s>a") == asks.encode_template("a") == [1, *asks.encode("a")]
+    silent = tokenizer_of("sentencepiece", "llama", add_bos_token=False)
+    assert silent.encode_prompt("a") == silent.encode("a")
+
+
+def test_where_the_file_is_silent_the_family_says_whether_prompts_have_a_first_token() -> None:
+    fields = {**recorded("byte-level")["fields"]}
+    del fields["add_bos_token"]
+    for name, begins in {"llama-bpe": True, "smaug-bpe": False, "qwen2": False}.items():
+        tokenizer = from_metadata(llama.named({**fields, "pre": name}), "vocabulary.gguf")
+        assert (tokenizer.bos_id == 1) == begins
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [
+        ({}, {0, 2}),  # <|endoftext|> and <|im_end|>, by their names
+        ({"eos_token_id": 1}, {0, 1, 2}),
+        ({"eos_token_id": 5, "eot_token_id": 6}, {0, 2, 5, 6}),
+    ],
+)
+def test_all_that_the_file_calls_an_end_ends_an_answer(
+    changes: dict[str, int], ends: set[int]
+) -> None:
+    assert tokenizer_of("byte-level", "smollm", **changes).end_ids == ends
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("byte-level", {"model": "bert"}, "model is 'bert'; allowed: gpt2, llama"),
+        ("byte-level", {"pre": "viking"}, "'viking'; allowed: gpt-2, smollm, llama-bpe"),
+        ("byte-level", {"pre": None}, "None; allowed: gpt-2"),
+        ("byte-level", {"merges": None}, "merges is missing"),
+        ("byte-level", {"merges": ["ab"]}, "cannot be read"),
+        ("byte-level", {"merges": [7]}, "cannot be read"),
+        ("byte-level", {"tokens": ["a", "a"], "token_type": [1, 1]}, "a token twice"),
+        ("byte-level", {"token_type": [1]}, "token_type has 1 entries; .* has"),
+        ("byte-level", {"eos_token_id": 99_999}, "eos_token_id is 99999; allowed: 0 to"),
+        ("sentencepiece", {"scores": None}, "scores is missing"),
+        ("sentencepiece", {"scores": [0.0]}, "scores has 1 entries"),
+        ("sentencepiece", {"bos_token_id": None}, "bos_token_id is missing"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_used_is_refused_by_name(
+    kind: str, changes: dict[str, Any], message: str
+) -> None:
+    name = next(iter(VARIANTS[kind]))
+    with pytest.raises(VocabularyError, match=rf"vocabulary\.gguf: .*{message}"):
+        tokenizer_of(kind, name, **changes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_ten_thousand_strings_have_the_ids_of_llama_cpp(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("llama_cpp")
+    path, texts = tmp_path / "vocabulary.gguf", mixed(10_000, seed=1)
+    llama.write_gguf({**recorded(kind)["fields"], **VARIANTS[kind][name]}, path)
+    tokenizer = tokenizer_of(kind, name)
+    assert [tokenizer.encode(text) for text in texts] == llama.llama_ids(path, texts)
