@@ -1,11 +1,14 @@
 """The deployment files: against the Kubernetes schemas, and against what the programs expect."""
 
+import functools
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -21,16 +24,13 @@ from web.browsers import Rules, host_names
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = [
-    "base",
-    "overlays/production",
-    "overlays/two-models",
-    "overlays/shards",
-    "overlays/remote-model",
-]
+BASE, PRODUCTION = "base", "production"
+REMOTE_MODEL = f"{PRODUCTION} with remote-model"
+TWO_MODELS = f"{PRODUCTION} with two-models"
+VARIANTS = [BASE, PRODUCTION, f"{PRODUCTION} with shards", REMOTE_MODEL, TWO_MODELS]
 KUBERNETES_VERSION = "1.37.0"
 # Settings of a cluster's own extensions have no schema in Kubernetes.
-EXTENSIONS = {"ServiceMonitor", "Kustomization", "Component"}
+EXTENSIONS = {"ServiceMonitor", "Kustomization"}
 Object = dict[str, Any]
 
 ROUTER_VARIABLES = {name for option in Config.declared() for name in option.variables}
@@ -53,14 +53,29 @@ def check(document: Object) -> None:
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
 
 
-def rendered(overlay: str) -> list[Object]:
-    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
-        if shutil.which(command[0]):
-            text = subprocess.run(
-                [*command, KUBERNETES / overlay], capture_output=True, text=True, check=True
-            ).stdout
-            return list(yaml.safe_load_all(text))
-    pytest.skip("neither kubectl nor kustomize is here: overlays are not rendered")
+@functools.cache
+def rendered(variant: str) -> list[Object]:
+    """What kustomize makes of a folder, with an option of it taken as its first lines say."""
+    command = next(
+        (c for c in (["kubectl", "kustomize"], ["kustomize", "build"]) if which(c[0])), None
+    )
+    if command is None:
+        pytest.skip("neither kubectl nor kustomize is here: nothing is rendered")
+    folder, _, option = variant.partition(" with ")
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "kubernetes"
+        shutil.copytree(KUBERNETES, copy)
+        listed = copy / folder / "kustomization.yaml"
+        if option:
+            assert f"#{option} " in listed.read_text()
+            listed.write_text(listed.read_text().replace(f"#{option} ", ""))
+        server = (copy / BASE / "server.yaml").read_text()
+        second = re.sub("eb-server$", "second-eb-server", server, flags=re.MULTILINE)
+        (copy / PRODUCTION / "second-server.yaml").write_text(second)
+        text = subprocess.run(
+            [*command, copy / folder], capture_output=True, text=True, check=True
+        ).stdout
+    return list(yaml.safe_load_all(text))
 
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:
@@ -83,18 +98,18 @@ def test_the_schema_check_notices_a_wrong_field() -> None:
         check(wrong)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_overlay_renders_to_manifests_that_fit_the_schema(overlay: str) -> None:
-    objects = rendered(overlay)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_renders_to_manifests_that_fit_the_schema(variant: str) -> None:
+    objects = rendered(variant)
     for document in objects:
         check(document)
     names = [(o["kind"], o["metadata"]["name"]) for o in objects]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_service_and_budget_selects_the_pods_of_exactly_one_deployment(overlay: str) -> None:
-    objects = rendered(overlay)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_service_and_budget_selects_the_pods_of_exactly_one_deployment(variant: str) -> None:
+    objects = rendered(variant)
     for selecting in of_kind(objects, "Service") + of_kind(objects, "PodDisruptionBudget"):
         selector = selecting["spec"]["selector"]
         wanted = selector.get("matchLabels", selector).items()
@@ -114,9 +129,9 @@ def selects(selector: Object, deployment: Object) -> bool:
     )
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_only_routers_reach_servers_and_only_servers_their_model(overlay: str) -> None:
-    objects = rendered(overlay)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_routers_reach_servers_and_only_servers_their_model(variant: str) -> None:
+    objects = rendered(variant)
     deployments = of_kind(objects, "Deployment")
     callers = {"server": "router", "model-server": "server", "router": None}
     for deployment in deployments:
@@ -133,44 +148,43 @@ def test_only_routers_reach_servers_and_only_servers_their_model(overlay: str) -
         assert allowed == ([] if caller is None else [caller])
 
 
-def test_in_production_servers_require_the_key_that_routers_send() -> None:
+@pytest.mark.parametrize("variant", VARIANTS[1:])
+def test_in_production_servers_require_the_key_that_routers_send(variant: str) -> None:
     key = {"secretKeyRef": {"name": "eb-server-key", "key": "key"}}
     names = {"eb-server": "API_KEY", "eb-router": "UPSTREAM_API_KEY"}
     assert names["eb-server"] in SERVER_VARIABLES
     assert names["eb-router"] in ROUTER_VARIABLES
-    for deployment in of_kind(rendered("overlays/production"), "Deployment"):
-        environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
-        variable = names[deployment["metadata"]["name"]]
-        assert {"name": variable, "valueFrom": key} in environment
+    for deployment in of_kind(rendered(variant), "Deployment"):
+        if (name := deployment["metadata"]["name"].removeprefix("second-")) != "eb-model":
+            environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+            assert {"name": names[name], "valueFrom": key} in environment
 
 
 def test_a_model_that_serves_one_server_is_left_before_the_next_begins() -> None:
-    for deployment in of_kind(rendered("overlays/remote-model"), "Deployment"):
+    objects = rendered(REMOTE_MODEL)
+    assert not of_kind(objects, "HorizontalPodAutoscaler")
+    for deployment in of_kind(objects, "Deployment"):
         if deployment["metadata"]["name"] != "eb-router":
             assert deployment["spec"]["replicas"] == 1
             assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_setting_is_an_option_of_its_program_and_the_router_accepts_it(overlay: str) -> None:
-    objects = rendered(overlay)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_setting_is_an_option_of_its_program_and_the_router_accepts_it(variant: str) -> None:
+    objects = rendered(variant)
     services = {s["metadata"]["name"] for s in of_kind(objects, "Service")}
-    maps = of_kind(objects, "ConfigMap")
-    for settings in maps:
-        if "UPSTREAMS" not in settings["data"]:
-            assert set(settings["data"]) <= SERVER_VARIABLES
+    for deployment in of_kind(objects, "Deployment"):
+        found = settings(objects, deployment)
+        if "UPSTREAMS" not in found:
+            assert set(found) <= SERVER_VARIABLES
             continue
-        assert set(settings["data"]) <= ROUTER_VARIABLES
-        parsed = parse_args([], settings["data"])
+        assert set(found) <= ROUTER_VARIABLES
+        parsed = parse_args([], found)
         hosts = {u.partition("//")[2].partition(":")[0] for u in parsed.upstreams.split(",")}
         assert hosts == {s for s in services if "server" in s}
-    names = {m["metadata"]["name"] for m in maps}
-    for deployment in of_kind(objects, "Deployment"):
-        container = deployment["spec"]["template"]["spec"]["containers"][0]
-        assert container["envFrom"][0]["configMapRef"]["name"] in names
 
 
-def test_defect_16_the_manifests_have_probes_accounts_contexts_budgets_and_all_options() -> None:
+def test_the_manifests_have_probes_accounts_contexts_budgets_and_all_options() -> None:
     objects = [document for _, document in documents()]
     accounts = {a["metadata"]["name"] for a in of_kind(objects, "ServiceAccount")}
     deployments = of_kind(objects, "Deployment")
@@ -195,19 +209,46 @@ def test_defect_16_the_manifests_have_probes_accounts_contexts_budgets_and_all_o
     assert of_kind(objects, "ServiceMonitor")
 
 
-@pytest.mark.parametrize("program", ["server", "router"])
-def test_pods_are_given_longer_to_end_than_the_longest_answer_may_take(program: str) -> None:
-    listed = yaml.safe_load((KUBERNETES / program / "kustomization.yaml").read_text())
-    literals = dict(s.split("=", 1) for s in listed["configMapGenerator"][0]["literals"])
-    drain_s = next(int(v) for k, v in literals.items() if k.endswith("DRAIN_TIMEOUT"))
-    documents = yaml.safe_load_all((KUBERNETES / program / f"{program}.yaml").read_text())
-    pod = next(d for d in documents if d["kind"] == "Deployment")["spec"]["template"]["spec"]
-    stop_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > drain_s + stop_s
+def settings(objects: list[Object], deployment: Object) -> dict[str, str]:
+    """The ConfigMap of its container."""
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    named = container["envFrom"][0]["configMapRef"]["name"]
+    (data,) = [m["data"] for m in of_kind(objects, "ConfigMap") if m["metadata"]["name"] == named]
+    return data  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pods_are_given_longer_to_end_than_the_longest_answer_may_take(variant: str) -> None:
+    objects = rendered(variant)
+    for deployment in of_kind(objects, "Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        if pod["containers"][0]["name"] == "model-server":  # it ends after its iteration
+            continue
+        found = settings(objects, deployment)
+        drain_s = next(int(v) for k, v in found.items() if k.endswith("DRAIN_TIMEOUT"))
+        stop_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert pod["terminationGracePeriodSeconds"] > drain_s + stop_s
+
+
+@pytest.mark.parametrize("variant", [PRODUCTION, TWO_MODELS])
+def test_pods_accept_the_names_of_their_service(variant: str) -> None:
+    objects = rendered(variant)
+    for deployment in of_kind(objects, "Deployment"):
+        found, service = settings(objects, deployment), deployment["metadata"]["name"]
+        names = found.get("EB_ALLOW_HOSTS") or found["ALLOW_HOSTS"]
+        for host in (service, f"{service}.a.svc:80", f"{service}.a.svc.cluster.local", "10.0.0.7"):
+            assert accepted(names, host)
+        assert not accepted(names, "evil.example:8500")
+
+
+def composed() -> dict[str, Object]:
+    services: dict[str, Object]
+    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
+    return services
 
 
 def test_compose_runs_two_servers_with_different_models_behind_a_router() -> None:
-    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
+    services = {name: s for name, s in composed().items() if "profiles" not in s}
     router = services.pop("router")
     assert set(router["environment"]) <= ROUTER_VARIABLES
     config = parse_args([], router["environment"])
@@ -219,8 +260,7 @@ def test_compose_runs_two_servers_with_different_models_behind_a_router() -> Non
 
 
 def test_compose_runs_a_launcher_with_two_shards_and_a_server_with_a_remote_model() -> None:
-    text = (DEPLOY / "docker-compose.shards.yml").read_text()
-    services = yaml.safe_load(text)["services"]
+    services = composed()
     launched = services["launcher"]["environment"]
     words = tgi.from_environment(launched, [])
     config = LauncherConfig.from_args([w for w in words if w in {"--shards", "2"}], {})
@@ -240,32 +280,14 @@ def accepted(names: str, host: str) -> bool:
     return rules.refusal("POST", host, "", "") is None
 
 
-@pytest.mark.parametrize("file", ["docker-compose.yml", "docker-compose.shards.yml"])
-def test_every_service_of_compose_accepts_its_name_and_no_other(file: str) -> None:
+def test_every_service_of_compose_accepts_its_name_and_no_other() -> None:
     """So the router's requests, which carry the name that it knows a server by, are accepted."""
-    for name, service in yaml.safe_load((DEPLOY / file).read_text())["services"].items():
-        settings = service["environment"]
+    for name, service in composed().items():
+        found = service["environment"]
         if service.get("command") != ["model-server"]:
-            names = settings.get("EB_ALLOW_HOSTS") or settings["ALLOW_HOSTS"]
+            names = found.get("EB_ALLOW_HOSTS") or found["ALLOW_HOSTS"]
             assert accepted(names, f"{name}:8500")
             assert not accepted(names, "evil.example:8500")
-
-
-@pytest.mark.parametrize(
-    ("folder", "service"),
-    [
-        ("server", "eb-server"),
-        ("overlays/two-models/second", "second-eb-server"),
-        ("router", "eb-router"),
-    ],
-)
-def test_pods_accept_the_names_of_their_service(folder: str, service: str) -> None:
-    listed = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
-    literals = dict(s.split("=", 1) for s in listed["configMapGenerator"][0]["literals"])
-    names = literals.get("EB_ALLOW_HOSTS") or literals["ALLOW_HOSTS"]
-    for host in (service, f"{service}.a.svc:80", f"{service}.a.svc.cluster.local", "10.0.0.7:8500"):
-        assert accepted(names, host)
-    assert not accepted(names, "evil.example:8500")
 
 
 @pytest.mark.parametrize("image", ["server", "router"])
@@ -295,8 +317,8 @@ def test_the_servers_image_can_compile_its_kernel_and_keep_it() -> None:
     assert re.search(r"^RUN apt-get .* g\+\+", text, re.MULTILINE)
     found = re.search(r"XDG_CACHE_HOME=(\S+)", text)
     assert found
-    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
-    manifests = yaml.safe_load_all((KUBERNETES / "server" / "server.yaml").read_text())
+    services = composed()
+    manifests = yaml.safe_load_all((KUBERNETES / BASE / "server.yaml").read_text())
     pod = next(d for d in manifests if d["kind"] == "Deployment")["spec"]["template"]["spec"]
     volumes = [
         [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]],
