@@ -14,6 +14,7 @@ from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from typing_extensions import TypedDict
 
+from api.follow import Follower, follow
 from api.http.body import read_body
 from api.limits import (
     COUNT,
@@ -28,12 +29,12 @@ from api.limits import (
     mass,
 )
 from api.service import READY, Description, Service
-from api.stream import event, event_stream, pieces
+from api.stream import event, event_stream
 from engine.inference import Inference
 from seams import RequestRecord, Sampling, ServiceClass
 from telemetry.figures import Figures
 from telemetry.stats import latency_s, queue_s, tpot_s, ttft_s
-from text.tokenizer import Detokenizer
+from text.tokenizer import Detokenizer, Tokenizer
 
 MOST_DEADLINE_S = 30 * 86_400
 
@@ -92,6 +93,25 @@ class InferencePiece(TypedDict):
     tokens: int
 
 
+class Pieces:
+    """An api.follow.Reader of the text since the last piece."""
+
+    def __init__(self, inference: Inference, tokenizer: Tokenizer) -> None:
+        self._follower = Follower(inference, tokenizer, inference.prompt_tokens)
+
+    @property
+    def ended(self) -> bool:
+        return self._follower.ended
+
+    def read(self) -> Iterator[InferencePiece]:
+        tokens = list(self._follower.new())
+        text = "".join(token.text for token in tokens)
+        if self.ended:
+            text += self._follower.rest()
+        if tokens or text:
+            yield {"text": text, "tokens": len(tokens)}
+
+
 class InferenceEnd(InferenceAnswer):
     done: Literal[True]
 
@@ -135,13 +155,12 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
 
     def events(accepted: Inference, prompt: str) -> Iterator[bytes | None]:
         texts = []
-        for piece in pieces(accepted, Detokenizer(service.tokenizer)):
+        for piece in follow([Pieces(accepted, service.tokenizer)]):
             if piece is None:
                 yield None
                 continue
-            texts.append(piece.text)
-            told: InferencePiece = {"text": piece.text, "tokens": piece.tokens}
-            yield event(told)
+            texts.append(piece["text"])
+            yield event(piece)
         answer = _answer(accepted, service.outcome(accepted), prompt, "".join(texts))
         end: InferenceEnd = {**answer, "done": True}
         yield event(end)

@@ -1,56 +1,19 @@
-"""Responses sent while they are generated: text pieces, and server-sent events."""
+"""Responses sent while they are generated, as server-sent events."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 from flask import Response, request
 
+from api.follow import awaited
 from api.http.errors import ApiError, Shape, plain_shape
 from api.http.writer import COMMENT
 from api.service import Service
 from engine.inference import Inference
-from text.tokenizer import Detokenizer
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    text: str  # empty while its last character is incomplete
-    tokens: int
-
-
-def pieces(inference: Inference, detokenizer: Detokenizer) -> Iterator[Piece | None]:
-    """The text generated since the last piece, until the request has ended; None if there is none
-    before the next news."""
-    sent = inference.prompt_tokens
-    while True:
-        ended = inference.record is not None  # read before the ids: none follow an end
-        ids = inference.ids[sent:]
-        sent += len(ids)
-        text = detokenizer.push(ids) + (detokenizer.finish() if ended else "")
-        if ids or text:
-            yield Piece(text, len(ids))
-        if ended:
-            return
-        yield None
-
-
-def awaited(items: Iterable[Item | None], news: Event) -> Iterator[Item]:
-    """All of them; waits for news if there is none yet."""
-    for item in items:
-        if item is None:
-            news.wait()
-            news.clear()
-        else:
-            yield item
-
 
 # made once, since json.dumps makes an encoder in every call with separators
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -35,7 +35,7 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(HOUSE) for package i
 # What is not named stands on top, beside the commands.
 FLOORS: dict[str, list[set[str]]] = {
     "api": [
-        {"http", "limits", "metrics", "texts"},
+        {"follow", "http", "limits", "metrics", "texts"},
         {"service"},
         {"stream"},
         {"openai"},  # its chat templates serve TGI's chat route, too

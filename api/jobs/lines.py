@@ -10,6 +10,7 @@ from typing import Any
 from api.http.body import of_schema
 from api.http.errors import ApiError, internal_error
 from api.openai.answers import error_shape
+from api.openai.choices import Segment
 from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.service import Service
@@ -60,8 +61,8 @@ class _Call:
         self._service = service
         self._generation = generation
         self._inferences = generation.inferences
-        self._unfinished = list(generation.choices)
-        self._parts: list[Any] = []
+        self._segments = generation.segments()
+        self._parts: list[Segment] = []
         self._looks_for_stops = bool(generation.wanted.stops)
 
     @property
@@ -72,12 +73,10 @@ class _Call:
         if not self._looks_for_stops and any(i.record is None for i in self._inferences):
             return None
         try:
-            for choice in self._unfinished:
-                if (segment := choice.read()) is not None:
-                    self._parts.append(segment)
-            self._unfinished = [choice for choice in self._unfinished if choice.finish is None]
-            if self._unfinished:
-                return None
+            for segment in self._segments:
+                if segment is None:
+                    return None
+                self._parts.append(segment)
             body = self._generation.whole(self._parts)
         except ApiError as error:
             self.cancel()

@@ -1,7 +1,6 @@
 """A client's share of a request: its text up to a stop string, its tokens, and why it ended.
 
-Runs in the consumer's thread. Streamed or not, a response is built from these segments, so both are
-the same. Independent of the API.
+Independent of the two response formats.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from api.follow import Follower, NewToken
 from api.service import Service
 from engine.inference import Inference
 from seams import TokenLogprobs
@@ -36,8 +36,9 @@ class Segment:
 
 
 class Choice:
-    """`prompt_tokens`: how many of the request's first tokens are the client's prompt. `echo`: it
-    is part of the text. `most_tokens`: further generated tokens are left out."""
+    """An api.follow.Reader of one choice. `prompt_tokens`: how many of the request's first tokens
+    are the client's prompt. `echo`: it is part of the text. `most_tokens`: further generated tokens
+    are left out."""
 
     def __init__(
         self,
@@ -52,60 +53,61 @@ class Choice:
     ) -> None:
         self.index = index
         self.inference = inference
-        self.generated = 0  # tokens, up to the one that completed a stop string
         self.finish: Finish | None = None
         self._service = service
         self._prompt_tokens = prompt_tokens
         self._most_tokens = most_tokens
-        self._owed = echo
-        self._detokenizer = Detokenizer(service.tokenizer)
+        self._prompt_due = echo
+        self._follower = Follower(inference, service.tokenizer, prompt_tokens)
         self._finder = StopFinder(stops)
-        self._ended = False  # by an end token
+        self._end_token = False  # the newest one is
         self._decoded = 0  # characters, those held back included
         self._sent = 0  # characters
         self._unsent: list[Token] = []
 
-    def read(self) -> Segment | None:
-        """What is new. Raises ApiError when there will be no answer."""
-        inference = self.inference
-        record = inference.record  # read before the ids: none follow an end
-        if record is not None and not self._finder.found:
-            self._service.outcome(inference)
+    @property
+    def generated(self) -> int:
+        """Tokens, up to the one that completed a stop string."""
+        return self._follower.count
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None
+
+    def read(self) -> Iterator[Segment]:
+        new = self._follower.new()
+        if self._follower.ended and not self._finder.found:
+            self._service.outcome(self.inference)
         texts = []
-        if self._owed:
+        if self._prompt_due:
             if not self._prompt_is_known():
-                return None
+                return
             texts.append(self._prompt())
-        for token in inference.ids[self._prompt_tokens + self.generated :]:
-            if self._finder.found or self._ended or self.generated == self._most_tokens:
-                break
+        while not self._is_complete() and (token := next(new, None)) is not None:
             texts.append(self._take(token))
-            if self._finder.found and record is None:
-                self._service.manager.cancel(inference, "stop")
-        if record is not None:
-            rest = self._detokenizer.finish()
-            texts += [self._finder.push(rest), self._finder.finish()]
-            self.finish = "stop" if self._finder.found or self._ended else "length"
+            if self._finder.found and not self._follower.ended:
+                self._service.manager.cancel(self.inference, "stop")
+        if self._follower.ended:
+            texts += [self._finder.push(self._follower.rest()), self._finder.finish()]
+            self.finish = "stop" if self._finder.found or self._end_token else "length"
         text = "".join(texts)
         self._sent += len(text)
         tokens, ending = self._sendable()
         if text or tokens or self.finish:
-            return Segment(self.index, text, tokens, self.finish, ending)
-        return None
+            yield Segment(self.index, text, tokens, self.finish, ending)
 
-    def _take(self, token: int) -> str:
-        number, self.generated = self.generated, self.generated + 1
+    def _is_complete(self) -> bool:
+        return self._finder.found or self._end_token or self.generated == self._most_tokens
+
+    def _take(self, token: NewToken) -> str:
         if self.inference.sampling.logprobs is not None:
-            logprobs = self.inference.logprobs[number]
-            self._unsent.append(Token(token, self._decoded, logprobs))
-        if token in self.inference.end_ids:
-            self._ended = True
-            return ""
-        text = self._detokenizer.push([token])
-        self._decoded += len(text)
-        if self.generated <= self.inference.sampling.min_tokens:
-            return text  # no stop is looked for in it, as in vLLM
-        return self._finder.push(text)
+            logprobs = self.inference.logprobs[token.index]
+            self._unsent.append(Token(token.id, self._decoded, logprobs))
+        self._end_token = token.is_end
+        self._decoded += len(token.text)
+        if token.is_end or self.generated <= self.inference.sampling.min_tokens:
+            return token.text  # no stop is looked for in it, as in vLLM
+        return self._finder.push(token.text)
 
     def _sendable(self) -> tuple[list[Token], list[Token]]:
         """Tokens leave with their first character; at the end also, apart from them, those that
@@ -113,7 +115,7 @@ class Choice:
         if self.finish is None or self._finder.found:
             shown = sum(token.offset < self._sent for token in self._unsent)
         else:
-            shown = len(self._unsent) - self._ended
+            shown = len(self._unsent) - self._end_token
         ready, rest = self._unsent[:shown], self._unsent[shown:]
         self._unsent = rest if self.finish is None else []
         return ready, [] if self.finish is None else rest
@@ -128,7 +130,7 @@ class Choice:
         )
 
     def _prompt(self) -> str:
-        self._owed = False
+        self._prompt_due = False
         inference = self.inference
         asked = inference.sampling.prompt_logprobs is not None
         known = [None, *inference.prompt_logprobs, *inference.logprobs] if asked else []
@@ -142,16 +144,3 @@ class Choice:
         texts.append(detokenizer.finish())
         self._decoded += len(texts[-1])
         return "".join(texts)
-
-
-def segments(choices: Sequence[Choice]) -> Iterator[Segment | None]:
-    """Of all choices, as they come, until all have ended; None where there is none before their
-    next news. Raises ApiError when one of them fails."""
-    unfinished = list(choices)
-    while unfinished:
-        for choice in unfinished:
-            if (segment := choice.read()) is not None:
-                yield segment
-        unfinished = [choice for choice in unfinished if choice.finish is None]
-        if unfinished:
-            yield None

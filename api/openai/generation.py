@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 
+from api.follow import follow
 from api.http.errors import ApiError, show
 from api.limits import FRESH_SEED_BITS
 from api.openai.answers import Answer, ChatForm, CompletionForm, Form, usage
 from api.openai.chat import ChatTemplate, ConversationError
-from api.openai.choices import Choice, Segment, segments
+from api.openai.choices import Choice, Segment
 from api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
@@ -71,8 +72,8 @@ class Generation:
         return usage(self.prompt_tokens, cached_tokens, self.choices)
 
     def segments(self) -> Iterator[Segment | None]:
-        """Raises as `api.openai.choices.segments` does."""
-        return segments(self.choices)
+        """As `api.follow.follow` reads them."""
+        return follow(self.choices)
 
     def whole(self, parts: Sequence[Segment]) -> Answer:
         return self.form.whole(parts, len(self.choices), self.usage())

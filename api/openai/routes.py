@@ -10,6 +10,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
+from api.follow import awaited
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, error_response
 from api.openai.answers import error_shape
@@ -17,7 +18,7 @@ from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.openai.shapes import ModelCard, ModelList
 from api.service import Service
-from api.stream import awaited, event, event_stream
+from api.stream import event, event_stream
 
 DONE = b"data: [DONE]\n\n"
 

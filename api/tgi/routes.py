@@ -17,6 +17,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import HTTPException
 
+from api.follow import awaited, follow
 from api.http.body import read_object
 from api.http.errors import ApiError, http_error, internal_error
 from api.openai.generation import Generations
@@ -44,7 +45,7 @@ from api.tgi.schemas import (
     validate,
 )
 from api.tgi.shapes import Info, StreamToken
-from api.tgi.steps import follow, to_the_end
+from api.tgi.steps import Steps
 from api.tgi.tokens import register_tokens
 from engine.inference import Inference
 
@@ -146,17 +147,20 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
             inference.news = everyone[0].news
         take_place()
         try:
+            readers = [Steps(service, inference, asked.stop or ()) for inference in everyone]
             submitted_s = service.clock()
             service.submit(*everyone)
             unwatch = service.watch(request.environ.get("gunicorn.socket"), *everyone)
             try:
-                steps = iter(to_the_end(service, everyone, asked.stop or ()))
+                for _ in awaited(follow(readers), everyone[0].news):
+                    pass
             finally:
                 unwatch()
                 service.cancel(*everyone)
         finally:
             places.release()
-        answers = [[Answer(inference, next(steps)) for inference in group] for group in groups]
+        whole = iter(Answer(reader.inference, reader.all) for reader in readers)
+        answers = [[next(whole) for _ in group] for group in groups]
         for group in answers:
             if len(group) > 1:
                 group.sort(key=lambda answer: answer.mean_logprob, reverse=True)
@@ -189,7 +193,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
 
     def events(inference: Inference, prompt: str, asked: Parameters) -> Iterator[bytes | None]:
         steps = []
-        for step in follow(service, inference, asked.stop or ()):
+        for step in follow([Steps(service, inference, asked.stop or ())]):
             if step is None:
                 yield None
                 continue

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from api.follow import Follower, NewToken
 from api.service import Service
 from engine.inference import Inference
-from text.tokenizer import Detokenizer
 
 Finish = Literal["length", "eos_token", "stop_sequence"]
 
@@ -23,83 +23,53 @@ class Step:
     finish: Finish | None  # set in the last one
 
 
-class _Follower:
-    """Reads the new tokens of one generation."""
+class Steps:
+    """An api.follow.Reader of one generation, up to the token that completes a stop string, which
+    ends the request."""
 
     def __init__(self, service: Service, inference: Inference, stops: Sequence[str]) -> None:
-        self.steps: list[Step] = []
-        self.ended = False
+        self.inference = inference
+        self.all: list[Step] = []  # that were read
         self._service = service
-        self._inference = inference
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
-        self._detokenizer = Detokenizer(service.tokenizer)
+        self._follower = Follower(inference, service.tokenizer, inference.prompt_tokens)
         self._tail = ""
         self._last: Step | None = None  # held back until the request has ended
 
-    def read(self) -> list[Step]:
-        """Up to the token that completes a stop string, which ends the request."""
-        inference, known = self._inference, len(self.steps)
-        self.ended = inference.record is not None  # read before the ids: none follow an end
-        for token in inference.ids[inference.prompt_tokens + known :]:
-            if self._last is not None:
-                break
+    @property
+    def ended(self) -> bool:
+        return self._follower.ended
+
+    def read(self) -> Iterator[Step]:
+        new = self._follower.new()
+        while self._last is None and (token := next(new, None)) is not None:
             step = self._step(token)
             if step.finish is None:
-                self.steps.append(step)
+                yield self._kept(step)
             else:
                 self._last = step
-        if self.ended and self._last is not None:
-            self.steps.append(self._last)
-        return self.steps[known:]
+        if self.ended and self._last is None:
+            self._service.outcome(self.inference)
+        elif self.ended and self._last is not None:
+            yield self._kept(self._last)
 
-    def require_whole(self) -> None:
-        """Of a request that has ended. Raises ApiError where its answer stays incomplete."""
-        if self._last is None:
-            self._service.outcome(self._inference)
+    def _kept(self, step: Step) -> Step:
+        self.all.append(step)
+        return step
 
-    def _step(self, token: int) -> Step:
-        index, special = len(self.steps), token in self._inference.end_ids
-        text = "" if special else self._detokenizer.push([token])
+    def _step(self, token: NewToken) -> Step:
+        text = token.text
         tail = self._tail + text
         finish: Finish | None = None
-        if index + 1 == self._inference.max_tokens:
+        if token.index + 1 == self.inference.max_tokens:
             finish = "length"
-        elif special:
+        elif token.is_end:
             finish = "eos_token"
         elif any(stop in tail for stop in self._stops):
             finish = "stop_sequence"
-            self._service.manager.cancel(self._inference, "stop")
+            self._service.manager.cancel(self.inference, "stop")
         self._tail = tail[-(self._longest - 1) :] if self._longest > 1 else ""
         if finish is not None:
-            text += self._detokenizer.finish()
-        return Step(index, token, text, special, finish)
-
-
-def follow(service: Service, inference: Inference, stops: Sequence[str]) -> Iterator[Step | None]:
-    """The generated tokens as they arrive, the last when the request has ended; None where there
-    is none before its next news. Raises ApiError where an answer stays incomplete."""
-    follower = _Follower(service, inference, stops)
-    while not follower.ended:
-        yield from follower.read()
-        if not follower.ended:
-            yield None
-    follower.require_whole()
-
-
-def to_the_end(
-    service: Service, inferences: Sequence[Inference], stops: Sequence[str]
-) -> list[list[Step]]:
-    """All tokens of requests that have their `news` in common. Raises as `follow` does, as soon
-    as one of them fails."""
-    followers = [_Follower(service, inference, stops) for inference in inferences]
-    unfinished = followers
-    while unfinished:
-        inferences[0].news.wait()
-        inferences[0].news.clear()
-        for follower in unfinished:
-            follower.read()
-            if follower.ended:
-                follower.require_whole()
-        unfinished = [follower for follower in unfinished if not follower.ended]
-    return [follower.steps for follower in followers]
+            text += self._follower.rest()
+        return Step(token.index, token.id, text, token.is_end, finish)

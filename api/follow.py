@@ -1,0 +1,85 @@
+"""Turns a request's tokens into text while they arrive, for every API.
+
+All of this runs in the handler's threads: an inference only appends ids, and sets its `news`.
+A follower reads the new tokens of one request; a reader makes an API's own items of them; `follow`
+reads several requests, and a consumer either waits for the next news (`awaited`) or is told that
+there is nothing yet (None). Streamed or not, a response is made of the same items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Protocol, TypeVar
+
+from engine.inference import Inference
+from text.tokenizer import Detokenizer, Tokenizer
+
+Item = TypeVar("Item")
+Read = TypeVar("Read", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    index: int  # among the tokens that are followed, from 0
+    id: int
+    text: str  # what it adds; empty while its last character is incomplete, and of an end token
+    is_end: bool
+
+
+class Follower:
+    """The tokens of one request, each once. `first`: how many of its ids come before them."""
+
+    def __init__(self, inference: Inference, tokenizer: Tokenizer, first: int) -> None:
+        self.count = 0  # tokens that were read
+        self.ended = False  # the request had ended before the newest tokens were read
+        self._inference = inference
+        self._first = first
+        self._detokenizer = Detokenizer(tokenizer)
+
+    def new(self) -> Iterator[NewToken]:
+        """The tokens since the last call; those that the consumer leaves are read again."""
+        self.ended = self._inference.record is not None  # read before the ids: none follow an end
+        return self._tokens()
+
+    def _tokens(self) -> Iterator[NewToken]:
+        for token in self._inference.ids[self._first + self.count :]:
+            is_end = token in self._inference.end_ids
+            index, self.count = self.count, self.count + 1
+            yield NewToken(index, token, "" if is_end else self._detokenizer.push([token]), is_end)
+
+    def rest(self) -> str:
+        """The text of an incomplete last character. Call it once, after the last token."""
+        return self._detokenizer.finish()
+
+
+class Reader(Protocol[Read]):
+    @property
+    def ended(self) -> bool:
+        """Nothing will follow what was read."""
+
+    def read(self) -> Iterable[Read]:
+        """What is new. Raises ApiError where there will be no response."""
+
+
+def follow(readers: Sequence[Reader[Item]]) -> Iterator[Item | None]:
+    """The items of all readers, as they come, until all have ended; None where there is none
+    before the next news. Raises as the readers do."""
+    unfinished = readers
+    while unfinished:
+        for reader in unfinished:
+            yield from reader.read()
+        unfinished = [reader for reader in unfinished if not reader.ended]
+        if unfinished:
+            yield None
+
+
+def awaited(items: Iterable[Item | None], news: Event) -> Iterator[Item]:
+    """All items; waits for news where there is none yet."""
+    for item in items:
+        if item is None:
+            news.wait()
+            news.clear()
+        else:
+            yield item
