@@ -146,3 +146,50 @@ def test_a_request_beyond_the_concurrent_ones_gets_the_estimate_of_the_queue(
         gate.set()
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "8")
         assert first.result() == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_full_queue_is_a_rate_limit_in_openais_words(path: str) -> None:
+    model, gate = HashModel(), threading.Event()
+
+    def wait(_: int) -> None:
+        gate.wait(PATIENCE_S)
+
+    model.before_iteration = wait
+    with (
+        serving(model, max_batch_size=1, max_waiting=1) as (client, manager),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        others = [client.application.test_client() for _ in range(2)]
+        pool.submit(ask, others[0], path, max_tokens=1)
+        eventually(lambda: manager.counts["running"] == 1, "the first runs")
+        pool.submit(ask, others[1], path, max_tokens=1)
+        eventually(lambda: manager.counts["waiting"] == 1, "the second waits")
+        refused = ask(client, path)
+        gate.set()
+        is_error(refused, 429)
+        assert refused.get_json()["error"]["type"] == "rate_limit_error"
+        assert refused.get_json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_a_failed_response_cancels_its_other_generations() -> None:
+    """The second prompt runs when the first has failed, and waits in its 5th iteration until the
+    response was sent."""
+    model, answered = HashModel(fail_on=[1]), threading.Event()
+
+    def wait(number: int) -> None:
+        if number == 5:
+            answered.wait(PATIENCE_S)
+
+    model.before_iteration = wait
+    with serving(model, max_batch_size=1) as (client, _):
+        answer = ask(client, prompt=["x", "y"], max_tokens=FEW, ignore_eos=True)
+        answered.set()
+        is_error(answer, 500)
+
+        def ends() -> list[int]:
+            counts = client.get("/stats").get_json()["counts"]
+            return [counts[end] for end in ("failed", "cancelled", "completed")]
+
+        eventually(lambda: sum(ends()) == 2, "the end of both")
+        assert ends() == [1, 1, 0]
