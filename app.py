@@ -50,7 +50,8 @@ from seams import Policy
 from serving.config import Config
 from serving.thread import Engine, Load, load_configured_model
 from telemetry.journal import check_writable
-from telemetry.stats import Recorders, Stats, describe_machine
+from telemetry.machine import describe_machine
+from telemetry.stats import Recorders, Stats
 from telemetry.tracing import start_tracing
 from text.tokenizer import Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
@@ -115,7 +116,7 @@ def create_app(
     template = load_chat_template(config.model, tokenizer)
     stats = Stats(time.perf_counter())
     predictor = Predictor()
-    metrics = Metrics()
+    metrics = Metrics(stats)
     shared = partial(with_deferred, predictor=predictor, **options_of(with_deferred, config))
     manager = BatchingManager(
         policy_of_mode(config),

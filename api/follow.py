@@ -1,9 +1,9 @@
 """Turns a request's tokens into text while they arrive, for every API.
 
-All of this runs in the handler's threads: an inference only appends ids, and sets its `news`.
-A follower reads the new tokens of one request; a reader makes an API's own items of them; `follow`
-reads several requests, and a consumer either waits for the next news (`awaited`) or is told that
-there is nothing yet (None). Streamed or not, a response is made of the same items.
+Everything here runs in the handlers' threads: the engine only appends ids and sets `news`. A
+follower reads the new tokens of one request, and an API's reader makes its items of them. `follow`
+reads several requests; its None means that nothing is there yet, and `awaited` waits for it.
+Streamed or not, a response is made of the same items.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Follower:
         self._detokenizer = Detokenizer(tokenizer)
 
     def new(self) -> Iterator[NewToken]:
-        """The tokens since the last call; those that the consumer leaves are read again."""
+        """The tokens since the last call; those that are not taken come again."""
         self.ended = self._inference.record is not None  # read before the ids: none follow an end
         return self._tokens()
 

@@ -1,8 +1,9 @@
 """`/metrics` for Prometheus, with the names of text-generation-inference, so that its Grafana
 dashboard works with this server; docs/metrics.md defines them.
 
-Receiving a record is a few additions in the loop's thread; cumulation and text are made in the
-reader's thread.
+Sums are those of `/stats` (`telemetry/totals.py`); histograms are kept here. Receiving a record is
+a few additions in the loop's thread; cumulation and text are made in the reader's thread.
+prometheus_client's own types take a lock for each value of each series, in the loop's thread.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import get_args
 
 from flask import Flask, Response, request
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,7 +30,9 @@ from prometheus_client.registry import Collector
 
 from batching import BatchingManager
 from seams import End, IterationRecord, RequestRecord, ServiceClass
-from telemetry.stats import latency_s, queue_s, ttft_s
+from telemetry.durations import latency_s, queue_s, ttft_s
+from telemetry.stats import Stats
+from telemetry.totals import Totals
 
 DURATIONS_S = tuple(0.0001 * 1.5**i for i in range(1, 36))  # TGI's, up to 145 s
 LENGTH_BUCKETS = 100
@@ -38,7 +43,7 @@ REFUSED = {
     422: "validation",
     429: "overloaded",
 }
-FAILED = {"failed": "generation", "cancelled": "dropped"}
+FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
 METHODS = ("prefill", "decode")
 CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 GENERATING = frozenset(
@@ -52,6 +57,27 @@ GENERATING = frozenset(
         "/v1/completions",
     )
 )
+
+_REQUEST_DURATIONS = {
+    "tgi_request_duration": "From arrival to end, in seconds like all durations",
+    "tgi_request_validation_duration": "From arrival to the queue",
+    "tgi_request_queue_duration": "From arrival to admission",
+    "tgi_request_inference_duration": "From admission to end",
+    "tgi_request_mean_time_per_token_duration": "From admission to end, per generated token",
+}
+_OWN_DURATIONS = {
+    "eb_time_to_first_token_seconds": "From arrival to first token",
+    "eb_inter_token_seconds": "Between two tokens of a request",
+}
+_ITERATION_DURATIONS = {
+    "tgi_batch_inference_duration": "An iteration",
+    "tgi_batch_forward_duration": "An iteration; forward pass and sampling are one here",
+}
+_LENGTHS = {
+    "tgi_request_input_length": "Tokens of the prompt",
+    "tgi_request_max_new_tokens": "Requested tokens",
+    "tgi_request_generated_tokens": "Tokens generated",
+}
 
 # The exposition format allows any name for a counter; the library requires _total.
 _TOTAL_OF_TGI = re.compile(rb"^(# (?:HELP|TYPE) tgi_\w+)_total ", re.MULTILINE)
@@ -75,78 +101,63 @@ class Histogram:
         return buckets
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Histogram):
-        other = Histogram(value.bounds)
-        other.counts, other.sum = list(value.counts), value.sum
-        return other
-    if isinstance(value, Counter):
-        return value.copy()
-    return {k: _copied(v) for k, v in value.items()} if isinstance(value, dict) else value
+@dataclass(slots=True)
+class _Counts:
+    """What `/stats` does not show."""
+
+    refused: Counter[str] = field(default_factory=Counter)  # by TGI's word
+    durations: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram(DURATIONS_S) for name in _REQUEST_DURATIONS}
+    )
+    by_class: dict[tuple[str, ServiceClass], Histogram] = field(
+        default_factory=lambda: {
+            (name, of): Histogram(DURATIONS_S) for name in _OWN_DURATIONS for of in CLASSES
+        }
+    )
+    lengths: dict[str, Counter[int]] = field(
+        default_factory=lambda: {name: Counter() for name in _LENGTHS}
+    )
+    iterations: dict[str, Histogram] = field(
+        default_factory=lambda: {method: Histogram(DURATIONS_S) for method in METHODS}
+    )
 
 
 class Metrics:
     """A seams.Recorder, and the handlers' counts. All methods may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, stats: Stats) -> None:
+        """`stats` receives the same records."""
+        self._stats = stats
         self._lock = threading.Lock()
-        self._received = 0
-        self._refused: Counter[str] = Counter()  # by TGI's word
-        self._ended: Counter[str] = Counter()  # by RequestRecord.end
-        self._preemptions = 0
-        self._prefix_cache = Counter(looked_up=0, hit=0)
-        self._durations = {name: Histogram(DURATIONS_S) for name in _REQUEST_DURATIONS}
-        self._by_class = {
-            (name, of): Histogram(DURATIONS_S) for name in _OWN_DURATIONS for of in CLASSES
-        }
-        self._ended_by_class: Counter[tuple[str, str]] = Counter()  # (class, end)
-        self._lengths: dict[str, Counter[int]] = {name: Counter() for name in _LENGTHS}
-        self._iterations = {method: Histogram(DURATIONS_S) for method in METHODS}
-        self._rows: Counter[int] = Counter()
-        self._generated = 0
-        self._deferred = Counter(computed=0, generated=0)
-        self._tokens = 0
-        self._positions = 0
+        self._counts = _Counts()
 
     # --- receiving --------------------------------------------------------------------------
 
     def received(self, validation_s: float) -> None:
         """An accepted request, and the time since it arrived."""
         with self._lock:
-            self._received += 1
-            self._durations["tgi_request_validation_duration"].observe(validation_s)
+            self._counts.durations["tgi_request_validation_duration"].observe(validation_s)
 
     def refused(self, why: str) -> None:
         with self._lock:
-            self._refused[why] += 1
+            self._counts.refused[why] += 1
 
     def iteration(self, record: IterationRecord) -> None:
         # an iteration in which every computed token yielded one is decode only
         method = METHODS[record.num_tokens == record.num_generated]
         with self._lock:
-            self._iterations[method].observe(record.duration_s)
-            self._rows[record.batch_size] += 1
-            self._generated += record.num_generated
-            self._deferred["computed"] += record.deferred_tokens
-            self._deferred["generated"] += record.deferred_generated
-            self._tokens += record.num_tokens
-            self._positions += record.num_positions
+            self._counts.iterations[method].observe(record.duration_s)
             for of, gap_s, times in record.gaps:
-                self._by_class["eb_inter_token_seconds", of].observe(gap_s, times)
+                self._counts.by_class["eb_inter_token_seconds", of].observe(gap_s, times)
 
     def request(self, record: RequestRecord) -> None:
         with self._lock:
-            self._ended[record.end] += 1
-            self._ended_by_class[record.service_class, record.end] += 1
-            self._preemptions += record.num_preemptions
-            if record.cached_tokens is not None:
-                self._prefix_cache["looked_up"] += record.prompt_tokens
-                self._prefix_cache["hit"] += record.cached_tokens
-            self._lengths["tgi_request_input_length"][record.prompt_tokens] += 1
-            self._lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
+            counts = self._counts
+            counts.lengths["tgi_request_input_length"][record.prompt_tokens] += 1
+            counts.lengths["tgi_request_max_new_tokens"][record.max_tokens] += 1
             if record.end in FAILED:
                 return
-            self._lengths["tgi_request_generated_tokens"][record.generated] += 1
+            counts.lengths["tgi_request_generated_tokens"][record.generated] += 1
             assert record.admitted_s is not None
             inference_s = record.end_s - record.admitted_s
             for name, value in (
@@ -155,9 +166,9 @@ class Metrics:
                 ("tgi_request_inference_duration", inference_s),
                 ("tgi_request_mean_time_per_token_duration", inference_s / record.generated),
             ):
-                self._durations[name].observe(value)
+                counts.durations[name].observe(value)
             of = record.service_class
-            self._by_class["eb_time_to_first_token_seconds", of].observe(ttft_s(record))
+            counts.by_class["eb_time_to_first_token_seconds", of].observe(ttft_s(record))
 
     def busy(self, start_s: float, end_s: float) -> None:
         """Not used: Prometheus computes rates itself."""
@@ -165,98 +176,78 @@ class Metrics:
     # --- reading ----------------------------------------------------------------------------
 
     def families(self, manager: BatchingManager) -> list[Metric]:
-        taken_in = Metrics()
         with self._lock:  # only to copy, since the loop needs it too
-            for name, value in vars(self).items():
-                if name != "_lock":
-                    setattr(taken_in, name, _copied(value))
+            counts = deepcopy(self._counts)
+        totals = self._stats.totals()
         return [
-            *taken_in._counters(manager.failed_iterations),
-            *taken_in._histograms(manager),
+            *_counters(counts, totals, manager.failed_iterations),
+            *_histograms(counts, totals, manager),
             *_gauges(manager),
         ]
 
-    def _counters(self, failed: Mapping[str, int]) -> Iterator[Metric]:
-        refused, ended = self._refused, self._ended
-        count = self._received + refused.total()
-        yield _counter("tgi_request_count", "Requests, including refused ones", count)
-        yield _counter("tgi_request_success", "Completed requests", ended["length"] + ended["stop"])
-        failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
-        failures |= {why: ended[end] for end, why in FAILED.items()}
-        yield _labelled(
-            "tgi_request_failure", "Requests without a response, by reason", "err", failures
-        )
-        well = {method: sum(self._iterations[method].counts) for method in METHODS}
-        badly = {method: failed.get(method, 0) for method in METHODS}
-        calls = {method: well[method] + badly[method] for method in METHODS}
-        for end, text, values in (
-            ("count", "Iterations", calls),
-            ("success", "Successful iterations", well),
-            ("failure", "Iterations in which the model failed", badly),
-        ):
-            yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
-        yield _counter("eb_preemptions", "Preempted requests", self._preemptions)
-        for name, tokens in self._prefix_cache.items():
-            which = "found" if name == "hit" else "looked up"
-            text = f"Prompt tokens {which} in the prefix cache"
-            yield _counter(f"eb_prefix_cache_{name}_tokens", text, tokens)
-        yield _counter("eb_cancelled", "Requests whose client disconnected", ended["cancelled"])
-        family = CounterMetricFamily("eb_requests", "Ended requests", labels=["class", "end"])
+
+def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Iterator[Metric]:
+    refused = counts.refused
+    accepted = sum(counts.durations["tgi_request_validation_duration"].counts)
+    count = accepted + refused.total()
+    yield _counter("tgi_request_count", "Requests, including refused ones", count)
+    yield _counter("tgi_request_success", "Completed requests", totals.count("length", "stop"))
+    failures = {why: refused[why] for why in sorted(set(REFUSED.values()))}
+    failures |= {why: totals.count(end) for end, why in FAILED.items()}
+    yield _labelled(
+        "tgi_request_failure", "Requests without a response, by reason", "err", failures
+    )
+    well = {method: sum(counts.iterations[method].counts) for method in METHODS}
+    badly = {method: failed.get(method, 0) for method in METHODS}
+    calls = {method: well[method] + badly[method] for method in METHODS}
+    for end, text, values in (
+        ("count", "Iterations", calls),
+        ("success", "Successful iterations", well),
+        ("failure", "Iterations in which the model failed", badly),
+    ):
+        yield _labelled(f"tgi_batch_inference_{end}", text, "method", values)
+    yield _counter("eb_preemptions", "Preempted requests", totals.preemptions)
+    for name, tokens in (("looked_up", totals.looked_up_tokens), ("hit", totals.hit_tokens)):
+        which = "found" if name == "hit" else "looked up"
+        text = f"Prompt tokens {which} in the prefix cache"
+        yield _counter(f"eb_prefix_cache_{name}_tokens", text, tokens)
+    yield _counter("eb_cancelled", "Requests whose client disconnected", totals.count("cancelled"))
+    family = CounterMetricFamily("eb_requests", "Ended requests", labels=["class", "end"])
+    for of in CLASSES:
+        for end in get_args(End):
+            family.add_metric([of, end], totals.ended[of, end])
+    yield family
+    deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
+    yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", deferred)
+    yield _counter("eb_generated_tokens", "Generated tokens", totals.generated)
+    padding = totals.positions - totals.tokens
+    positions = {"wanted": totals.tokens, "padding": padding}
+    yield _labelled("eb_positions", "Positions computed", "kind", positions)
+
+
+def _histograms(counts: _Counts, totals: Totals, manager: BatchingManager) -> Iterator[Metric]:
+    for name, text in _REQUEST_DURATIONS.items():
+        histogram = counts.durations[name]
+        yield HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
+    for name, text in _OWN_DURATIONS.items():
+        family = HistogramMetricFamily(name, text, labels=["class"])
         for of in CLASSES:
-            for end in get_args(End):
-                family.add_metric([of, end], self._ended_by_class[of, end])
+            histogram = counts.by_class[name, of]
+            family.add_metric([of], histogram.cumulated(), histogram.sum)
         yield family
-        yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", self._deferred)
-        yield _counter("eb_generated_tokens", "Generated tokens", self._generated)
-        padding = self._positions - self._tokens
-        positions = {"wanted": self._tokens, "padding": padding}
-        yield _labelled("eb_positions", "Positions computed", "kind", positions)
-
-    def _histograms(self, manager: BatchingManager) -> Iterator[Metric]:
-        for name, text in _REQUEST_DURATIONS.items():
-            histogram = self._durations[name]
-            yield HistogramMetricFamily(name, text, histogram.cumulated(), histogram.sum)
-        for name, text in _OWN_DURATIONS.items():
-            family = HistogramMetricFamily(name, text, labels=["class"])
-            for of in CLASSES:
-                histogram = self._by_class[name, of]
-                family.add_metric([of], histogram.cumulated(), histogram.sum)
-            yield family
-        for name, text in _ITERATION_DURATIONS.items():
-            family = HistogramMetricFamily(name, text, labels=["method"])
-            for method, histogram in self._iterations.items():
-                family.add_metric([method], histogram.cumulated(), histogram.sum)
-            yield family
-        if manager.model is not None:
-            most = manager.model.context
-            bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
-            for name, text in _LENGTHS.items():
-                yield _of_counts(name, text, bounds, self._lengths[name])
-        sizes = range(1, manager.max_batch_size + 1)
-        text = "Rows of an iteration"
-        yield _of_counts("tgi_batch_next_size", text, [float(n) for n in sizes], self._rows)
-
-
-_REQUEST_DURATIONS = {
-    "tgi_request_duration": "From arrival to end, in seconds like all durations",
-    "tgi_request_validation_duration": "From arrival to the queue",
-    "tgi_request_queue_duration": "From arrival to admission",
-    "tgi_request_inference_duration": "From admission to end",
-    "tgi_request_mean_time_per_token_duration": "From admission to end, per generated token",
-}
-_OWN_DURATIONS = {
-    "eb_time_to_first_token_seconds": "From arrival to first token",
-    "eb_inter_token_seconds": "Between two tokens of a request",
-}
-_ITERATION_DURATIONS = {
-    "tgi_batch_inference_duration": "An iteration",
-    "tgi_batch_forward_duration": "An iteration; forward pass and sampling are one here",
-}
-_LENGTHS = {
-    "tgi_request_input_length": "Tokens of the prompt",
-    "tgi_request_max_new_tokens": "Requested tokens",
-    "tgi_request_generated_tokens": "Tokens generated",
-}
+    for name, text in _ITERATION_DURATIONS.items():
+        family = HistogramMetricFamily(name, text, labels=["method"])
+        for method, histogram in counts.iterations.items():
+            family.add_metric([method], histogram.cumulated(), histogram.sum)
+        yield family
+    if manager.model is not None:
+        most = manager.model.context
+        bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
+        for name, text in _LENGTHS.items():
+            yield _of_counts(name, text, bounds, counts.lengths[name])
+    sizes = range(1, manager.max_batch_size + 1)
+    text = "Rows of an iteration"
+    yield _of_counts("tgi_batch_next_size", text, [float(n) for n in sizes], totals.iterations)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -32,8 +32,8 @@ from api.service import READY, Description, Service
 from api.stream import event, event_stream
 from engine.inference import Inference
 from seams import RequestRecord, Sampling, ServiceClass
+from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
 from telemetry.figures import Figures
-from telemetry.stats import latency_s, queue_s, tpot_s, ttft_s
 from text.tokenizer import Detokenizer, Tokenizer
 
 MOST_DEADLINE_S = 30 * 86_400

@@ -1,9 +1,20 @@
-"""The response of `/stats`, as types. `stats.py` computes it, `/openapi.json` shows it, and
-docs/figures.md defines each figure. Times are in seconds."""
+"""The response of `/stats`: the type and the value of each figure. `/openapi.json` shows the types,
+and docs/figures.md defines each figure. Times are in seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
 from typing_extensions import TypedDict
+
+from seams import RequestRecord, ServiceClass
+from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
+from telemetry.totals import Totals
+
+BUCKET_TOKENS = 10  # width of latency-by-num-tokens
 
 
 class Percentiles(TypedDict):
@@ -40,8 +51,8 @@ class Ended(TypedDict):
     cancelled: int
 
 
-Totals = TypedDict(
-    "Totals",
+Sums = TypedDict(
+    "Sums",
     {
         "latency-per-token": float | None,
         "throughput": float | None,
@@ -73,7 +84,7 @@ Groups = TypedDict(
 )
 
 
-class Figures(Totals, Latencies, Groups):
+class Figures(Sums, Latencies, Groups):
     pass
 
 
@@ -84,3 +95,100 @@ class Iterations(TypedDict):
     kept: int
     dropped: int
     iterations: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What figures are computed from. `in_flight`: waiting and running requests. `newest`: the
+    newest completed requests."""
+
+    totals: Totals
+    since_unix_s: float
+    busy_s: float
+    in_flight: Mapping[str, int]
+    newest: Sequence[RequestRecord]
+
+
+def figures(window: Window) -> Figures:
+    totals, busy_s = window.totals, window.busy_s
+    completed, rows = totals.count("length", "stop"), totals.iterations
+    return {
+        "latency-per-token": _ratio(totals.latency_per_token_s, completed),
+        "throughput": _ratio(totals.generated, busy_s),
+        "total-tokens-handled": totals.generated,
+        "total-elapsed-time": busy_s,
+        "since": window.since_unix_s,
+        "counts": {
+            "received": totals.received,
+            "completed": completed,
+            "failed": totals.count("failed"),
+            "cancelled": totals.count("cancelled") + totals.left,
+            "rejected": totals.rejected,
+            **window.in_flight,
+        },
+        "batch-size": {
+            "mean": _ratio(sum(n * times for n, times in rows.items()), rows.total()),
+            "max": max(rows, default=0),
+            "histogram": {str(n): times for n, times in sorted(rows.items())},
+        },
+        "padding-share": _ratio(totals.positions - totals.tokens, totals.positions),
+        "model-share": _ratio(totals.model_s, busy_s),
+        "preemptions": totals.preemptions,
+        "deferred-tokens": {
+            "computed": totals.deferred_tokens,
+            "generated": totals.deferred_generated,
+        },
+        "prefix-cache": {
+            "looked-up-tokens": totals.looked_up_tokens,
+            "hit-tokens": totals.hit_tokens,
+        },
+        **_latencies(window.newest),
+        "latency-by-num-tokens": _by_tokens(window.newest),
+        "by-class": {of: _of_class(of, window) for of in get_args(ServiceClass)},
+    }
+
+
+def _of_class(of: ServiceClass, window: Window) -> ClassFigures:
+    totals = window.totals
+    return {
+        "completed": totals.count("length", "stop", of=of),
+        "failed": totals.count("failed", of=of),
+        "cancelled": totals.count("cancelled", of=of),
+        **_latencies([record for record in window.newest if record.service_class == of]),
+    }
+
+
+def _by_tokens(requests: Sequence[RequestRecord]) -> list[LatencyByTokens]:
+    by_bucket: dict[int, list[float]] = {}
+    for record in requests:
+        bucket = -(-record.max_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
+        by_bucket.setdefault(bucket, []).append(latency_s(record))
+    return [
+        {
+            "num_tokens": bucket,
+            "n": len(latencies),
+            "mean_s": float(np.mean(latencies)),
+            "p90_s": float(np.percentile(latencies, 90)),
+        }
+        for bucket, latencies in sorted(by_bucket.items())
+    ]
+
+
+def _latencies(requests: Sequence[RequestRecord]) -> Latencies:
+    return {
+        "queue-s": _percentiles([queue_s(r) for r in requests]),
+        "ttft-s": _percentiles([ttft_s(r) for r in requests]),
+        "tpot-s": _percentiles([t for r in requests if (t := tpot_s(r)) is not None]),
+        "e2e-s": _percentiles([latency_s(r) for r in requests]),
+    }
+
+
+def _percentiles(values: Sequence[float]) -> Percentiles:
+    if not values:
+        return {"p50": None, "p90": None, "p99": None, "n": 0}
+    p50, p90, p99 = (float(p) for p in np.percentile(values, (50, 90, 99)))
+    return {"p50": p50, "p90": p90, "p99": p99, "n": len(values)}
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

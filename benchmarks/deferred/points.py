@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from scheduling.classes.step_time import Curve, Work, features, fit
 from seams import IterationRecord, RequestRecord
-from telemetry.stats import tpot_s, ttft_s
+from telemetry.durations import tpot_s, ttft_s
 
 LEAD_IN = 0.15  # of a run's time
 BLOCK = 10  # consecutive requests, which had the same queue

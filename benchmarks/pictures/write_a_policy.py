@@ -27,7 +27,7 @@ from benchmarks.pictures.page import command, save
 from client.load.machine import ROOT
 from scheduling.policies.orca import Orca
 from seams import Policy, ServiceClass
-from telemetry.stats import ttft_s
+from telemetry.durations import ttft_s
 
 PAGE = ROOT / "docs" / "write-a-policy.md"
 DEFERRED = (1, 4, 7, 11, 14, 17)

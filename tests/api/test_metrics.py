@@ -21,6 +21,7 @@ from generate import dynamic
 from scheduling.policies.orca import Orca
 from seams import IterationRecord, RequestRecord, Sampling, ServiceClass
 from serving.config import Config
+from telemetry.stats import Recorders, Stats
 from tests.hash_model import HashModel
 from tests.server.hash_app import FAIL_ON, byte_tokenizer, load
 
@@ -167,14 +168,15 @@ def test_a_histogram_holds_what_it_was_given(values: list[tuple[float, int]]) ->
 
 
 def test_failed_and_departed_requests_are_distinguished(client: FlaskClient) -> None:
-    metrics, manager = Metrics(), client.application.extensions["engine"].manager
+    metrics = Metrics(stats := Stats(0.0))
+    recorder, manager = Recorders(stats, metrics), client.application.extensions["engine"].manager
     for end, admitted_s in (("failed", 1.0), ("cancelled", None), ("cancelled", 2.0)):
-        metrics.request(
+        recorder.request(
             RequestRecord(0.0, admitted_s, None, None, 3.0, 4, 5, 0, 1, "immediate", end)  # type: ignore[arg-type]
         )
-    metrics.request(RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 2, "deferred", "length"))
+    recorder.request(RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 2, "deferred", "length"))
     gaps: tuple[tuple[ServiceClass, float, int], ...] = (("deferred", 0.5, 1), ("deferred", 3.0, 1))
-    metrics.iteration(
+    recorder.iteration(
         IterationRecord(
             2,
             7,
@@ -227,7 +229,7 @@ def test_iterations_that_fail_are_counted_by_what_they_were(
 
 def test_a_single_stall_is_one_gap() -> None:
     """Not spread over its request."""
-    metrics, model = Metrics(), HashModel()
+    metrics, model = Metrics(Stats(0.0)), HashModel()
     manager = BatchingManager(Orca(), metrics, max_batch_size=1, max_waiting=1)
     manager.serve(model, Ledger(model.num_blocks))
     manager.enqueue(Inference([1], 9, Sampling(), 0.0))
@@ -250,7 +252,7 @@ def test_a_single_stall_is_one_gap() -> None:
 def test_the_loop_need_not_wait_while_the_page_is_made(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics, manager = Metrics(), client.application.extensions["engine"].manager
+    metrics, manager = Metrics(Stats(0.0)), client.application.extensions["engine"].manager
     cumulated, noted = Histogram.cumulated, []
 
     def note(histogram: Histogram) -> list[tuple[str, float]]:

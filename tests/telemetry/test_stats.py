@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seams import IterationRecord, RequestRecord
-from telemetry.stats import ITERATIONS_KEPT, REQUESTS_KEPT, Stats, describe_machine, tpot_s
+from telemetry.durations import tpot_s
+from telemetry.machine import describe_machine
+from telemetry.stats import ITERATIONS_KEPT, REQUESTS_KEPT, Stats
 
 
 @dataclass

@@ -15,7 +15,7 @@ from flask import Flask, Response, g, has_request_context, request
 from api.http.errors import show
 from api.http.worker.intake import ARRIVED_S
 from engine.inference import Inference
-from telemetry.stats import queue_s, ttft_s
+from telemetry.durations import queue_s, ttft_s
 from web.json_lines import JsonFormatter
 from web.request_ids import HEADER, request_id
 
