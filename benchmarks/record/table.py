@@ -189,31 +189,8 @@ TABLE: tuple[Recording, ...] = (
         "memory-picture", 1, "prefix.picture", "docs/img", "memory.png", LOOP, "development",
     ),
     _bench(
-        "metrics-picture", 1, "pictures.metrics", "docs/img", "metrics.png", SERVER, "development",
-    ),
-    _bench(
-        "openai-picture", 1, "pictures.streams", "docs/img", "openai.png", SERVER, "development",
-    ),
-    _bench("apis-picture", 1, "pictures.apis", "docs/img", "apis.png", SERVER, "development"),
-    _bench(
-        "figures-picture", 1, "pictures.figures", "docs/img", "figures.png", SERVER, "development",
-    ),
-    _bench("tgi-picture", 1, "pictures.tgi", "docs/img", "tgi.png", SERVER, "development"),
-    _bench(
         "deferred-picture", 1, "deferred.picture", "docs/img", "deferred.png",
         (*SERVER, "deferred"), "development",
-    ),
-    _bench(
-        "remote-picture", 1, "remote.picture", "docs/img", "remote.png",
-        (*SERVER, "model_server"), "development",
-    ),
-    _bench(
-        "restart", 1, "router.restart", "docs/img", "restart.png", (*SERVER, "router"),
-        "development",
-    ),
-    _bench(
-        "router-picture", 1, "router.prefix", "docs/img", "router.png", (*SERVER, "router"),
-        "development",
     ),
     _bench(
         "report-pictures", 1, "client.screens", "docs/img", "comparing-report.png",

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from benchmarks.deferred.picture import BIN_S, mean_rows
 from benchmarks.pictures import one_token
 from benchmarks.pictures.__main__ import MODES, run, stretches
 from benchmarks.pictures.one_token import EACH, ONCE, decodes, innermost, once
-from benchmarks.pictures.scrape import read
 from benchmarks.pictures.watched import Span
 from benchmarks.pictures.write_a_policy import CASES, DEFERRED, draw
-from benchmarks.remote.picture import Iteration, paired
 from tests.scheduling.shown import Shown, view
 
 
@@ -29,24 +26,6 @@ def test_an_iteration_counts_in_each_bin_by_the_time_that_it_takes_there() -> No
     found = mean_rows(lines, {1: "immediate", 2: "deferred", 3: "deferred"})
     assert found["immediate"] == pytest.approx([0.75, 0.75])
     assert found["deferred"] == pytest.approx([0.25, 0.75])
-
-
-def test_an_iteration_of_the_server_belongs_to_the_model_servers_within_it() -> None:
-    warm_up, *of_model = (Iteration(start_s, 0.5, False) for start_s in (0.1, 1.2, 2.3))
-    of_server = [Iteration(start_s, 0.9, False) for start_s in (1.0, 2.0)]
-    assert paired(of_server, [warm_up, *of_model]) == list(zip(of_server, of_model, strict=True))
-
-
-def test_metrics_are_read_by_name_and_label() -> None:
-    registry = CollectorRegistry()
-    Gauge("plain", "", registry=registry).set(3)
-    Gauge("of", "", ["upstream"], registry=registry).labels("a").set(4)
-    server, thread = start_http_server(0, "127.0.0.1", registry)
-    values = read(f"http://127.0.0.1:{server.server_port}").values
-    server.shutdown()
-    server.server_close()
-    thread.join()
-    assert (values["plain", ""], values["of", "a"]) == (3, 4)
 
 
 def test_the_picture_of_the_modes_shows_rows_that_a_static_batch_computes_in_vain() -> None:
