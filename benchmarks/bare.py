@@ -3,19 +3,33 @@ GPU benchmark runs where nothing else is installed."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from batching import BatchingManager
+from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Wait
+from engine.records import Event
 from generate.modes import MODES, ModeName, make_ledger
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.static import Static
 from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
 
 GREEDY = Sampling(temperature=0)
+POLICY_OF: dict[ModeName, Callable[[], Policy]] = {
+    "nobatch": NoBatch,
+    "static": lambda: Static(max_wait_s=0.0),
+    "dynamic": Orca,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +38,7 @@ class Job:
 
     prompt: list[int]
     output_tokens: int
+    arrival_s: float = 0.0  # after the start
 
 
 def offline_work(vocab_size: int, requests: int = 64, seed: int = 0) -> list[Job]:
@@ -93,11 +108,20 @@ class BareRun:
 
     seconds: float
     tally: Tally
-    outputs: list[list[int]]
+    inferences: Sequence[Inference]
+    events: Sequence[Event]  # of the manager's history
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [i.ids[i.prompt_tokens :] for i in self.inferences]
+
+    @property
+    def tokens(self) -> int:
+        return sum(record.generated for record in self.tally.requests)
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(r.generated for r in self.tally.requests) / self.seconds
+        return self.tokens / self.seconds
 
 
 def run_bare(
@@ -107,10 +131,16 @@ def run_bare(
     work: Sequence[Job],
     max_batch_size: int,
     sampling: Sampling = GREEDY,
+    *,
     lookahead: int = 0,
+    ledger: Ledger | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> BareRun:
-    """The mode's own loop over the work, in this thread, all requests present at once, each with
-    its own seed."""
+    """Does the work in this thread with the mode's own loop; each request has its own seed.
+
+    Iterations take real time, and time without work is skipped: a run lasts as long as its work,
+    and its latencies are those of a server. ``ledger`` keeps cached blocks from run to run.
+    """
     tally = Tally()
     manager = BatchingManager(
         policy,
@@ -119,18 +149,42 @@ def run_bare(
         max_waiting=len(work),
         lookahead=lookahead,
     )
-    manager.serve(model, make_ledger(mode, model))
-    start_s = time.perf_counter()
+    manager.serve(model, make_ledger(mode, model) if ledger is None else ledger)
+    skipped_s = 0.0
+
+    def now() -> float:
+        return clock() + skipped_s
+
+    start_s = now()
     inferences = [
-        Inference(job.prompt, job.output_tokens, replace(sampling, seed=seed), start_s)
+        Inference(
+            job.prompt, job.output_tokens, replace(sampling, seed=seed), start_s + job.arrival_s
+        )
         for seed, job in enumerate(work)
-    ]
-    for inference in inferences:
-        manager.enqueue(inference)
-    while not isinstance(manager.step(MODES[mode].lay_out, time.perf_counter), Wait):
-        pass
-    seconds = time.perf_counter() - start_s
+    ]  # fmt: skip
+    coming = deque(sorted(inferences, key=lambda inference: inference.arrival_s))
+    while True:
+        while coming and coming[0].arrival_s <= now():
+            manager.enqueue(coming.popleft())
+        waits = manager.step(MODES[mode].lay_out, now)
+        if isinstance(waits, Wait):
+            due_s = min(waits.until_s, coming[0].arrival_s if coming else math.inf)
+            if due_s == math.inf:
+                break
+            skipped_s += max(0.0, due_s - now())
+    seconds = now() - start_s
     failed = [i.error for i in inferences if i.error]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first: {failed[0]}")
-    return BareRun(seconds, tally, [i.ids[i.prompt_tokens :] for i in inferences])
+    return BareRun(seconds, tally, inferences, manager.history.since(0).events)
+
+
+@contextlib.contextmanager
+def threads_kept() -> Iterator[None]:
+    """A small model restricts torch to one thread when it is loaded: the next model in the same
+    process must have all of them again."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

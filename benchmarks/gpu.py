@@ -49,7 +49,7 @@ from benchmarks.on_gpu.points import (
     append,
     read,
 )
-from benchmarks.on_gpu.work import Asked
+from benchmarks.on_gpu.work import Options
 from model import DTYPES
 from models.shapes import GPT2_SHAPES
 
@@ -66,7 +66,7 @@ SMI = "name,driver_version,clocks.sm,clocks.mem,power.limit,memory.free,memory.t
 class Part:
     name: str
     seconds: float  # at most
-    run: Callable[[Asked, parts.Tell], None]
+    run: Callable[[Options, parts.Emit], None]
 
 
 def usable(report: Report) -> bool:
@@ -138,22 +138,22 @@ class Bench:
         faulthandler.enable()
         args = self.args
         try:
-            asked = Asked.of(
+            options = Options.of(
                 parts.find_device(args.device), args.dtype, args.model, tiny=args.tiny,
                 limits=args.limits, contexts=args.contexts, kernel=usable(self.report),
             )  # fmt: skip
             if part.run is not parts.check:
-                parts.use(asked.device)
-            part.run(asked, self._tell)
+                parts.use(options.device)
+            part.run(options, self._emit)
         except Exception as error:
             traceback.print_exc()
-            self._tell(LeftOut(part.name, f"{type(error).__name__}: {error}"))
+            self._emit(LeftOut(part.name, f"{type(error).__name__}: {error}"))
         sys.stdout.flush()
         os._exit(0)  # a fork must not run the parent's exit handlers
 
-    def _tell(self, point: Point) -> None:
+    def _emit(self, point: Point) -> None:
         append(self._points, point)
-        print("        " + in_words(point), flush=True)
+        print("        " + describe(point), flush=True)
 
     def _save(self) -> None:
         self.report.points[:] = read(self._points)
@@ -186,7 +186,7 @@ def machine() -> dict[str, str]:
     return found | {"nvidia-smi": " | ".join((told.stdout or told.stderr).strip().splitlines())}
 
 
-def in_words(point: Point) -> str:
+def describe(point: Point) -> str:
     match point:
         case Facts():
             return f"{point.of}: " + ", ".join(f"{k} {v}" for k, v in point.facts.items())
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a network of 13 thousand parameters")
     bench = Bench(parser.parse_args(argv))
     bench.run()
-    print("\n".join(map(in_words, bench.report.points)))
+    print("\n".join(map(describe, bench.report.points)))
     print(bench.report.as_json().replace("\n", ""))
 
 

@@ -16,7 +16,6 @@ share of the limit and not the limit.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import save
+from benchmarks.harness.report import options, save
 from kernels import linear_kernel, load_library
 from model import DTYPES
 from models.gpt2 import GPTConfig
@@ -165,11 +164,9 @@ def describe(limits: Limits) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    ).parse_args()
+    args = options(__doc__, rounds=None).parse_args()
     limits = measure(["float32", "bfloat16"])
-    save(asdict(limits), describe(limits), None, "limits")
+    save(asdict(limits), describe(limits), args.out, "limits")
 
 
 if __name__ == "__main__":

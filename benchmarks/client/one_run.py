@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.http.__main__ import server
+from benchmarks.harness.servers import server
 from client import client
 
 OPTIONS = (

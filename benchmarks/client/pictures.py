@@ -5,21 +5,15 @@ Run as ``python -m benchmarks.client.pictures`` from the repository's root.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.harness.picture import command, plt
 from client.report.shape_plot import STYLE, draw_shape, save
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe, idc_curve
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "img"
 REQUESTS = 4000
 SHAPES = (
     "constant", "poisson", "gamma:cv=3", "weibull:cv=3", "mmpp:peak=5,share=0.1,cycle=200",
@@ -66,10 +60,7 @@ def dispersion(path: Path) -> Path:
     return save(figure, path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=FOLDER, help="default: %(default)s")
-    out = parser.parse_args().out
+def draw(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     made = [overview(out / "load-shapes.png"), dispersion(out / "load-dispersion.png")]
     process = parse_arrivals("plan:high")
@@ -77,6 +68,10 @@ def main() -> None:
     made.append(draw_shape(times, REQUESTS / 10, out / "load-plan-high.png", "plan:high"))
     for path in made:
         print(path)
+
+
+def main() -> None:
+    command(__doc__, draw)
 
 
 if __name__ == "__main__":

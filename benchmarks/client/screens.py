@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.browser import browser
-from benchmarks.pictures.page import command
+from benchmarks.harness.browser import browser
+from benchmarks.harness.picture import command
 from client.load.machine import ROOT
 
 # picture: recording, width and height in pixels

@@ -21,50 +21,21 @@ import argparse
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.deferred.bench import SHORT, Bench, Noted, RealClock, Sizes
+from benchmarks.deferred.bench import SHORT, Bench, RealClock, Sizes
 from benchmarks.deferred.points import Cell
 from benchmarks.deferred.report import report
-from client.workloads.arrivals import horizon, parse_arrivals
-from model import DTYPES, LoadOptions, load_model
+from benchmarks.deferred.sides import ALONE, BACKLOG, SHAPES, arrivals, policies
+from benchmarks.harness.report import options
+from model import LoadOptions, load_model
 from scheduling.classes.predictor import Predictor
-from scheduling.classes.simple import Exclusive, Priority
 from scheduling.policies.orca import Orca
-from seams import Policy
 
-SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
-BACKLOG = 64  # waiting deferred requests, at all times
-ALONE = ("alone", "alone again")  # without the backlog
 WARM_UP_S = 0.5
-
-Make = Callable[[Predictor], Policy]
-
-
-def policies(factors: Sequence[float], max_step_s: float) -> dict[str, Make]:
-    def budget(factor: float) -> Make:
-        return lambda predictor: Noted(Orca(), predictor, factor, max_step_s)
-
-    return {
-        **dict.fromkeys(ALONE, lambda _: Orca()),
-        **{f"budget {factor:g}": budget(factor) for factor in factors},
-        "fifo": lambda _: Orca(),
-        "priority": lambda _: Priority(Orca()),
-        "exclusive": lambda _: Exclusive(Orca()),
-    }
-
-
-def arrivals(shape: str, rate: float, duration_s: float, seed: int) -> list[float]:
-    """Times of one path, in seconds, at exactly this rate on average."""
-    process = parse_arrivals(SHAPES[shape])
-    n = max(2, round(rate * duration_s))
-    times = process.unit_times(n, np.random.SeedSequence(seed))
-    times = times * (duration_s / max(horizon(process, times), float(times[-1])))
-    return [float(at_s) for at_s in times]
 
 
 def measure(
@@ -97,13 +68,9 @@ def measure(
     return only.deferred_tokens_per_s, cells
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="embedded", help="default: %(default)s")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options(__doc__, rounds=None, model="embedded", dtype="float32")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--limit", type=int, default=32, help="batch limit")
     parser.add_argument("--rounds", type=int, help="default: 4; for other models 1")
     parser.add_argument("--seconds", type=float, help="seconds per run; default: 4, or 10")
@@ -115,17 +82,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder for the table, the figure and the JSON")
     args = parser.parse_args(argv)
     defaults = (4, 4.0, 10.0) if args.model == "embedded" else (1, 10.0, 30.0)
     for name, value in zip(("rounds", "seconds", "calibrate"), defaults, strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv)
     model = load_model(LoadOptions("dynamic", args.model, args.device, args.dtype, 0, args.limit))
     model.warm_up()
     sizes = Sizes() if args.model == "embedded" else SHORT

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from batching import BatchingManager
-from benchmarks.common import Job, Tally
+from benchmarks.bare import Job, Tally
 from benchmarks.deferred.points import Measured, Step
 from engine.inference import Inference
 from engine.iteration import Wait

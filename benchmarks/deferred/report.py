@@ -8,9 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import machine, save
-from benchmarks.deferred.points import Cell, Ratio, points
+from benchmarks.deferred.points import Cell, Point, Ratio, points
+from benchmarks.harness.report import machine, save, table
 from scheduling.classes.step_time import Work
+
+COLUMNS = (
+    "load | shape | policy | requests | TTFT p50 | p99 (95 %) | TPOT p50 | p99 (95 %) "
+    "| deferred tokens/s | of the spare capacity | of what the curve allows"
+)
 
 
 def report(
@@ -23,31 +28,18 @@ def report(
     name: str,
 ) -> None:
     found = points(cells, only, factors, limit)
-    where = machine()
     curves = [cell.curve() for cell in cells]
     step_ms = {
         n: 1000 * float(np.median([c.seconds(Work(n, n, n, 64 * n, 64 * n)) for c in curves]))
         for n in (1, 2, 4, 8, 16, 32)
     }
     r2 = float(np.median([curve.r2 for curve in curves]))
-    lines = [
-        f"{title}, on {where.cpu}, {where.cores} cores, torch {where.torch}. Deferred requests "
-        f"alone: {only:.0f} tokens/s. Step time at 1, 2, 4, 8, 16, 32 decodes of 64 tokens: "
-        f"{', '.join(f'{ms:.1f}' for ms in step_ms.values())} ms (R2 {r2:.3f}).",
-        "",
-        "| load | shape | policy | requests | TTFT p50 | p99 (95 %) | TPOT p50 | p99 (95 %) "
-        "| deferred tokens/s | of the spare capacity | of what the curve allows |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {p.load:.0%} | {p.shape} | {p.policy} | {p.requests} "
-        f"| {p.ttft_p50.value:.2f} | {_told(p.ttft_p99)} "
-        f"| {p.tpot_p50.value:.2f} | {_told(p.tpot_p99)} "
-        f"| {p.deferred_tokens_per_s:.0f} | {p.of_spare:.0%} "
-        f"| {'' if p.of_allowed is None else format(p.of_allowed, '.0%')} |"
-        for p in found
-        if p.policy != "alone"
-    ]
+    times = ", ".join(f"{ms:.1f}" for ms in step_ms.values())
+    rows = [row(point) for point in found if point.policy != "alone"]
+    card = (
+        f"{title}, on {machine()}. Deferred requests alone: {only:.0f} tokens/s. Step time at 1, "
+        f"2, 4, 8, 16, 32 decodes of 64 tokens: {times} ms (R2 {r2:.3f}).\n\n{table(COLUMNS, rows)}"
+    )
     figures = {
         "title": title,
         "deferred_only_tokens_per_s": only,
@@ -55,7 +47,16 @@ def report(
         "r2": r2,
         "points": [asdict(point) for point in found],
     }
-    save(figures, "\n".join(lines), out, name)
+    save(figures, card, out, name)
+
+
+def row(p: Point) -> tuple[str, ...]:
+    return (
+        f"{p.load:.0%}", p.shape, p.policy, f"{p.requests}", f"{p.ttft_p50.value:.2f}",
+        _told(p.ttft_p99), f"{p.tpot_p50.value:.2f}", _told(p.tpot_p99),
+        f"{p.deferred_tokens_per_s:.0f}", f"{p.of_spare:.0%}",
+        "" if p.of_allowed is None else format(p.of_allowed, ".0%"),
+    )  # fmt: skip
 
 
 def _told(ratio: Ratio) -> str:

@@ -9,18 +9,19 @@ lost stream ends the run."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
-from benchmarks.common import machine, offline_work, save
-from benchmarks.http.__main__ import free_port, server, serving, stream_all
+from benchmarks.bare import offline_work
+from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.servers import free_port, server, serving
+from benchmarks.harness.turns import in_turns, ratio
 from benchmarks.http.client import Received
+from benchmarks.http.streams import Prompted, stream_all
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import BUILD, PEERS, python_of, variables_of
 from client.load.machine import adopt_orphans
@@ -28,22 +29,11 @@ from models.weights.folder import read_config
 
 LIMIT = 64
 WARM_UP_TOKENS = 8
-PEER = "vLLM"
-OURS = "ours"
+OURS, PEER = "ours", "vLLM"
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    dtype: str
-    server: str
-    received: Received
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.received.tokens / self.received.seconds
-
-
-def vllm_server(folder: str, dtype: str) -> AbstractContextManager[str]:
+@contextmanager
+def vllm_server(folder: str, dtype: str) -> Iterator[str]:
     """Compiled, threads bound, libraries preloaded, as offline. No prefix cache, since the short
     round must not do the work's prefill."""
     peer = next(peer for peer in PEERS if peer.name == PEER)
@@ -56,87 +46,56 @@ def vllm_server(folder: str, dtype: str) -> AbstractContextManager[str]:
         "--max-num-seqs", str(LIMIT), "--max-model-len", "1024",
         "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
     ]  # fmt: skip
-    return serving(command, variables_of(peer), port)
+    with serving(command, variables_of(peer), port):
+        yield f"http://127.0.0.1:{port}"
 
 
-def by_server(served: Sequence[Served], dtype: str) -> dict[str, list[Served]]:
-    """Each server's rounds, in order."""
-    found: dict[str, list[Served]] = {}
-    for one in served:
-        if one.dtype == dtype:
-            found.setdefault(one.server, []).append(one)
-    return found
-
-
-def ratios(served: Sequence[Served]) -> dict[str, Ratio]:
-    """Ours over the peer's tokens per second, by dtype."""
-    found = {}
-    for dtype in dict.fromkeys(s.dtype for s in served):
-        of = by_server(served, dtype)
-        ours, theirs = ([s.tokens_per_s for s in of[name]] for name in (OURS, PEER))
-        found[dtype] = ratio(ours, theirs)
-    return found
+def serve(name: str, folder: str, dtype: str, work: list[Prompted]) -> Received:
+    few = [(prompt, min(tokens, WARM_UP_TOKENS)) for prompt, tokens in work]
+    start = vllm_server(folder, dtype) if name == PEER else server(folder, dtype, LIMIT)
+    with start as url:
+        stream_all(url, Path(folder).name, few)
+        return stream_all(url, Path(folder).name, work)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
-    parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"]
-    )
+    known = ("bfloat16", "float32")
+    parser = options(__doc__, model="random:gpt2-medium", dtypes=known, known_dtypes=known)
     parser.add_argument("--streams", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
     adopt_orphans()
-
     folder = str(prepare(args.model, BUILD / "models"))
     jobs = offline_work(read_config(Path(folder)).vocab_size, args.streams)
-    work: list[tuple[str | list[int], int]] = [(job.prompt, job.output_tokens) for job in jobs]
-    few = [(prompt, min(tokens, WARM_UP_TOKENS)) for prompt, tokens in work]
-    served: list[Served] = []
-
-    def serve(name: str, dtype: str) -> Served:
-        start = vllm_server(folder, dtype) if name == PEER else server(folder, dtype, LIMIT)
-        with start as url:
-            stream_all(url, Path(folder).name, few)
-            received = stream_all(url, Path(folder).name, work)
-        if received.lost:
-            raise RuntimeError(f"{name}: {received.lost} lost, one: {received.first_loss}")
-        return Served(dtype, name, received)
-
+    work: list[Prompted] = [(job.prompt, job.output_tokens) for job in jobs]
+    results: list[dict[str, Any]] = []
+    ratios = {}
     for dtype in args.dtypes:
-        sides = {name: partial(serve, name, dtype) for name in (OURS, PEER)}
-        for rounds in in_turns(sides, args.rounds).values():
-            served += rounds
-    report: dict[str, Any] = {
-        "model": args.model,
-        "results": [asdict(s) | {"tokens_per_s": s.tokens_per_s} for s in served],
-        "ours_to_peer": {dtype: asdict(value) for dtype, value in ratios(served).items()},
-    }
-    save(report, table(args.model, served), args.out, "http-peers")
-
-
-def table(model: str, served: Sequence[Served]) -> str:
-    where = machine()
-    lines = [
-        f"{model} over HTTP on {where.cpu}, {where.cores} cores, client included",
-        "",
-        "| dtype | server | rounds | streams | tokens | output tokens/s |",
-        "|---|---|---|---|---|---|",
+        sides = {name: partial(serve, name, folder, dtype, work) for name in (OURS, PEER)}
+        found = in_turns(sides, args.rounds)
+        speeds = {name: [r.tokens / r.seconds for r in rounds] for name, rounds in found.items()}
+        ratios[dtype] = ratio(speeds[OURS], speeds[PEER])
+        results += [
+            {"dtype": dtype, "server": name, "received": asdict(one), "tokens_per_s": speed}
+            for name, rounds in found.items()
+            for one, speed in zip(rounds, speeds[name], strict=True)
+        ]
+    rows = [
+        (r["dtype"], r["server"], r["received"]["tokens"], f"{r['tokens_per_s']:.1f}")
+        for r in results
     ]
-    found = ratios(served)
-    for dtype in found:
-        for name, rounds in by_server(served, dtype).items():
-            r = rounds[0].received
-            speed = sum(s.received.tokens for s in rounds) / sum(s.received.seconds for s in rounds)
-            lines.append(
-                f"| {dtype} | {name} | {len(rounds)} | {r.streams} | {r.tokens} | {speed:.1f} |"
-            )
-    lines += ["", *(f"ours / {PEER} in {dtype}: {value}" for dtype, value in found.items())]
-    return "\n".join(lines)
+    card = [
+        f"{args.model} over HTTP, {args.streams} streams; {machine()}, client included",
+        "",
+        table("dtype | server | tokens: | output tokens/s:", rows),
+        "",
+        *(f"ours / {PEER} in {dtype}: {value}" for dtype, value in ratios.items()),
+    ]
+    figures = {
+        "model": args.model,
+        "results": results,
+        "ours_to_peer": {dtype: asdict(value) for dtype, value in ratios.items()},
+    }
+    save(figures, "\n".join(card), args.out, "http-peers")
 
 
 if __name__ == "__main__":

@@ -9,19 +9,17 @@ this project's fastest variant. Bytes are those of the weights."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.alternate import Ratio, in_turns, ratio
-from benchmarks.common import save
+from benchmarks.harness.report import options, save, table
+from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.limits import WEIGHT_BYTES
 from model import DTYPES
 from runtime.linear.layers import Int8Linear, Precision, variants
@@ -93,19 +91,17 @@ def _seconds(layers: Sequence[nn.Module], x: Tensor) -> float:
     return time.perf_counter() - start_s
 
 
-def table(points: Sequence[Point]) -> str:
-    lines = [
-        "| weights | inputs x outputs | rows | us | others / ours (95 %) | reads | computes |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for point in points:
-        times = ", ".join(f"{name} {us:.0f}" for name, us in point.us.items())
-        lines.append(
-            f"| {point.precision} | {point.inputs} x {point.outputs} | {point.rows} | {times} "
-            f"| {point.gain or '-'} | {point.read_gb_per_s:.1f} GB/s "
-            f"| {point.gflop_per_s:.0f} GFLOP/s |"
+def card(points: Sequence[Point]) -> str:
+    rows = [
+        (
+            point.precision, f"{point.inputs} x {point.outputs}", point.rows,
+            ", ".join(f"{name} {us:.0f}" for name, us in point.us.items()), point.gain or "-",
+            f"{point.read_gb_per_s:.1f} GB/s", f"{point.gflop_per_s:.0f} GFLOP/s",
         )
-    return "\n".join(lines)
+        for point in points
+    ]  # fmt: skip
+    columns = "weights | inputs x outputs | rows | us | others / ours (95 %) | reads | computes"
+    return table(columns, rows)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -114,20 +110,16 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = options(__doc__, rounds=ROUNDS)
     parser.add_argument("--sizes", nargs="+", type=_size, default=SIZES, metavar="INPUTSxOUTPUTS")
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
     points = []
     for precision in args.precisions:
         for inputs, outputs in args.sizes:
             points += measure(precision, inputs, outputs, args.rows, args.rounds)
-    save({"points": [asdict(point) for point in points]}, table(points), args.out, "linear")
+    save({"points": [asdict(point) for point in points]}, card(points), args.out, "linear")
 
 
 if __name__ == "__main__":

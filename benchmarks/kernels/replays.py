@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bare import offline_work, run_bare
+from benchmarks.harness.report import table
 from generate.modes import ModeName
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig
@@ -74,15 +75,13 @@ def shares(name: str, limit: int, requests: int) -> Shares:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("| limit | mode | iterations | decodes alone | replayed |\n|---|---|---|---|---|")
+    rows = []
     for limit in LIMITS:
         for name in MODES:
             found = shares(name, limit, max(4, 2 * limit))
-            print(
-                f"| {limit} | {name} | {found.iterations} | {found.decodes:.3f} "
-                f"| {found.replayed:.3f} |",
-                flush=True,
-            )
+            shown = f"{found.decodes:.3f}", f"{found.replayed:.3f}"
+            rows.append((limit, name, found.iterations, *shown))
+    print(table("limit | mode | iterations | decodes alone | replayed", rows))
 
 
 if __name__ == "__main__":

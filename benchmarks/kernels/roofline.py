@@ -9,17 +9,17 @@ processor time, so that other work on the machine changes little.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import matplotlib
 import torch
 from torch import nn
 
-from benchmarks.common import cpu_name, save
+from benchmarks.harness.picture import plt
+from benchmarks.harness.picture import save as save_picture
+from benchmarks.harness.report import cpu_name, options, save, table
 from benchmarks.kernels.linear import PRECISIONS
 from benchmarks.limits import WEIGHT_BYTES, Limits, measure
 from model import DTYPES
@@ -61,10 +61,7 @@ def curves(precision: Precision) -> list[Curve]:
 
 
 def draw(found: Sequence[Curve], limits: Limits, path: Path) -> None:
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(PRECISIONS), figsize=(13, 4.4), sharey=True)
+    figure, axes = plt.subplots(1, len(PRECISIONS), figsize=(13, 4.4), sharey=True)
     for precision, axis in zip(PRECISIONS, axes, strict=True):
         peak = limits.operations_per_s[precision]
         roof = [
@@ -82,29 +79,22 @@ def draw(found: Sequence[Curve], limits: Limits, path: Path) -> None:
     axes[0].set_ylabel("billions of operations per second")
     figure.suptitle(f"{FEATURES} x {FEATURES}, one core of {cpu_name()}")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save_picture(figure, path)
 
 
-def table(found: Sequence[Curve]) -> str:
+def card(found: Sequence[Curve]) -> str:
     shown = [rows for rows in ROWS if rows in (1, 8, 16, 32, 64, 128, 512)]
-    lines = [
-        "| weights | variant | " + " | ".join(f"{rows} rows" for rows in shown) + " |",
-        "|---|---|" + "---|" * len(shown),
-    ]
+    columns = ["weights", "variant", *(f"{rows} rows:" for rows in shown)]
+    lines = []
     for curve in found:
         of_rows = dict(zip(ROWS, curve.gflop_per_s, strict=True))
-        figures = " | ".join(f"{of_rows[rows]:.0f}" for rows in shown)
-        lines.append(f"| {curve.precision} | {curve.variant} | {figures} |")
-    return "\n".join(lines)
+        lines.append((curve.precision, curve.variant, *(f"{of_rows[n]:.0f}" for n in shown)))
+    return table(" | ".join(columns), lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = options(__doc__, rounds=None)
     parser.add_argument("--picture", type=Path, help="where to draw it, a .png")
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     limits = measure(PRECISIONS)
@@ -113,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.picture is not None:
         draw(found, limits, args.picture)
     report = {"limits": asdict(limits), "rows": ROWS, "curves": [asdict(c) for c in found]}
-    save(report, table(found), args.out, "roofline")
+    save(report, card(found), args.out, "roofline")
 
 
 if __name__ == "__main__":

@@ -4,21 +4,20 @@
     python -m benchmarks.kernels.sampling --models embedded --dtypes float32 --rounds 5
 
 Each model has 64 requests of the same lengths, all present at once, so that each step draws 64
-tokens. Kinds of sampling take turns (see benchmarks/alternate.py); ratios are to greedy.
+tokens. Kinds of sampling take turns (see benchmarks/harness/turns.py); ratios are to greedy.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
-from benchmarks.common import Job, run_bare, save, threads_kept
-from model import DTYPES, LoadOptions, load_model
+from benchmarks.bare import Job, run_bare, threads_kept
+from benchmarks.harness.report import options, save, table
+from benchmarks.harness.turns import Ratio, in_turns, ratio
+from model import LoadOptions, load_model
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from seams import Sampling
@@ -67,32 +66,22 @@ def tokens_per_s(model: Executor, work: list[Job], sampling: Sampling) -> float:
     return run_bare(model, Orca(), "dynamic", work, ROWS, sampling).tokens_per_s
 
 
-def table(results: list[Result]) -> str:
-    lines = [
-        f"{ROWS} rows, tokens/s of the bare loop",
-        "",
-        "| model | dtype | sampling | tokens/s | to greedy |",
-        "| --- | --- | --- | --- | --- |",
+def card(results: list[Result]) -> str:
+    rows = [
+        (r.model, r.dtype, r.kind, f"{float(np.median(r.tokens_per_s)):,.0f}", r.to_greedy)
+        for r in results
     ]
-    for result in results:
-        middle = float(np.median(result.tokens_per_s))
-        lines.append(
-            f"| {result.model} | {result.dtype} | {result.kind} | {middle:,.0f} "
-            f"| {result.to_greedy} |"
-        )
-    return "\n".join(lines)
+    columns = "model | dtype | sampling | tokens/s | to greedy"
+    return f"{ROWS} rows, tokens/s of the bare loop\n\n{table(columns, rows)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, dtypes=["float32", "bfloat16"])
     parser.add_argument("--models", nargs="+", default=["embedded", "random:gpt2-medium"])
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="compared with greedy"
     )
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each request (32)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds ({ROUNDS})")
-    parser.add_argument("--out", type=Path, help="folder for sampling.json and sampling.md")
     args = parser.parse_args()
     kinds = list(dict.fromkeys(["greedy", *args.kinds]))
     results = [
@@ -101,7 +90,7 @@ def main() -> None:
         for dtype in args.dtypes
         for result in measure(name, dtype, kinds, args.tokens, args.rounds)
     ]
-    save({"results": [asdict(r) for r in results]}, table(results), args.out, "sampling")
+    save({"results": [asdict(r) for r in results]}, card(results), args.out, "sampling")
 
 
 if __name__ == "__main__":

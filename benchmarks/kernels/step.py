@@ -11,18 +11,16 @@ the remainder, Python's and torch's overhead between the parts, is the step minu
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from torch import nn
 
-from benchmarks.common import save
+from benchmarks.harness.report import options, save, table
 from benchmarks.limits import WEIGHT_BYTES, Limits, describe, measure, pass_of
 from model import DTYPES, LoadOptions, load_model
 from models.gpt2 import GPTConfig
@@ -148,41 +146,30 @@ def timed_steps(model: Executor, shape: Shape, sampling: Sampling) -> list[Part]
     ]
 
 
-def table(parts: Sequence[Part], limits: Limits, dtype: str) -> str:
+def card(parts: Sequence[Part], limits: Limits, dtype: str) -> str:
     whole = sum(part.seconds for part in parts)
-    lines = [
-        "| part | ms | of the step | MB | GFLOP | limit ms | of its limit |",
-        "|---|---|---|---|---|---|---|",
-    ]
     everything = Part("step", whole, sum(p.bytes for p in parts), sum(p.operations for p in parts))
+    rows = []
     for part in [*sorted(parts, key=lambda p: -p.seconds), everything]:
-        limit = part.limit_s(limits, dtype)
-        share = f"{limit / part.seconds:.2f}" if limit else "-"
-        lines.append(
-            f"| {part.name} | {part.seconds * 1e3:.2f} | {part.seconds / whole:.0%} "
-            f"| {part.bytes / 1e6:.0f} | {part.operations / 1e9:.1f} | {limit * 1e3:.2f} "
-            f"| {share} |"
-        )
-    return "\n".join(lines)
+        limit_s = part.limit_s(limits, dtype)
+        rows.append((
+            part.name, f"{part.seconds * 1e3:.2f}", f"{part.seconds / whole:.0%}",
+            f"{part.bytes / 1e6:.0f}", f"{part.operations / 1e9:.1f}", f"{limit_s * 1e3:.2f}",
+            f"{limit_s / part.seconds:.2f}" if limit_s else "-",
+        ))  # fmt: skip
+    return table("part | ms | of the step | MB | GFLOP | limit ms | of its limit", rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser = options(__doc__, rounds=None, model="random:gpt2-medium", dtype="bfloat16")
     parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
     parser.add_argument(
-        "--tokens",
-        type=int,
-        default=1,
+        "--tokens", type=int, default=1,
         help="new tokens of each row; more than one: saved as prefill",
-    )
+    )  # fmt: skip
     parser.add_argument("--past", type=int, default=130, help="earlier tokens of each row")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     parser.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
     shape = Shape(args.rows, args.tokens, args.past)
     limits = measure([args.dtype])
@@ -198,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = {"shape": asdict(shape), "limits": asdict(limits), "parts": [asdict(p) for p in parts]}
     save(
         report,
-        head + table(parts, limits, args.dtype),
+        head + card(parts, limits, args.dtype),
         args.out,
         "step" if args.tokens == 1 else "prefill",
     )

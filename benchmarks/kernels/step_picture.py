@@ -8,16 +8,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from benchmarks.harness.picture import command, plt, save, without_frame
 from benchmarks.kernels.step import LINEARS, Part
 from benchmarks.limits import Limits
-from benchmarks.pictures.page import command, save, without_frame
 
 RECORDED = Path("results/reference-step/step.json")
 COLOURS = {"attention": "#d55e00", "linear layers": "#4c78a8", "everything else": "#999999"}

@@ -4,7 +4,7 @@
     python -m benchmarks.modes --http                # also through the server, 64 streams
     python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
 
-One process, the same weights and the same work (see benchmarks/common.py), in turns over three
+One process, the same weights and the same work (see benchmarks/bare.py), in turns over three
 rounds. The ratios, each taken within a round, are the result; absolute figures depend on the
 machine. Slow methods run a stated part of the work: the first requests, complete.
 """
@@ -12,8 +12,6 @@ machine. Slow methods run a stated part of the work: the first requests, complet
 from __future__ import annotations
 
 import argparse
-import gc
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,21 +22,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from tqdm import tqdm
 
-from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
-from benchmarks.common import Job, machine, offline_work, run_bare, save
-from benchmarks.http.__main__ import run_http, text_work
+from benchmarks.bare import POLICY_OF, Job, offline_work, run_bare
+from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.servers import server
+from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.http.streams import stream_all, text_work
 from benchmarks.modes.original import run_original
 from generate.modes import ModeName
 from model import DTYPES, LoadOptions, load_model
 from models.gpt2 import GPT
 from models.weights.checkpoint import load_network, save_checkpoint
-from scheduling.policies.nobatch import NoBatch
-from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
-from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from seams import Policy
 
@@ -48,6 +44,11 @@ OVER_HTTP, BARE_TEXTS = "dynamic over HTTP, texts", "dynamic, bare, texts"
 TRANSFORMERS_REQUESTS = 4
 # on average a token takes the original's method 102 positions in the whole work, 93 in these
 ORIGINAL_REQUESTS = 4
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "dynamic, tgi": TGI,
+    "dynamic, stall-free": StallFree,
+    "dynamic, shortest-first": ShortestFirst,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +67,24 @@ class Result:
         return self.tokens / self.seconds
 
 
-MODES: dict[ModeName, Callable[[], Policy]] = {
-    "nobatch": NoBatch,
-    "static": lambda: Static(max_wait_s=0.0),
-    "dynamic": Orca,
-}
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "dynamic, tgi": TGI,
-    "dynamic, stall-free": StallFree,
-    "dynamic, shortest-first": ShortestFirst,
-}
-
-
-def measure_mode(mode: str, args: argparse.Namespace, dtype: str, limit: int) -> Result:
-    kind = cast(ModeName, mode.partition(",")[0])
-    make_policy = POLICIES.get(mode, MODES[kind])
-    model = load_model(LoadOptions(kind, args.model, args.device, dtype, 0, limit))
-    work = offline_work(model.vocab_size)
-    if mode == "nobatch":
-        work = work[:NOBATCH_REQUESTS]
+def measure_mode(
+    method: str, args: argparse.Namespace, dtype: str, limit: int, work: Sequence[Job] | None = None
+) -> Result:
+    """The bare loop in a mode, which is the first word of the method."""
+    mode = cast(ModeName, method.partition(",")[0])
+    model = load_model(LoadOptions(mode, args.model, args.device, dtype, 0, limit))
+    if work is None:
+        work = offline_work(model.vocab_size)[: NOBATCH_REQUESTS if mode == "nobatch" else None]
     model.warm_up()
-    run = run_bare(model, make_policy(), kind, work, limit)
-    tokens = sum(record.generated for record in run.tally.requests)
-    return Result(dtype, mode, limit, len(work), tokens, run.seconds)
-
-
-def measure_bare_texts(args: argparse.Namespace, dtype: str) -> Result:
-    """The bare loop on the prompts that are sent over HTTP."""
-    work = [job for _, job in text_work(args.model)]
-    model = load_model(LoadOptions("dynamic", args.model, args.device, dtype, 0, HTTP_LIMIT))
-    model.warm_up()
-    run = run_bare(model, Orca(), "dynamic", work, HTTP_LIMIT)
-    tokens = sum(record.generated for record in run.tally.requests)
-    return Result(dtype, BARE_TEXTS, HTTP_LIMIT, len(work), tokens, run.seconds)
+    run = run_bare(model, POLICIES.get(method, POLICY_OF[mode])(), mode, work, limit)
+    return Result(dtype, method, limit, len(work), run.tokens, run.seconds)
 
 
 def measure_http(args: argparse.Namespace, dtype: str) -> Result:
-    tokens, seconds = run_http(args.model, dtype, HTTP_LIMIT)
-    return Result(dtype, OVER_HTTP, HTTP_LIMIT, 64, tokens, seconds)
+    with server(args.model, dtype, HTTP_LIMIT) as url:
+        work = [(text, job.output_tokens) for text, job in text_work(args.model)]
+        got = stream_all(url, args.model, work)
+    return Result(dtype, OVER_HTTP, HTTP_LIMIT, got.streams, got.tokens, got.seconds)
 
 
 def measure_original(network: GPT, dtype: str) -> Result:
@@ -144,37 +125,17 @@ def measure_transformers(network: GPT, folder: Path, dtype: str) -> Result:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
+    parser = options(__doc__, model="random:gpt2-medium", dtypes=["float32", "bfloat16"])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES)
     parser.add_argument("--limits", nargs="+", type=int, default=[32, 64], help="batch limits")
     parser.add_argument("--http", action="store_true", help="also 64 streams through the server")
     parser.add_argument("--policies", action="store_true", help="also dynamic's other policies")
     parser.add_argument("--without-peers", action="store_true", help="our modes only")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
 
-    results: list[Result] = []
     batching = ["static", "dynamic", *(POLICIES if args.policies else ())]
-    per_dtype = 1 + len(batching) * len(args.limits) + 2 * (not args.without_peers) + 2 * args.http
-    steps = args.rounds * len(args.dtypes) * per_dtype
-    with tqdm(total=steps, desc="benchmark", file=sys.stderr) as bar, ExitStack() as scratch:
-
-        def shown(measure: Callable[[], Result]) -> Callable[[], Result]:
-            def turn() -> Result:
-                result = measure()
-                said = f"{result.method} {result.dtype} {result.tokens_per_s:.0f} tok/s"
-                bar.set_postfix_str(said)
-                bar.update()
-                gc.collect()  # frees a model before the next one is loaded
-                return result
-
-            return turn
-
+    results: list[Result] = []
+    with ExitStack() as scratch:
         for dtype in args.dtypes:
             sides = [partial(measure_mode, "nobatch", args, dtype, 1)]
             sides += [
@@ -183,12 +144,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for mode in batching
             ]
             if args.http:
-                sides += [partial(measure_bare_texts, args, dtype)]
+                texts = [job for _, job in text_work(args.model)]
+                sides += [partial(measure_mode, BARE_TEXTS, args, dtype, HTTP_LIMIT, texts)]
                 sides += [partial(measure_http, args, dtype)]
             if not args.without_peers:
                 sides += peers(args.model, dtype, scratch)
-            turns = {number: shown(side) for number, side in enumerate(sides)}
-            for rounds in in_turns(turns, args.rounds).values():
+            for rounds in in_turns(dict(enumerate(sides)), args.rounds, dtype).values():
                 results += rounds
     report = {
         "model": args.model,
@@ -198,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for dtype, pairs in ratios(results).items()
         },
     }
-    save(report, table(args.model, results), args.out, "modes")
+    save(report, card(args.model, results), args.out, "modes")
 
 
 def peers(model: str, dtype: str, scratch: ExitStack) -> list[partial[Result]]:
@@ -243,28 +204,22 @@ def ratios(results: Sequence[Result]) -> dict[str, dict[str, Ratio]]:
     return found
 
 
-def table(model: str, results: Sequence[Result]) -> str:
-    where = machine()
-    lines = [
-        f"{model} on {where.cpu}, {where.cores} cores, torch {where.torch}",
-        "",
-        "| dtype | method | batch limit | rounds | requests | tokens | output tokens/s |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for dtype in dict.fromkeys(r.dtype for r in results):
-        for (method, limit), rounds in by_method(results, dtype).items():
-            r, speed = rounds[0], sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
-            lines.append(
-                f"| {dtype} | {method} | {limit} | {len(rounds)} | {r.requests} | {r.tokens} "
-                f"| {speed:.1f} |"
-            )
-    lines += ["", "| dtype | ratio | value (95 %) |", "|---|---|---|"]
-    lines += [
-        f"| {dtype} | {name} | {value} |"
-        for dtype, pairs in ratios(results).items()
-        for name, value in pairs.items()
-    ]
-    return "\n".join(lines)
+def card(model: str, results: Sequence[Result]) -> str:
+    dtypes = list(dict.fromkeys(r.dtype for r in results))
+    speeds = [
+        (
+            dtype, method, limit, len(rounds), rounds[0].requests, rounds[0].tokens,
+            f"{sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds):.1f}",
+        )
+        for dtype in dtypes
+        for (method, limit), rounds in by_method(results, dtype).items()
+    ]  # fmt: skip
+    pairs = [(d, name, value) for d, own in ratios(results).items() for name, value in own.items()]
+    columns = "dtype | method | batch limit | rounds | requests | tokens | output tokens/s"
+    return (
+        f"{model} on {machine()}\n\n{table(columns, speeds)}\n\n"
+        f"{table('dtype | ratio | value (95 %)', pairs)}"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.common import Job
+from benchmarks.bare import Job
 from models.gpt2 import GPT
 
 

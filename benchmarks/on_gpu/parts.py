@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.bare import Job, run_bare
+from benchmarks.bare import POLICY_OF, Job, run_bare
 from benchmarks.on_gpu import peers
 from benchmarks.on_gpu.points import (
     Bandwidth,
@@ -22,10 +22,9 @@ from benchmarks.on_gpu.points import (
 from benchmarks.on_gpu.timing import launches_of, synchronisations_of, timed
 from benchmarks.on_gpu.work import (
     FEWEST_REQUESTS,
-    POLICIES,
-    Asked,
     Decoding,
     Models,
+    Options,
     blocks_each,
 )
 from generate.modes import ModeName
@@ -34,7 +33,7 @@ from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from seams import Opening, Sampling, Step
 
-Tell = Callable[[Point], None]
+Emit = Callable[[Point], None]
 
 SELF_CHECKED = (  # beside the model's own
     Heads(16, 16, 64, 16, "float16"),
@@ -63,86 +62,88 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def facts(asked: Asked, tell: Tell) -> None:
+def facts(options: Options, emit: Emit) -> None:
     """The device as torch sees it."""
     found = {"name": "cpu", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
-    if asked.on_gpu:
-        of = torch.cuda.get_device_properties(asked.device)
-        free, total = torch.cuda.mem_get_info(asked.device)
+    if options.on_gpu:
+        of = torch.cuda.get_device_properties(options.device)
+        free, total = torch.cuda.mem_get_info(options.device)
         found |= {
             "name": of.name,
             "capability": f"{of.major}.{of.minor}",
             "multiprocessors": str(of.multi_processor_count),
             "memory": f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
         }
-    tell(Facts("device", found))
+    emit(Facts("device", found))
 
 
-def triton(asked: Asked, tell: Tell) -> None:
+def triton(options: Options, emit: Emit) -> None:
     """The smallest kernel: if it fails, no other one can run."""
     start_s = time.monotonic()
     try:
         from benchmarks.on_gpu.trivial import add_one
 
-        found = "agrees" if add_one(asked.device) else "a wrong sum"
+        found = "agrees" if add_one(options.device) else "a wrong sum"
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-    tell(Check(TRITON, found, time.monotonic() - start_s))
+    emit(Check(TRITON, found, time.monotonic() - start_s))
 
 
-def check(asked: Asked, tell: Tell) -> None:
+def check(options: Options, emit: Emit) -> None:
     """The attention kernel beside plain torch, by the server's own self-check. It needs the GPU's
     memory, or the GPU alone, so this process does not occupy it."""
-    config = asked.config
-    heads = Heads(config.n_head, config.n_head, config.head_dim, 16, asked.dtype_name)
-    for one in [heads] if asked.tiny else [heads, *SELF_CHECKED]:
+    config = options.config
+    heads = Heads(config.n_head, config.n_head, config.head_dim, 16, options.dtype_name)
+    for one in [heads] if options.tiny else [heads, *SELF_CHECKED]:
         start_s = time.monotonic()
-        found = selfcheck.check(asked.device, one)
+        found = selfcheck.check(options.device, one)
         shape = f"{one.heads}:{one.kv_heads} heads of {one.head_dim}, {one.dtype}"
         name = OWN_HEADS if one is heads else f"attention, {shape}"
-        tell(Check(name, found.kernel or "agrees", time.monotonic() - start_s))
-        if asked.on_gpu and found.kernel is None:
-            tell(Check(f"{name}, replayed as a graph", found.graphs or "agrees", 0.0))
+        emit(Check(name, found.kernel or "agrees", time.monotonic() - start_s))
+        if options.on_gpu and found.kernel is None:
+            emit(Check(f"{name}, replayed as a graph", found.graphs or "agrees", 0.0))
 
 
-def bandwidth(asked: Asked, tell: Tell) -> None:
+def bandwidth(options: Options, emit: Emit) -> None:
     """Bytes a second that a copy on the device reads and writes."""
-    numbers = torch.empty(2**10 if asked.tiny else 2**30, dtype=torch.uint8, device=asked.device)
+    numbers = torch.empty(
+        2**10 if options.tiny else 2**30, dtype=torch.uint8, device=options.device
+    )
     numbers.random_()
     to = torch.empty_like(numbers)
-    found = timed(lambda: to.copy_(numbers), asked.device, 10, repeats=5)
-    tell(Bandwidth(2 * numbers.numel() / min(found.wall_s) / 1e9))
+    found = timed(lambda: to.copy_(numbers), options.device, 10, repeats=5)
+    emit(Bandwidth(2 * numbers.numel() / min(found.wall_s) / 1e9))
 
 
-def steps(asked: Asked, tell: Tell, gb_s: float | None) -> None:
+def steps(options: Options, emit: Emit, gb_s: float | None) -> None:
     """Decode steps of the dynamic layout: rows, contexts, ways to sample, eager and as graphs."""
-    models = Models(asked)
-    ways = (True, False) if asked.kernel else (False,)
-    cases = [(context, "greedy", graphs) for graphs in ways for context in asked.contexts]
-    cases += [(asked.contexts[0], sampling, asked.kernel) for sampling in list(SAMPLING)[1:]]
+    models = Models(options)
+    ways = (True, False) if options.kernel else (False,)
+    cases = [(context, "greedy", graphs) for graphs in ways for context in options.contexts]
+    cases += [(options.contexts[0], sampling, options.kernel) for sampling in list(SAMPLING)[1:]]
     for context, sampling, graphs in cases:
-        for rows in asked.limits:
+        for rows in options.limits:
             name = f"{rows} rows of {context}, {sampling}, {'graphs' if graphs else 'eager'}"
             try:
-                tell(_step(models, rows, context, sampling, graphs, gb_s))
+                emit(_step(models, rows, context, sampling, graphs, gb_s))
             except Exception as error:
-                tell(LeftOut(f"a step of {name}", f"{type(error).__name__}: {error}"))
+                emit(LeftOut(f"a step of {name}", f"{type(error).__name__}: {error}"))
 
 
 def _step(
     models: Models, rows: int, context: int, sampling: str, graphs: bool, gb_s: float | None
 ) -> StepTime:
-    asked = models.asked
+    options = models.options
     model = models.get("dynamic", graphs=graphs)
     step = Decoding(model, rows, context, [SAMPLING[sampling](row) for row in range(rows)])
     try:
         for _ in range(3):
             step()
-        found = timed(step, asked.device, 2 if asked.tiny else 20, asked.repeats)
+        found = timed(step, options.device, 2 if options.tiny else 20, options.repeats)
         seconds = sorted(found.wall_s)[len(found.wall_s) // 2]
         needed = models.weight_bytes + rows * context * model.shape.token_bytes
         share = launches = synchronisations = None
-        if asked.on_gpu:
+        if options.on_gpu:
             share = needed / seconds / 1e9 / gb_s if gb_s else None
             synchronisations = synchronisations_of(step)
             try:
@@ -157,15 +158,15 @@ def _step(
         model.forget()
 
 
-def prefill(asked: Asked, tell: Tell) -> None:
+def prefill(options: Options, emit: Emit) -> None:
     """Prompts computed at once."""
-    model = Models(asked).get("dynamic", graphs=asked.kernel)
-    for prompts in (1, min(4, max(asked.limits))):
-        tokens = asked.contexts[-1]
+    model = Models(options).get("dynamic", graphs=options.kernel)
+    for prompts in (1, min(4, max(options.limits))):
+        tokens = options.contexts[-1]
         try:
             each = blocks_each(model, prompts, tokens)
         except RuntimeError as error:
-            tell(LeftOut(f"a prefill of {prompts} x {tokens}", str(error)))
+            emit(LeftOut(f"a prefill of {prompts} x {tokens}", str(error)))
             continue
 
         def call(prompts: int = prompts, tokens: int = tokens, each: int = each) -> None:
@@ -175,69 +176,69 @@ def prefill(asked: Asked, tell: Tell) -> None:
             model.start([Step(i, 0, tokens, True, blocks[i]) for i in ids], ()).result()
 
         call()
-        found = timed(call, asked.device, 1 if asked.tiny else 5, asked.repeats)
+        found = timed(call, options.device, 1 if options.tiny else 5, options.repeats)
         model.forget()
-        tell(Prefill(tokens, prompts, found.wall_s, found.event_s, found.peak_bytes))
+        emit(Prefill(tokens, prompts, found.wall_s, found.event_s, found.peak_bytes))
 
 
-def same(asked: Asked, tell: Tell) -> None:
+def same(options: Options, emit: Emit) -> None:
     """Graphs draw the tokens that eager iterations draw, and so does planning ahead."""
-    models = Models(asked)
-    counts = sorted({min(rows, max(asked.limits)) for rows in SAME_ROWS})
-    for rows in counts if asked.kernel else []:
+    models = Models(options)
+    counts = sorted({min(rows, max(options.limits)) for rows in SAME_ROWS})
+    for rows in counts if options.kernel else []:
         start_s = time.monotonic()
         name = f"graphs draw eager's tokens, {rows} rows"
         try:
             drawn = [_drawn(models, rows, graphs) for graphs in (False, True)]
         except Exception as error:
-            tell(LeftOut(name, f"{type(error).__name__}: {error}"))
+            emit(LeftOut(name, f"{type(error).__name__}: {error}"))
             continue
         found = "agrees" if drawn[0] == drawn[1] else "other tokens"
-        tell(Check(name, found, time.monotonic() - start_s))
-    limit = min(32, max(asked.limits))
-    work = asked.jobs(models.network.config.vocab_size, limit, equal=False)
+        emit(Check(name, found, time.monotonic() - start_s))
+    limit = min(32, max(options.limits))
+    work = options.jobs(models.network.config.vocab_size, limit, equal=False)
     for name, sampling in SAMPLING.items():
         start_s = time.monotonic()
-        model = models.get("dynamic", graphs=asked.kernel)
+        model = models.get("dynamic", graphs=options.kernel)
         runs = [
             run_bare(
-                model, POLICIES["dynamic"](), "dynamic", work, limit, sampling(0), lookahead=ahead
+                model, POLICY_OF["dynamic"](), "dynamic", work, limit, sampling(0), lookahead=ahead
             )
             for ahead in (0, 1)
         ]
         differ = sum(a != b for a, b in zip(runs[0].outputs, runs[1].outputs, strict=True))
         found = "agrees" if not differ else f"{differ} of {len(work)} requests have other tokens"
-        tell(Check(f"lookahead draws the same tokens, {name}", found, time.monotonic() - start_s))
+        emit(Check(f"lookahead draws the same tokens, {name}", found, time.monotonic() - start_s))
 
 
 def _drawn(models: Models, rows: int, graphs: bool) -> list[list[int]]:
     """The tokens of each step."""
-    asked, model = models.asked, models.get("dynamic", graphs=graphs)
+    options, model = models.options, models.get("dynamic", graphs=graphs)
     own = [SAMPLING["temperature 1"](row) for row in range(rows)]
     try:
-        step = Decoding(model, rows, asked.contexts[0], own)
-        for _ in range(2 if asked.tiny else SAME_STEPS):
+        step = Decoding(model, rows, options.contexts[0], own)
+        for _ in range(2 if options.tiny else SAME_STEPS):
             step()
         return step.tokens
     finally:
         model.forget()
 
 
-def modes(asked: Asked, tell: Tell, *, equal: bool, graphs: bool) -> None:
+def modes(options: Options, emit: Emit, *, equal: bool, graphs: bool) -> None:
     """The modes in turns at each limit, on the same requests; nobatch once."""
-    models = Models(asked)
+    models = Models(options)
     lengths = "equal" if equal else "mixed"
     sides: list[tuple[ModeName, int]] = [("static", 0), ("dynamic", 0), ("dynamic", 1)]
-    for limit in asked.limits:
-        work = asked.jobs(models.network.config.vocab_size, limit, equal=equal)
-        if limit == asked.limits[0]:
-            _play(models, tell, lengths, limit, graphs, [("nobatch", 0)], work[:FEWEST_REQUESTS])
-        _play(models, tell, lengths, limit, graphs, sides, work)
+    for limit in options.limits:
+        work = options.jobs(models.network.config.vocab_size, limit, equal=equal)
+        if limit == options.limits[0]:
+            _play(models, emit, lengths, limit, graphs, [("nobatch", 0)], work[:FEWEST_REQUESTS])
+        _play(models, emit, lengths, limit, graphs, sides, work)
 
 
 def _play(
     models: Models,
-    tell: Tell,
+    emit: Emit,
     lengths: str,
     limit: int,
     graphs: bool,
@@ -248,17 +249,17 @@ def _play(
     outputs: dict[tuple[ModeName, int], list[list[int]]] = {}
     try:
         for number in range(
-            -1, models.asked.repeats
+            -1, models.options.repeats
         ):  # the first one warms, with all rows of the limit
             for mode, ahead in sides[:: -1 if number % 2 else 1]:
                 model = models.get(mode, graphs=graphs)
                 jobs = work[:limit] if number < 0 else work
-                run = run_bare(model, POLICIES[mode](), mode, jobs, limit, lookahead=ahead)
+                run = run_bare(model, POLICY_OF[mode](), mode, jobs, limit, lookahead=ahead)
                 if number >= 0:
                     seconds[mode, ahead].append(run.seconds)
                     outputs[mode, ahead] = run.outputs
     except Exception as error:
-        tell(LeftOut(f"{lengths} lengths at {limit}", f"{type(error).__name__}: {error}"))
+        emit(LeftOut(f"{lengths} lengths at {limit}", f"{type(error).__name__}: {error}"))
         return
     for (mode, ahead), found in seconds.items():
         same_tokens = None
@@ -266,10 +267,10 @@ def _play(
             pairs = zip(outputs[mode, ahead], outputs["static", 0], strict=True)
             same_tokens = sum(ours == theirs for ours, theirs in pairs) / len(work)
         tokens = sum(map(len, outputs[mode, ahead]))
-        tell(Played(lengths, mode, limit, graphs, ahead, len(work), tokens, found, same_tokens))
+        emit(Played(lengths, mode, limit, graphs, ahead, len(work), tokens, found, same_tokens))
 
 
-def others(asked: Asked, tell: Tell) -> None:
+def others(options: Options, emit: Emit) -> None:
     """Peers that are installed already; such a machine may have no network."""
-    peers.flashinfer(asked, tell)
-    peers.vllm(asked, tell)
+    peers.flashinfer(options, emit)
+    peers.vllm(options, emit)

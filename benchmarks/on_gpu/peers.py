@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bare import run_bare
+from benchmarks.bare import POLICY_OF, run_bare
 from benchmarks.on_gpu.points import LeftOut, Peer, Point
 from benchmarks.on_gpu.timing import timed
-from benchmarks.on_gpu.work import POLICIES, Asked, Models
+from benchmarks.on_gpu.work import Models, Options
 from models.gpt2 import GPTConfig
 
-Tell = Callable[[Point], None]
+Emit = Callable[[Point], None]
 LIMIT = 64  # rows, or the batch limit
 WORKSPACE_BYTES = 128 * 2**20
 
@@ -33,28 +33,28 @@ def _version(package: str) -> str | None:
         return None
 
 
-def flashinfer(asked: Asked, tell: Tell) -> None:
+def flashinfer(options: Options, emit: Emit) -> None:
     """Decode attention of `LIMIT` rows of the model's heads: microseconds a call."""
     version = _version("flashinfer-python")
     if version is None:
-        tell(LeftOut("FlashInfer", "not installed"))
+        emit(LeftOut("FlashInfer", "not installed"))
         return
     try:
-        tell(_decode_attention(asked, version))
+        emit(_decode_attention(options, version))
     except Exception as error:
-        tell(LeftOut("FlashInfer", f"{type(error).__name__}: {error}"))
+        emit(LeftOut("FlashInfer", f"{type(error).__name__}: {error}"))
 
 
-def _decode_attention(asked: Asked, version: str) -> Peer:
+def _decode_attention(options: Options, version: str) -> Peer:
     import flashinfer as theirs  # type: ignore[import-not-found]
 
     from kernels.gpu.attention import attend
 
-    config, context = asked.config, asked.contexts[-1]
-    device, heads, dim, size = asked.device, config.n_head, config.head_dim, 16
+    config, context = options.config, options.contexts[-1]
+    device, heads, dim, size = options.device, config.n_head, config.head_dim, 16
     pages = -(-context // size)
-    q, k, v = torch.randn(3, LIMIT, heads, dim, device=device, dtype=asked.dtype)
-    cache = torch.randn(LIMIT * pages, 2, size, heads, dim, device=device, dtype=asked.dtype)
+    q, k, v = torch.randn(3, LIMIT, heads, dim, device=device, dtype=options.dtype)
+    cache = torch.randn(LIMIT * pages, 2, size, heads, dim, device=device, dtype=options.dtype)
     keys, values = cache.unbind(1)
     keys, values = keys.contiguous(), values.contiguous()
     tables = torch.randperm(LIMIT * pages, device=device).int().view(LIMIT, pages)
@@ -64,7 +64,7 @@ def _decode_attention(asked: Asked, version: str) -> Peer:
         torch.arange(0, LIMIT + 1, device=device).int() * pages,
         tables.flatten(),
         torch.full((LIMIT,), (context - 1) % size + 1, device=device).int(),
-        heads, heads, dim, size, q_data_type=asked.dtype, kv_data_type=asked.dtype,
+        heads, heads, dim, size, q_data_type=options.dtype, kv_data_type=options.dtype,
     )  # fmt: skip
     rows = torch.tensor([[i, 1, context] for i in range(LIMIT)], device=device).int()
     tiles = torch.tensor([[i, 0] for i in range(LIMIT)], device=device).int()
@@ -81,24 +81,24 @@ def _decode_attention(asked: Asked, version: str) -> Peer:
     return Peer("FlashInfer", version, of, found[0] * 1e6, found[1] * 1e6)
 
 
-def vllm(asked: Asked, tell: Tell) -> None:
+def vllm(options: Options, emit: Emit) -> None:
     """The mixed work at a batch limit of `LIMIT`: output tokens a second."""
     version = _version("vllm")
     if version is None:
-        tell(LeftOut("vLLM", "not installed"))
+        emit(LeftOut("vLLM", "not installed"))
         return
     try:
-        tell(_generate(asked, version))
+        emit(_generate(options, version))
     except Exception as error:
-        tell(LeftOut("vLLM", f"{type(error).__name__}: {error}"))
+        emit(LeftOut("vLLM", f"{type(error).__name__}: {error}"))
 
 
-def _generate(asked: Asked, version: str) -> Peer:
-    models = Models(asked)
-    work = asked.jobs(asked.config.vocab_size, LIMIT, equal=False)
-    model = models.get("dynamic", graphs=asked.kernel)
+def _generate(options: Options, version: str) -> Peer:
+    models = Models(options)
+    work = options.jobs(options.config.vocab_size, LIMIT, equal=False)
+    model = models.get("dynamic", graphs=options.kernel)
     own = [
-        run_bare(model, POLICIES["dynamic"](), "dynamic", work, LIMIT, lookahead=1).tokens_per_s
+        run_bare(model, POLICY_OF["dynamic"](), "dynamic", work, LIMIT, lookahead=1).tokens_per_s
         for _ in range(2)  # the first one warms
     ][-1]
     del model, models
@@ -108,9 +108,9 @@ def _generate(asked: Asked, version: str) -> Peer:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_config(asked.config)))
+        (Path(folder) / "config.json").write_text(json.dumps(_config(options.config)))
         engine = LLM(
-            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype=asked.dtype_name,
+            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype=options.dtype_name,
             max_num_seqs=LIMIT, enable_prefix_caching=False, gpu_memory_utilization=0.5,
         )  # fmt: skip
     prompts = [TokensPrompt(prompt_token_ids=job.prompt) for job in work]

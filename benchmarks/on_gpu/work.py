@@ -3,7 +3,7 @@ in its own process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,10 +16,7 @@ from models.shapes import GPT2_SHAPES
 from runtime.cache import KVPool, KVShape
 from runtime.executor import Executor
 from runtime.gpu.device import Device
-from scheduling.policies.nobatch import NoBatch
-from scheduling.policies.orca import Orca
-from scheduling.policies.static import Static
-from seams import Opening, Policy, Sampling, Step
+from seams import Opening, Sampling, Step
 
 TINY = GPTConfig(vocab_size=97, context=512, n_layer=1, n_head=1, n_embd=16)
 SLACK = 192  # tokens beyond the context of a timed step, for its repeats
@@ -27,11 +24,6 @@ POOL_SHARE = 0.6  # of the GPU's free memory, at most; the rest is for activatio
 FEWEST_REQUESTS = 4
 ROUNDS = 2  # batches' worth of requests that the modes are given
 
-POLICIES: dict[ModeName, Callable[[], Policy]] = {
-    "nobatch": NoBatch,
-    "static": lambda: Static(max_wait_s=0.0),
-    "dynamic": Orca,
-}
 LAYOUTS: dict[ModeName, type[Executor]] = {
     "nobatch": ServerModel,
     "static": ServerModel,
@@ -40,8 +32,8 @@ LAYOUTS: dict[ModeName, type[Executor]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the benchmark is asked to measure."""
+class Options:
+    """What the benchmark is to measure."""
 
     device: torch.device
     dtype: torch.dtype
@@ -62,7 +54,7 @@ class Asked:
         limits: Sequence[int],
         contexts: Sequence[int],
         kernel: bool,
-    ) -> Asked:
+    ) -> Options:
         chosen = best_dtype(device) if dtype == "auto" else DTYPES[dtype]
         return cls(device, chosen, model, tiny, sorted(limits), sorted(contexts), kernel)
 
@@ -113,14 +105,14 @@ class Models:
     """The models of the modes over one network and one pool; iterations run eagerly, or as
     graphs."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-        self.network = asked.network()
-        shape = KVShape.of(self.network.config, asked.dtype, asked.device)
-        self.rows = max(asked.limits)
-        blocks = self.rows * -(-asked.longest // shape.block_tokens)
-        if asked.on_gpu:
-            free_bytes = torch.cuda.mem_get_info(asked.device)[0]
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.network = options.network()
+        shape = KVShape.of(self.network.config, options.dtype, options.device)
+        self.rows = max(options.limits)
+        blocks = self.rows * -(-options.longest // shape.block_tokens)
+        if options.on_gpu:
+            free_bytes = torch.cuda.mem_get_info(options.device)[0]
             blocks = min(blocks, int(POOL_SHARE * free_bytes) // shape.block_bytes)
         self._pool = KVPool(shape, blocks)
         self._by_layout: dict[type[Executor], Executor] = {}
@@ -132,7 +124,7 @@ class Models:
         layout = LAYOUTS[mode]
         if layout not in self._by_layout:
             model = layout(
-                self.network, self.asked.dtype, self.asked.name, kernel=self.asked.kernel
+                self.network, self.options.dtype, self.options.name, kernel=self.options.kernel
             )
             model.pool = self._pool
             self._by_layout[layout] = model
@@ -142,7 +134,7 @@ class Models:
 
     def _device(self, graphs: bool) -> Device:
         if graphs not in self._devices:
-            device = Device(self.network, self._pool, kernel=self.asked.kernel)
+            device = Device(self.network, self._pool, kernel=self.options.kernel)
             if graphs:
                 device.record_graphs(self.rows)
                 if not device.has_graphs:

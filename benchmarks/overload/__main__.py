@@ -10,7 +10,6 @@ geometric means over the rounds, of which there are more until the 95 % interval
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternate import Ratio, ratio
-from benchmarks.common import machine, save
+from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.turns import Ratio, ratio
 from client.analysis.requests import table_of, tokens_between
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
@@ -71,16 +70,12 @@ def measured(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, rounds=24)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument(
         "--loads", nargs="+", type=float, default=(1.2, 2.0),
         help="multiples of a mode's own limit (default: 1.2 2); the highest load is added",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="at most (default: 24)")
-    parser.add_argument("--out", type=Path, help="folder to record in")
     args = parser.parse_args(argv)
     systems = [System(mode, server_command(mode, "embedded", ()), None) for mode in args.modes]
     found: dict[str, Any] = {}
@@ -107,19 +102,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def card(found: dict[str, Any]) -> str:
-    lines = [
-        f"Output tokens/s beyond a mode's limit, on {machine().cpu}, {machine().cores} cores",
-        "",
-        "| mode | load / its limit | tokens/s, median of rounds | / the first load |",
-        "| --- | --- | --- | --- |",
-    ]
+    rows = []
     for mode, one in found.items():
-        ratios = [None, *(Ratio(**r) for r in one["ratios"])]
-        for load, figures, share in zip(one["loads"], one["tokens_per_s"], ratios, strict=True):
+        shares = [
+            "",
+            *(f"{r['value']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for r in one["ratios"]),
+        ]
+        for load, figures, share in zip(one["loads"], one["tokens_per_s"], shares, strict=True):
             middle = sorted(figures)[len(figures) // 2]
-            kept = "" if share is None else f"{share.value:.3f} [{share.low:.3f}, {share.high:.3f}]"
-            lines.append(f"| {mode} | {load:.1f} | {middle:.0f} ({len(figures)} rounds) | {kept} |")
-    return "\n".join(lines)
+            rows.append((mode, f"{load:.1f}", f"{middle:.0f} ({len(figures)} rounds)", share))
+    columns = "mode | load / its limit | tokens/s, median of rounds | / the first load"
+    return f"Output tokens/s beyond a mode's limit, on {machine()}\n\n{table(columns, rows)}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python -m benchmarks.peers                  # bf16 and fp32, one to two hours
     python -m benchmarks.peers --peers vLLM --dtypes bfloat16 --requests 4
 
-The same weights, prompts and output lengths for all (see benchmarks/common.py), greedy, no end
+The same weights, prompts and output lengths for all (see benchmarks/bare.py), greedy, no end
 token, one process after the other, in turns over three rounds; ratios are taken within a round. A
 peer that cannot be installed or run, or that gives a wrong number of tokens, is
 reported with the reason. docs/peers.md explains the table.
@@ -12,7 +12,6 @@ reported with the reason. docs/peers.md explains the table.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from benchmarks.alternate import ROUNDS, Ratio, in_turns, ratio
-from benchmarks.common import WORKS, machine, save
+from benchmarks.bare import WORKS
+from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.limits import Limits, Pass, describe, least_seconds, measure
 from benchmarks.peers.checkpoint import prepare, prepare_int8
 from benchmarks.peers.environments import (
@@ -202,40 +200,38 @@ def summary(results: Sequence[Result], limits: Limits, work: Work) -> dict[str, 
     return found
 
 
-def table(
-    model: str, results: Sequence[Result], limits: Limits, ends: Mapping[str, Mapping[str, Any]]
+def card(
+    title: str, results: Sequence[Result], limits: Limits, ends: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    where = machine()
-    lines = [
-        f"{model} on {where.cpu}, {where.cores} cores, which {describe(limits)}",
-        "",
-        "| dtype | engine | rounds | requests | tokens | output tokens/s | ours / this (95 %) "
-        "| same tokens as ours | settings |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows: list[Sequence[object]] = []
     for dtype in dict.fromkeys(r.dtype for r in results):
         engines = by_engine(results, dtype)
         ours = engines.get(OURS, [])
         for name, rounds in engines.items():
             r = next((r for r in rounds if r.error), rounds[0])
             if r.error:
-                lines.append(f"| {dtype} | {name} | - | {r.requests} | - | - | - | - | {r.error} |")
+                rows.append((dtype, name, "-", r.requests, "-", "-", "-", "-", r.error))
                 continue
             outputs = ours[0].outputs if ours else []
             same = sum(a == b for a, b in zip(r.outputs, outputs, strict=False))
             compared = None if name == OURS else against(ours, rounds)
-            lines.append(
-                f"| {dtype} | {name} | {len(rounds)} | {r.requests} | {r.tokens} "
-                f"| {speed(rounds):.1f} | {compared or ''} | {same} of {r.requests} "
-                f"| {r.settings} |"
-            )
-    lines += ["", "| dtype | figure | value |", "|---|---|---|"]
-    lines += [
-        f"| {dtype} | {name} | {value if isinstance(value, Ratio) else format(value, '.2f')} |"
-        for dtype, figures in ends.items()
-        for name, value in figures.items()
+            rows.append(
+                (dtype, name, len(rounds), r.requests, r.tokens, f"{speed(rounds):.1f}",
+                 compared or "", f"{same} of {r.requests}", r.settings)
+            )  # fmt: skip
+    columns = (
+        "dtype | engine | rounds | requests | tokens | output tokens/s | ours / this (95 %) "
+        "| same tokens as ours | settings"
+    )
+    figures = [
+        (dtype, name, value if isinstance(value, Ratio) else format(value, ".2f"))
+        for dtype, lines in ends.items()
+        for name, value in lines.items()
     ]
-    return "\n".join(lines)
+    return (
+        f"{title}, on {machine()}, which {describe(limits)}\n\n{table(columns, rows)}\n\n"
+        f"{table('dtype | figure | value', figures)}"
+    )
 
 
 def installed(peers: Sequence[Peer], wanted: bool) -> dict[str, str]:
@@ -254,11 +250,9 @@ def installed(peers: Sequence[Peer], wanted: bool) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     names = [peer.name for peer in PEERS]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = options(
+        __doc__, model="random:gpt2-medium", dtypes=["bfloat16", "float32"], known_dtypes=DTYPES
     )
-    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=DTYPES)
     parser.add_argument(
         "--peers",
         nargs="*",
@@ -271,18 +265,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--work",
         default="decode",
         choices=WORKS,
-        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths of conversations;\n"
+        help="decode: short prompts; prefill: 512 + 16 tokens; mixed: lengths of conversations; "
         "single: one request alone",
     )
     parser.add_argument(
         "--sampled", action="store_true", help="temperature 0.8 and top_p 0.9 instead of greedy"
     )
     parser.add_argument("--requests", type=int, help="only so many of the requests; default: all")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument(
         "--install", action="store_true", help="make the environments under build/peers first"
     )
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
 
     different = [args.work] * (args.work != parser.get_default("work")) + ["sampled"] * args.sampled
@@ -291,27 +283,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = installed(peers, args.install)
     results: list[Result] = []
     limits = measure(args.dtypes)
-    steps = args.rounds * sum(
-        2 + sum(dtype in peer.dtypes for peer in peers) for dtype in args.dtypes
-    )
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=steps, file=sys.stderr) as bar:
+    with tempfile.TemporaryDirectory() as scratch:
         work = Work(args.model, args.work, args.requests, args.sampled, Path(scratch))
-
-        def once(measure: Callable[[], Result]) -> Callable[[], Result]:
-            """A peer that cannot run is not tried again in the next round."""
-            failed: list[Result] = []
-
-            def turn() -> Result:
-                result = failed[0] if failed else measure()
-                if result.error and not failed:
-                    failed.append(result)
-                said = result.error or f"{result.tokens_per_s:.1f} tokens/s"
-                bar.write(f"{result.dtype} {result.engine}: {said}", file=sys.stderr)
-                bar.update()
-                return result
-
-            return turn
-
         for dtype in args.dtypes:
             sides = {
                 OURS: once(partial(run_ours, work, OURS, "dynamic", dtype, None)),
@@ -320,12 +293,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             for peer in peers:
                 if dtype not in peer.dtypes:
                     continue
-                if peer.environment in missing:
-                    absent = Result(dtype, peer.name, 0, error=missing[peer.environment])
-                    sides[peer.name] = once(partial(_given, absent))
+                if (reason := missing.get(peer.environment)) is not None:
+                    sides[peer.name] = partial(Result, dtype, peer.name, 0, error=reason)
                 else:
                     sides[peer.name] = once(partial(run_peer, work, peer, dtype))
-            for rounds in in_turns(sides, args.rounds).values():
+            for rounds in in_turns(sides, args.rounds, dtype).values():
                 results += rounds
         limits = limits.or_better(measure(args.dtypes))
         ends = summary(results, limits, work)
@@ -345,14 +317,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     save(
         report,
-        table(f"{args.model}, {args.work}{', sampled' * args.sampled},", results, limits, ends),
+        card(f"{args.model}, {args.work}{', sampled' * args.sampled}", results, limits, ends),
         args.out,
         "-".join(["peers", *different]),
     )
 
 
-def _given(result: Result) -> Result:
-    return result
+def once(measure: Callable[[], Result]) -> Callable[[], Result]:
+    """A peer that cannot run is not tried again in the next round."""
+    failed: list[Result] = []
+
+    def turn() -> Result:
+        result = failed[0] if failed else measure()
+        if result.error and not failed:
+            failed.append(result)
+            print(f"{result.dtype} {result.engine}: {result.error}", file=sys.stderr)
+        return result
+
+    return turn
 
 
 def _for_report(result: Result) -> dict[str, Any]:

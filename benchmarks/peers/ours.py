@@ -14,9 +14,8 @@ from typing import cast
 
 import torch
 
-from benchmarks.common import Job, run_bare
+from benchmarks.bare import POLICY_OF, Job, run_bare
 from benchmarks.limits import Pass, pass_of
-from benchmarks.modes.__main__ import MODES
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
 from generate.modes import ModeName
 from model import LoadOptions, load_model
@@ -59,8 +58,8 @@ def main() -> None:
     jobs = [Job(p, n) for p, n in zip(task.prompts, task.output_tokens, strict=True)]
     few = [Job(job.prompt, min(job.output_tokens, WARM_UP_TOKENS)) for job in jobs]
     sampling = Sampling(temperature=task.temperature, top_p=task.top_p)
-    run_bare(model, MODES[mode](), mode, few, task.limit, sampling)
-    policy = Watched(MODES[mode]())
+    run_bare(model, POLICY_OF[mode](), mode, few, task.limit, sampling)
+    policy = Watched(POLICY_OF[mode]())
     run = run_bare(model, policy, mode, jobs, task.limit, sampling)
     kernels = ", ".join(sorted(set(model.info.kernels.values())))
     settings = f"{task.runner}, {torch.get_num_threads()} threads, {kernels}"

@@ -9,124 +9,19 @@ while its row is computed although it is done."""
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
-
-from batching import BatchingManager
-from benchmarks.common import Tally, cpu_name
-from benchmarks.pictures.page import save
-from engine.inference import Inference
-from engine.records import Event
-from generate import modes
-from generate.modes import ModeName, make_ledger
-from model import LoadOptions, load_model
-from scheduling.policies.nobatch import NoBatch
-from scheduling.policies.orca import Orca
-from scheduling.policies.shortest_first import ShortestFirst
-from scheduling.policies.stall_free import StallFree
-from scheduling.policies.static import Static
-from scheduling.policies.tgi import TGI
-from seams import IterationRecord, Policy, Sampling
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
-LIMIT = 6
+from benchmarks.harness.picture import plt, save
+from benchmarks.harness.report import cpu_name
+from benchmarks.pictures.twenty import LIMIT, MODES, POLICIES, Trace, run
+from engine.records import Event
+from seams import IterationRecord
+
 COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "held": "#9fc3e0"}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    name: str
-    mode: ModeName
-    policy: Callable[[], Policy]
-
-
-MODES = [
-    Case("nobatch: one at a time", "nobatch", NoBatch),
-    Case(
-        "static: a batch runs until its longest request is done",
-        "static",
-        lambda: Static(max_wait_s=0.02),
-    ),
-    Case("dynamic: requests join and leave at every iteration", "dynamic", Orca),
-]
-
-
-POLICIES = [
-    Case("orca: prompts join the decodes of the others", "dynamic", Orca),
-    Case(
-        "tgi: prefill interrupts decode",
-        "dynamic",
-        lambda: TGI(max_batch_prefill_tokens=512, waiting_served_ratio=0.3, max_waiting_tokens=20),
-    ),
-    Case(
-        "stall-free: decodes, and 64 tokens an iteration with pieces of prompts",
-        "dynamic",
-        lambda: StallFree(token_budget=64),
-    ),
-    Case(
-        "shortest-first: requests for few tokens before the others",
-        "dynamic",
-        lambda: ShortestFirst(max_bypass=8),
-    ),
-]
-
-
 PICTURES = {"modes": MODES, "policies": POLICIES}
-
-
-def twenty_requests(vocab_size: int) -> list[tuple[list[int], int, float]]:
-    """(prompt, tokens to generate, arrival after s): a Poisson process of short and long ones."""
-    rng = np.random.default_rng(5)
-    arrivals = np.cumsum(rng.exponential(0.012, 20))
-    return [
-        (
-            rng.integers(0, vocab_size, rng.choice([8, 40, 300], p=[0.5, 0.3, 0.2])).tolist(),
-            int(rng.choice([10, 30, 90], p=[0.4, 0.4, 0.2])),
-            float(arrival),
-        )
-        for arrival in arrivals
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    name: str
-    inferences: list[Inference]
-    events: Sequence[Event]  # of the manager's history
-
-
-def run(case: Case, deferred: Collection[int] = ()) -> Trace:
-    """The requests in real time: each is submitted when its arrival has come. `deferred`: the
-    numbers of those in that class."""
-    model = load_model(LoadOptions(case.mode, "embedded", "auto", "float32", 0, LIMIT))
-    model.warm_up()
-    manager = BatchingManager(case.policy(), Tally(), max_batch_size=LIMIT, max_waiting=100)
-    manager.serve(model, make_ledger(case.mode, model))
-    start_s = time.perf_counter()
-    inferences = [
-        Inference(
-            prompt,
-            tokens,
-            Sampling(temperature=0),
-            start_s + arrival,
-            service_class="deferred" if number in deferred else "immediate",
-        )
-        for number, (prompt, tokens, arrival) in enumerate(twenty_requests(4096))
-    ]
-    pending = list(inferences)
-    while pending or any(inference.record is None for inference in inferences):
-        while pending and pending[0].arrival_s <= time.perf_counter():
-            manager.enqueue(pending.pop(0))
-        manager.step(modes.MODES[case.mode].lay_out, time.perf_counter)
-    return Trace(case.name, inferences, manager.history.since(0).events)
 
 
 def stretches(events: Sequence[Event]) -> Iterator[tuple[int, str, float, float]]:

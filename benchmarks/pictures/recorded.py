@@ -2,7 +2,7 @@
 
     python -m benchmarks.pictures.recorded      # watch/page/recorded/, then docs/img/film.svg
 
-They are those of `docs/img/modes.png` (benchmarks/pictures/__main__.py): the embedded model, a
+They are those of `docs/img/modes.png` (benchmarks/pictures/twenty.py): the embedded model, a
 batch limit of 6, in real time on this machine. Each mode runs five times; the run of median length
 is kept.
 """
@@ -13,8 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.common import cpu_name
-from benchmarks.pictures.__main__ import LIMIT, MODES, Case, run
+from benchmarks.harness.report import cpu_name
+from benchmarks.pictures.twenty import LIMIT, MODES, Case, run
 from model import LoadOptions, load_model
 from watch import film
 from watch.frames import US, Frame, Hello, make_frame

@@ -21,21 +21,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.alternate import Ratio, in_turns, ratio
-from benchmarks.common import Job, machine, offline_work, save
-from benchmarks.prefix.play import CLOCKS, Loop
-from model import DTYPES, LoadOptions, load_model
+from benchmarks.bare import Job, offline_work
+from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.prefix.play import CLOCKS, OUTPUT_TOKENS, Loop, Prefixes, arriving, ttft_s
+from model import LoadOptions, load_model
 from seams import Model
 
 SHARED_SHARE = 0.9
-OUTPUT_TOKENS = 8
-OWN_TOKENS = 16, 48  # of a prompt after a system prompt: uniform
 WITHIN, OBJECTIVE_MULTIPLE = 0.9, 2.0
 ARRIVE_FOR = 20  # times the objective
 RATE_STEP = 1.25  # from one offered rate to the next
@@ -65,29 +63,6 @@ class Capacity:
         return self.cached / self.without
 
 
-class Prefixes:
-    """Random prompts; those with the same `shared` number begin alike."""
-
-    def __init__(self, vocab_size: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._vocab_size = vocab_size
-
-    def tokens(self, count: int) -> list[int]:
-        return [int(token) for token in self._rng.integers(0, self._vocab_size, count)]
-
-    def behind(self, beginnings: Sequence[list[int]], requests: int) -> list[Job]:
-        picked = self._rng.integers(len(beginnings), size=requests)
-        own = self._rng.integers(*OWN_TOKENS, size=requests)
-        return [
-            Job(beginnings[k] + self.tokens(int(n)), OUTPUT_TOKENS)
-            for k, n in zip(picked.tolist(), own.tolist(), strict=True)
-        ]
-
-    def gaps_s(self, requests: int) -> list[float]:
-        """Of Poisson arrivals, one a second."""
-        return [float(gap) for gap in self._rng.exponential(1.0, requests)]
-
-
 def measure_ttft(model: Model, args: argparse.Namespace) -> Ttft:
     prefixes = Prefixes(args.vocab_size, args.seed)
     shared = int(args.prompt_tokens * SHARED_SHARE)
@@ -107,8 +82,8 @@ def measure_ttft(model: Model, args: argparse.Namespace) -> Ttft:
         loop.play([first])
         hit = loop.play([second])
         same &= plain.outputs == hit.outputs
-        whole_s += plain.ttft_s
-        shared_s += hit.ttft_s
+        whole_s += ttft_s(plain)
+        shared_s += ttft_s(hit)
     return Ttft(whole_s, shared_s, ratio(shared_s, whole_s), same)
 
 
@@ -136,7 +111,7 @@ def measure_capacity(model: Model, args: argparse.Namespace) -> Capacity:
     work = prefixes.behind(systems, args.requests)
     gaps_s = prefixes.gaps_s(args.requests)
     alone = Loop(model, args.limit, prefix_caching=False, clock=args.clock)
-    objective_s = OBJECTIVE_MULTIPLE * alone.play(work[:1]).ttft_s[0]
+    objective_s = OBJECTIVE_MULTIPLE * ttft_s(alone.play(work[:1]))[0]
 
     def holds(loop: Loop, rate: float) -> bool:
         # at any rate they arrive during several objectives: one burst within one proves nothing
@@ -145,8 +120,8 @@ def measure_capacity(model: Model, args: argparse.Namespace) -> Capacity:
         work.extend(prefixes.behind(systems, more))
         gaps_s.extend(prefixes.gaps_s(more))
         arrivals_s = np.cumsum(gaps_s[:wanted]) / rate
-        played = loop.play(work[:wanted], arrivals_s.tolist())
-        return float(np.mean(np.array(played.ttft_s) <= objective_s)) >= WITHIN
+        played = loop.play(arriving(work[:wanted], arrivals_s.tolist()))
+        return float(np.mean(np.array(ttft_s(played)) <= objective_s)) >= WITHIN
 
     def capacity(prefix_caching: bool) -> float:
         loop = Loop(model, args.limit, prefix_caching=prefix_caching, clock=args.clock)
@@ -164,11 +139,7 @@ def measure_capacity(model: Model, args: argparse.Namespace) -> Capacity:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="random:gpt2-medium", help="default: %(default)s")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser = options(__doc__, model="random:gpt2-medium", dtype="float32")
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--only", choices=PARTS, help="one of the three parts")
     parser.add_argument("--prompt-tokens", type=int, default=1000, help="of the first part")
@@ -178,9 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--requests", type=int, default=32, help="of the second part; least of the third"
     )
     parser.add_argument("--limit", type=int, default=16, help="batch limit")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
     if args.clock == "cpu":
         torch.set_num_threads(1)
@@ -188,13 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = load_model(LoadOptions("dynamic", args.model, "cpu", args.dtype, 0, args.limit))
     args.vocab_size = model.vocab_size
     model.warm_up()
-    where = machine()
-    lines = [
-        f"{args.model}, {args.dtype}, on {where.cpu}, {where.cores} cores, {args.clock} seconds",
-        "",
-        "| | without prefix caching | with it | ratio |",
-        "|---|---:|---:|---:|",
-    ]
+    rows: list[tuple[object, ...]] = []
     report: dict[str, object] = {
         "model": args.model,
         "dtype": args.dtype,
@@ -205,27 +168,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         if part == "ttft":
             ttft = measure_ttft(model, args)
             report["ttft"] = asdict(ttft)
-            lines.append(
-                f"| TTFT, {args.prompt_tokens} tokens, 90 % sent before "
-                f"| {np.median(ttft.whole_s):.3f} s | {np.median(ttft.shared_s):.3f} s "
-                f"| {ttft.ratio} |"
-            )
+            rows.append((
+                f"TTFT, {args.prompt_tokens} tokens, 90 % sent before",
+                f"{np.median(ttft.whole_s):.3f} s", f"{np.median(ttft.shared_s):.3f} s", ttft.ratio,
+            ))  # fmt: skip
             agree = "the same" if ttft.same_tokens else "NOT THE SAME"
             same = f"\n\nTokens with shared blocks: {agree}."
         elif part == "overhead":
             overhead = measure_overhead(model, args)
             report["overhead"] = asdict(overhead)
-            lines.append(f"| tokens/s, nothing shared | | | {overhead} |")
+            rows.append(("tokens/s, nothing shared", "", "", overhead))
         else:
             capacity = measure_capacity(model, args)
             report["capacity"] = {**asdict(capacity), "ratio": capacity.ratio}
-            lines.append(
-                f"| requests/s, {args.systems} system prompts of {args.system_tokens} tokens, TTFT "
-                f"within {capacity.objective_s:.2f} s | {capacity.without:.3f} "
-                f"| {capacity.cached:.3f} | {capacity.ratio:.1f} |"
-            )
-    table = "\n".join(lines) + same
-    save(report, table, args.out, f"prefix-{args.dtype}")
+            rows.append((
+                f"requests/s, {args.systems} system prompts of {args.system_tokens} tokens, TTFT "
+                f"within {capacity.objective_s:.2f} s",
+                f"{capacity.without:.3f}", f"{capacity.cached:.3f}", f"{capacity.ratio:.1f}",
+            ))  # fmt: skip
+    card = (
+        f"{args.model}, {args.dtype}, on {machine()}, {args.clock} seconds\n\n"
+        f"{table('| without prefix caching: | with it: | ratio:', rows)}{same}"
+    )
+    save(report, card, args.out, f"prefix-{args.dtype}")
 
 
 if __name__ == "__main__":

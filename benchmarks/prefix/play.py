@@ -1,5 +1,6 @@
-"""Requests that arrive at given times, run on the bare loop: idle time is skipped, computing takes
-real time. A run lasts as long as its work; latencies are those of a server.
+"""Prompts that begin alike, and the bare loop over a model whose cached blocks stay between runs.
+
+A run lasts as long as its work, since idle time is skipped; latencies are those of a server.
 """
 
 from __future__ import annotations
@@ -7,33 +8,42 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from batching import BatchingManager
-from benchmarks.common import Job, Tally
+import numpy as np
+
+from benchmarks.bare import BareRun, Job, run_bare
 from engine.blocks import Ledger
-from engine.inference import Inference
-from engine.iteration import Wait
-from generate.modes import MODES
 from scheduling.policies.orca import Orca
-from seams import IterationRecord, Model, Sampling
+from seams import Model
 
+OUTPUT_TOKENS = 8
+OWN_TOKENS = 16, 48  # of a prompt after a system prompt: uniform
 # of the computing thread, so that other users of the machine do not count
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """`seconds`: from the first arrival to the last end, idle time included."""
+class Prefixes:
+    """Random prompts; those with the same `shared` number begin alike."""
 
-    seconds: float
-    ttft_s: Sequence[float]
-    outputs: Sequence[Sequence[int]]
-    iterations: Sequence[IterationRecord]
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._vocab_size = vocab_size
 
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(map(len, self.outputs)) / self.seconds
+    def tokens(self, count: int) -> list[int]:
+        return [int(token) for token in self._rng.integers(0, self._vocab_size, count)]
+
+    def behind(self, beginnings: Sequence[list[int]], requests: int) -> list[Job]:
+        picked = self._rng.integers(len(beginnings), size=requests)
+        own = self._rng.integers(*OWN_TOKENS, size=requests)
+        return [
+            Job(beginnings[k] + self.tokens(int(n)), OUTPUT_TOKENS)
+            for k, n in zip(picked.tolist(), own.tolist(), strict=True)
+        ]
+
+    def gaps_s(self, requests: int) -> list[float]:
+        """Of Poisson arrivals, one a second."""
+        return [float(gap) for gap in self._rng.exponential(1.0, requests)]
 
 
 class Loop:
@@ -56,35 +66,16 @@ class Loop:
             blocks or model.num_blocks, model.block_tokens, prefix_caching=prefix_caching
         )
 
-    def play(self, work: Sequence[Job], arrivals_s: Sequence[float] | None = None) -> Played:
-        """Without times all are present at the start."""
-        manager = BatchingManager(
-            Orca(), Tally(), max_batch_size=self._limit, max_waiting=len(work)
-        )
-        manager.serve(self._model, self._ledger)
-        inferences = [
-            Inference(job.prompt, job.output_tokens, Sampling(temperature=0), at_s)
-            for job, at_s in zip(work, arrivals_s or [0.0] * len(work), strict=True)
-        ]
-        coming = sorted(inferences, key=lambda inference: inference.arrival_s)
-        skipped_s = -self._clock()
+    def play(self, work: Sequence[Job]) -> BareRun:
+        return run_bare(
+            self._model, Orca(), "dynamic", work, self._limit, ledger=self._ledger,
+            clock=self._clock,
+        )  # fmt: skip
 
-        def now() -> float:
-            return self._clock() + skipped_s
 
-        while True:
-            while coming and coming[0].arrival_s <= now():
-                manager.enqueue(coming.pop(0))
-            waits = isinstance(manager.step(MODES["dynamic"].lay_out, now), Wait)
-            if waits and not coming:
-                break
-            if waits:
-                skipped_s += max(0.0, coming[0].arrival_s - now())
-        if failed := [i.error for i in inferences if i.error]:
-            raise RuntimeError(f"{len(failed)} requests failed, the first: {failed[0]}")
-        return Played(
-            now(),
-            [(i.first_token_s or math.inf) - i.arrival_s for i in inferences],
-            [i.ids[i.prompt_tokens :] for i in inferences],
-            [e for e in manager.history.since(0).events if isinstance(e, IterationRecord)],
-        )
+def arriving(work: Sequence[Job], arrivals_s: Sequence[float]) -> list[Job]:
+    return [replace(job, arrival_s=at_s) for job, at_s in zip(work, arrivals_s, strict=True)]
+
+
+def ttft_s(run: BareRun) -> list[float]:
+    return [(i.first_token_s or math.inf) - i.arrival_s for i in run.inferences]

@@ -2,6 +2,7 @@
 
     python -m benchmarks.record --list            # all recordings, their time, and which are old
     python -m benchmarks.record                   # those older than the code they measure
+    python -m benchmarks.record --rare            # the rare ones, too: three hours more
     python -m benchmarks.record --only embedded   # these, old or not
 
 In order, one at a time, on an idle machine: each recording begins when others do not use the cores,
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.alternate import QUIET_CORES
+from benchmarks.harness.turns import QUIET_CORES
 from benchmarks.record.table import TABLE, Recording
 from client.load.machine import ROOT, Company
 
@@ -72,12 +73,20 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def state(recording: Recording, root: Path = ROOT) -> str:
-    """``missing``, ``old`` or ``recorded``."""
+    """``missing``, ``rare``, ``old`` or ``recorded``."""
     shown_s = changed_s(root, [f"{recording.folder}/{recording.shows}"])
     code_s = changed_s(root, recording.measures)
     if shown_s is None:
         return "missing"
+    if recording.rare:
+        return "rare"
     return "old" if code_s is not None and code_s > shown_s else "recorded"
+
+
+def commit(recording: Recording, root: Path = ROOT) -> str:
+    """That which it was committed with, the state that it measured, and its date."""
+    shown = f"{recording.folder}/{recording.shows}"
+    return _git(root, "log", "-1", "--format=%h of %cs", "--", shown) or "not committed"
 
 
 def lacks(recording: Recording) -> str | None:
@@ -86,13 +95,19 @@ def lacks(recording: Recording) -> str | None:
 
 
 def listed(table: Sequence[Recording]) -> str:
-    lines = [f"{'minutes':>7}  {'state':<8}  {'recording':<22}  folder"]
+    states = {r.name: state(r) for r in table}
+    lines = [f"{'minutes':>7}  {'state':<8}  {'recording':<36}  {'commit':<21}  folder"]
     for r in table:
         missing = lacks(r)
         note = "" if missing is None else f"  (needs {missing})"
-        lines.append(f"{r.minutes:>7g}  {state(r):<8}  {r.name:<22}  {r.folder}{note}")
-    due = [r for r in table if state(r) != "recorded" and lacks(r) is None]
+        lines.append(
+            f"{r.minutes:>7g}  {states[r.name]:<8}  {r.name:<36}  {commit(r):<21}  {r.folder}{note}"
+        )
+    due = [r for r in table if states[r.name] in ("missing", "old") and lacks(r) is None]
     lines += ["", f"{len(due)} are due, {sum(r.minutes for r in due):g} minutes"]
+    for kind, own in (("regular", [r for r in table if not r.rare]),
+                      ("rare", [r for r in table if r.rare])):  # fmt: skip
+        lines.append(f"all {kind} ones: {sum(r.minutes for r in own):g} minutes")
     return "\n".join(lines)
 
 
@@ -176,6 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the table and measure nothing")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="record these")
     parser.add_argument("--all", action="store_true", help="also recordings that are not old")
+    parser.add_argument("--rare", action="store_true", help="also those that are made seldom")
     parser.add_argument(
         "--patience", type=float, default=0, metavar="MINUTES",
         help="how long to wait for an idle machine (default: not at all)",
@@ -186,8 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     status = 0
     for recording in TABLE:
-        chosen = recording.name in args.only if args.only else args.all
-        if not chosen and (args.only or state(recording) == "recorded"):
+        if args.only:
+            chosen = recording.name in args.only
+        else:
+            due = args.all or recording.rare or state(recording) != "recorded"
+            chosen = due and (args.rare or not recording.rare)
+        if not chosen:
             continue
         if (missing := lacks(recording)) is not None:
             _say(f"{recording.name} left out: it needs {missing}")

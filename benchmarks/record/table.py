@@ -1,8 +1,12 @@
-"""The recordings, one per line, in the order in which they are made. Add yours here."""
+"""The recordings, in the order in which they are made. Add yours here.
+
+All regular ones together take at most MOST_MINUTES on two cores, so that no change has to wait for
+its figures. What does not fit is rare: it is made seldom, and the list says of which commit it is.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LOOP = (
     "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "runtime",
@@ -16,7 +20,9 @@ SERVER = (
     "serving",
     "telemetry",
     "text",
+    "web",
 )
+MOST_MINUTES = 75
 COMPARE = (*SERVER, "client", "compare.sh")
 RAW = ("runs.jsonl.gz", "workloads")
 PYTHON = "{python} -m "
@@ -41,6 +47,11 @@ class Recording:
     needs: tuple[str, ...] = ()
     printed: str | None = None
     drops: tuple[str, ...] = ()
+    rare: bool = False
+
+
+def _rare(recording: Recording) -> Recording:
+    return replace(recording, rare=True)
 
 
 def _compare(
@@ -69,7 +80,7 @@ def _peers(work: str, minutes: float, options: str) -> Recording:
     """Beside the two peers that decode fastest; all peers take more than an hour."""
     name = f"peers-{work}"
     command = f"""peers --peers "OpenVINO GenAI" vLLM {options}"""
-    return _bench(name, minutes, command, _PEERS, f"{name}.json", LOOP, "peers")
+    return _rare(_bench(name, minutes, command, _PEERS, f"{name}.json", LOOP, "peers"))
 
 
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
@@ -80,22 +91,22 @@ _STORED = ("deferred", "benchmarks/store")
 
 TABLE: tuple[Recording, ...] = (
     _compare("embedded", 5, drops=RAW),
-    _compare("embedded-again", 5),
-    _compare("embedded-low", 5, "--arrivals plan:low"),
-    _compare("embedded-medium", 5, "--arrivals plan:medium"),
-    _compare("embedded-high", 5, "--arrivals plan:high"),
+    _rare(_compare("embedded-again", 5)),
+    _rare(_compare("embedded-low", 5, "--arrivals plan:low")),
+    _rare(_compare("embedded-medium", 5, "--arrivals plan:medium")),
+    _rare(_compare("embedded-high", 5, "--arrivals plan:high")),
     _compare(
         "gpt2-medium", 14, "--model random:gpt2-medium --budget-s 900 -- --dtype bfloat16",
         drops=("report.html",),
     ),
-    Recording(
+    _rare(Recording(
         "distributions", 5, "./compare.sh --distributions", "results/reference-distributions",
         "distributions.txt", COMPARE, printed="distributions.txt",
-    ),
-    _bench(
+    )),
+    _rare(_bench(
         "overload", 8, "overload --rounds 12", "results/reference-overload", "overload.json",
         (*SERVER, "benchmarks/overload"),
-    ),
+    )),
     Recording(
         "one-run", 1, f"{PYTHON}benchmarks.client.one_run --out {{out}}", "results/reference-run",
         "summary.json", COMPARE, drops=("requests.csv", "tokens.csv"),
@@ -115,17 +126,17 @@ TABLE: tuple[Recording, ...] = (
     _peers(
         "single-float32-bfloat16-int8", 11, "--work single --dtypes float32 bfloat16 int8"
     ),
-    _bench("http-peers", 11, "http.peers", _HTTP, "http-peers.json", SERVER, "peers"),
+    _rare(_bench("http-peers", 11, "http.peers", _HTTP, "http-peers.json", SERVER, "peers")),
     _bench("streams", 4, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
         "streams-embedded", 1, "http --streams 512 --model embedded", _HTTP,
         "streams-embedded.json", SERVER,
     ),
-    _bench("deferred", 20, "deferred", _DEFERRED, "deferred.json", LOOP),
-    _bench(
+    _rare(_bench("deferred", 20, "deferred", _DEFERRED, "deferred.json", LOOP)),
+    _rare(_bench(
         "sampling", 5, "kernels.sampling --dtypes bfloat16 --rounds 9",
         "results/reference-sampling", "sampling.json", LOOP,
-    ),
+    )),
     _bench("linear", 3, "kernels.linear", _KERNELS, "linear.json", _PRODUCTS),
     _bench(
         "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png", _KERNELS,
@@ -153,13 +164,13 @@ TABLE: tuple[Recording, ...] = (
         "film", 1, f"{PYTHON}benchmarks.pictures.recorded --film {{out}}/film.svg", "docs/img",
         "film.svg", (*LOOP, "watch/film.py"),
     ),
-    _bench(
+    _rare(_bench(
         "remote", 10, "remote", "results/reference-remote", "remote.json", (*LOOP, "model_server"),
         "development",
-    ),
+    )),
     _bench(
         "watching", 2, "watching", "results/reference-watching", "watching.json",
-        (*LOOP, "watch/hub.py", "watch/frames.py"),
+        (*LOOP, "telemetry", "watch/hub.py", "watch/frames.py"),
     ),
     _bench(
         "watching-pictures", 1, "watching.picture", "docs/img", "watch-live.png",
@@ -171,26 +182,14 @@ TABLE: tuple[Recording, ...] = (
         "client", 2, f"{PYTHON}benchmarks.client.speed --self-test --out {{out}}/speed.json",
         "results/reference-client", "speed.json", ("client",),
     ),
-    _bench(
+    _rare(_bench(
         "router", 4, "router --litellm --tib build/text-inference-batcher",
         "results/reference-router", "router.json", ("router", "benchmarks/router"),
         "text-inference-batcher",
-    ),
+    )),
     _bench("pictures", 2, "pictures", "docs/img", "modes.png", LOOP, "development"),
     _bench(
-        "policy-picture", 1, "pictures.write_a_policy", "docs/img", "write-a-policy.png", LOOP,
-        "development",
-    ),
-    _bench(
-        "token-picture", 1, "pictures.one_token", "docs/img", "one-token.png", SERVER,
-        "development",
-    ),
-    _bench(
         "memory-picture", 1, "prefix.picture", "docs/img", "memory.png", LOOP, "development",
-    ),
-    _bench(
-        "deferred-picture", 1, "deferred.picture", "docs/img", "deferred.png",
-        (*SERVER, "deferred"), "development",
     ),
     _bench(
         "report-pictures", 1, "client.screens", "docs/img", "comparing-report.png",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.remote                            # all of it
     python -m benchmarks.remote --only speed --rounds 5
-    python -m benchmarks.remote --only kills --kills 20 --kills-model hash
+    python -m benchmarks.remote --only kills --kills 20
 
 Speed: 64 requests present at once, embedded model and GPT-2 medium's shape, in turns. Shards: the
 logits and tokens of two against one. Kills: shards of the embedded model die by SIGKILL, and some
@@ -12,15 +12,12 @@ undisturbed one.
 
 from __future__ import annotations
 
-import argparse
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from benchmarks.common import machine, save
+from benchmarks.harness.report import machine, options, save, table
 from benchmarks.remote import kills, shards, speed
-from benchmarks.remote.servers import HASH
 
 STOPS_EACH = 10  # SIGKILLs for each SIGSTOP
 PATIENCE_S = 5.0
@@ -28,12 +25,8 @@ EMBEDDED = "embedded"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = options(__doc__, dtype="float32", known_dtypes=("float32", "bfloat16"))
     parser.add_argument("--only", choices=["speed", "shards", "kills"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument(
         "--models", nargs="+", default=["embedded", "random:gpt2-medium"], help="of --only speed"
     )
@@ -41,8 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--tokens", type=int, default=40, help="longest output, except for the embedded model"
     )
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--kills-model", default=EMBEDDED, choices=[EMBEDDED, HASH])
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args(argv)
 
     lines = [f"{machine().cpu}, {machine().cores} cores"]
@@ -55,14 +46,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         report["speed"] = [asdict(one) for one in found]
         lines += [
             "",
-            "| 64 sequences | tokens/s here | behind gRPC | ratio | with --lookahead 1 "
-            "| iteration, ms | more, ms | empty call, ms | ratio of processor time |",
-            "| --- | ---: | ---: | --- | --- | ---: | ---: | ---: | --- |",
-            *(
-                f"| {s.model} | {s.in_process_tokens_per_s:.0f} | {s.remote_tokens_per_s:.0f} "
-                f"| {s.ratio} | {s.ahead_ratio} | {s.iteration_ms:.2f} | {s.added_ms:.2f} "
-                f"| {s.round_trip_ms:.2f} | {s.cpu_ratio} |"
-                for s in found
+            table(
+                "64 sequences | tokens/s here: | behind gRPC: | ratio | with --lookahead 1 "
+                "| iteration, ms: | more, ms: | empty call, ms: | ratio of processor time",
+                [
+                    (
+                        s.model,
+                        f"{s.in_process_tokens_per_s:.0f}",
+                        f"{s.remote_tokens_per_s:.0f}",
+                        s.ratio,
+                        s.ahead_ratio,
+                        f"{s.iteration_ms:.2f}",
+                        f"{s.added_ms:.2f}",
+                        f"{s.round_trip_ms:.2f}",
+                        s.cpu_ratio,
+                    )
+                    for s in found
+                ],
             ),
         ]
     if args.only in (None, "shards"):
@@ -77,20 +77,28 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{agreement.all_reduce_ms:.3f} ms",
         ]
     if args.only in (None, "kills"):
-        runs = [kills.measure(args.kills_model, 2, args.kills, signal.SIGKILL, PATIENCE_S)]
+        runs = [kills.measure(EMBEDDED, 2, args.kills, signal.SIGKILL, PATIENCE_S)]
         stops = max(1, args.kills // STOPS_EACH)
-        runs.append(kills.measure(args.kills_model, 2, stops, signal.SIGSTOP, PATIENCE_S))
+        runs.append(kills.measure(EMBEDDED, 2, stops, signal.SIGSTOP, PATIENCE_S))
         report["kills"] = [asdict(run) for run in runs]
         lines += [
             "",
-            "| 2 shards | deaths | requests | preempted | failed | answered twice | wrong tokens "
-            "| recovery, median and most, s |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-            *(
-                f"| {run.model}, {run.signal} | {run.deaths} | {run.requests} | {run.preempted} "
-                f"| {run.failed} | {run.answered_twice} | {run.wrong_tokens} "
-                f"| {run.median_recovery_s:.2f}, {max(run.recovery_s):.2f} |"
-                for run in runs
+            table(
+                "2 shards | deaths: | requests: | preempted: | failed: | answered twice: "
+                "| wrong tokens: | recovery, median and most, s:",
+                [
+                    (
+                        f"{run.model}, {run.signal}",
+                        run.deaths,
+                        run.requests,
+                        run.preempted,
+                        run.failed,
+                        run.answered_twice,
+                        run.wrong_tokens,
+                        f"{run.median_recovery_s:.2f}, {max(run.recovery_s):.2f}",
+                    )
+                    for run in runs
+                ],
             ),
         ]
     save(report, "\n".join(lines), args.out, "remote")

@@ -11,14 +11,13 @@ import time
 from dataclasses import dataclass, field
 
 from batching import BatchingManager, dynamic_batching_loop
-from benchmarks.common import Tally
-from benchmarks.remote.servers import HASH, connected, serving
+from benchmarks.bare import Job, Tally, run_bare
+from benchmarks.remote.servers import connected, serving
 from engine.inference import Inference
 from generate.modes import make_ledger
 from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from seams import Sampling, TokenLogprobs
-from tests.hash_model import reference
 
 LIMIT = 16
 TOKENS = 48
@@ -120,25 +119,21 @@ def wait_until(holds: object) -> None:
         time.sleep(TICK_S)
 
 
+def prompt(number: int) -> list[int]:
+    return [1 + (number * 31 + i * 7) % 250 for i in range(4 + number)]
+
+
 def request(number: int) -> Inference:
-    prompt = [1 + (number * 31 + i * 7) % 250 for i in range(4 + number)]
     sampling = Sampling(temperature=0, logprobs=2)
-    return Inference(prompt, TOKENS, sampling, time.perf_counter())
+    return Inference(prompt(number), TOKENS, sampling, time.perf_counter())
 
 
 def undisturbed(model: str) -> list[list[int]]:
-    """The tokens of each request from a model in this process."""
-    inferences = [request(number) for number in range(PROMPTS)]
-    if model == HASH:
-        return [i.ids + reference(i.ids, TOKENS, seed=None) for i in inferences]
+    """The tokens of each request, prompts included, from a model in this process."""
     local = load_model(LoadOptions("dynamic", model, "cpu", "float32", 0, LIMIT))
-    manager = BatchingManager(Orca(), Tally(), max_batch_size=LIMIT, max_waiting=PROMPTS)
-    manager.serve(local, make_ledger("dynamic", local))
-    for inference in inferences:
-        manager.enqueue(inference)
-    manager.drain()
-    dynamic_batching_loop(manager, time.perf_counter)
-    return [inference.ids for inference in inferences]
+    jobs = [Job(prompt(number), TOKENS) for number in range(PROMPTS)]
+    done = run_bare(local, Orca(), "dynamic", jobs, LIMIT)
+    return [inference.ids for inference in done.inferences]
 
 
 def differs(inference: Inference, expected: list[int]) -> bool:

@@ -6,19 +6,16 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from model_server.config import ServeConfig
 from model_server.remote.life import RemoteOptions
 from model_server.remote.model import RemoteModel
-from model_server.shards import Shard, Shards, address_of, shards_of
+from model_server.shards import Shards, shards_of
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access
-from tests.model_server.hash_shard import hash_shards
-
-HASH = "hash"  # the tests' model, whose processes start at once
 
 
 @contextlib.contextmanager
@@ -36,10 +33,7 @@ def serving(
             shards=shards,
             log_level="error",
         )
-        make: Callable[[int | None], Sequence[Shard]] = partial(shards_of, config, os.environ)
-        if model == HASH:
-            addresses = [address_of(address, rank) for rank in range(shards)]
-            make = lambda _: hash_shards(addresses)  # noqa: E731
+        make = partial(shards_of, config, os.environ)
         supervisor = Supervisor([Shards(make, Access(), patience_s).group])
         thread = threading.Thread(target=supervisor.run)
         thread.start()

@@ -6,16 +6,12 @@ import json
 import statistics
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching import BatchingManager
-from benchmarks.common import Tally, offline_work
+from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.remote.servers import connected, serving
 from engine.inference import Inference
-from engine.iteration import Wait
-from generate import dynamic
-from generate.modes import make_ledger
 from model_server.shards import ROOT, free_port
 from scheduling.policies.orca import Orca
 from seams import Model, Sampling
@@ -60,19 +56,12 @@ def measure(model: str) -> Agreement:
     return Agreement(model, tokens, different, largest, one_ms, two_ms, all_reduce_ms())
 
 
-def run(model: Model) -> tuple[list[Inference], float]:
+def run(model: Model) -> tuple[Sequence[Inference], float]:
     """Greedy requests with their logprobs, and the median iteration."""
-    tally = Tally()
-    manager = BatchingManager(Orca(), tally, max_batch_size=REQUESTS, max_waiting=REQUESTS)
-    manager.serve(model, make_ledger("dynamic", model))
+    work = [Job(job.prompt, TOKENS) for job in offline_work(4096, REQUESTS)]
     sampling = Sampling(temperature=0, logprobs=ALTERNATIVES)
-    work = offline_work(4096, REQUESTS)
-    inferences = [Inference(job.prompt, TOKENS, sampling, 0.0) for job in work]
-    for inference in inferences:
-        manager.enqueue(inference)
-    while not isinstance(manager.step(dynamic.lay_out, time.perf_counter), Wait):
-        pass
-    return inferences, statistics.median(i.duration_s for i in tally.iterations) * 1e3
+    done = run_bare(model, Orca(), "dynamic", work, REQUESTS, sampling)
+    return done.inferences, statistics.median(i.duration_s for i in done.tally.iterations) * 1e3
 
 
 PROGRAM = """

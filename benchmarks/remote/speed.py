@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.alternate import Ratio, in_turns, ratio
-from benchmarks.common import BareRun, Job, offline_work, run_bare, threads_kept
+from benchmarks.bare import BareRun, Job, offline_work, run_bare, threads_kept
+from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.remote.servers import connected, serving
 from model import LoadOptions, load_model
 from model_server.remote.ranks import Ranks

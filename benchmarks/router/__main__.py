@@ -6,15 +6,10 @@
 Loopback, one process each, one null upstream that responds at once. Three parts: `closed` (requests
 per second at 16 connections, latency at 1; `wrk` sends the load if it is installed), `added`
 (latency at 200 requests/s and, in turn, the same load on the upstream itself), `streams` (2,000
-streams at 5 tokens/s). Targets take turns, and ratios are taken within a round. Nothing is recorded
-while others use the machine.
+streams at 5 tokens/s). Targets take turns, and ratios are taken within a round.
 """
 
-import argparse
 import asyncio
-import json
-import os
-import platform
 import statistics
 import sys
 from contextlib import ExitStack
@@ -23,24 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternate import QUIET_CORES, in_turns, ratio
+from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.turns import in_turns, ratio
 from benchmarks.router import loads, targets
 from benchmarks.router.targets import Target
-from client.load.machine import Company
-
-
-def machine() -> dict[str, Any]:
-    """The machine's name for the report."""
-    cpu = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
 
 
 def closed(everyone: list[Target], rounds: int, seconds: float) -> dict[str, Any]:
@@ -95,62 +76,51 @@ def added(null: Target, router: Target, rounds: int, seconds: float) -> dict[str
     return out
 
 
-def report(result: dict[str, Any]) -> str:
-    """The card for people, in Markdown."""
-    m = result["machine"]
-    lines = [
-        "# The router and its peers",
-        "",
-        f"{m['cpu']}, {m['cores']} cores shared by load, proxy and upstream; Python {m['python']};"
-        f" others took {result['cores_of_others']:.2f} of a core. Command: `{result['command']}`.",
-    ]
+def card(result: dict[str, Any]) -> str:
+    text = [f"{machine()}, shared by load, proxy and upstream. Command: `{result['command']}`."]
     if "closed" in result:
-        lines += [
-            "",
+        rows = [
+            (
+                f"{name} {row['version']}", f"{row['requests_per_s']:,.0f}",
+                f"{row['p99_ms_16']:.1f}", f"{row['p50_ms_1']:.2f}", f"{row['p99_ms_1']:.2f}",
+                f"{row['failed']:.0f}", row["told"],
+            )
+            for name, row in result["closed"].items()
+        ]  # fmt: skip
+        columns = (
+            "target | requests/s, 16 connections: | p99 ms: | p50 ms, 1 connection: | p99 ms: "
+            "| not 200: | router / this:"
+        )
+        text += [
             f"Closed loop by {result['loader']}, medians of {result['rounds']} rounds. The ratio is"
             " router / this within a round: the geometric mean and its 95 % interval.",
-            "",
-            "| target | requests/s, 16 connections | p99 ms | p50 ms, 1 connection | p99 ms | "
-            "not 200 | router / this |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            table(columns, rows),
         ]
-        for name, row in result["closed"].items():
-            lines.append(
-                f"| {name} {row['version']} | {row['requests_per_s']:,.0f} | {row['p99_ms_16']:.1f}"
-                f" | {row['p50_ms_1']:.2f} | {row['p99_ms_1']:.2f} | {row['failed']:.0f} "
-                f"| {row['told']} |"
-            )
     if "added" in result:
         a = result["added"]
-        lines += [
-            "",
-            f"Open loop, {a['rate']} requests/s each way in turns, {a['requests']} requests:",
-            "",
-            "| | direct, ms | through the router, ms | added, ms |",
-            "| --- | ---: | ---: | ---: |",
+        latencies = [
+            (p, *(f"{a[f'{p}_ms'][k]:.2f}" for k in ("direct", "routed", "added")))
+            for p in ("p50", "p95", "p99")
         ]
-        for p in ("p50", "p95", "p99"):
-            r = a[f"{p}_ms"]
-            lines.append(f"| {p} | {r['direct']:.2f} | {r['routed']:.2f} | {r['added']:.2f} |")
+        text += [
+            f"Open loop, {a['rate']} requests/s each way in turns, {a['requests']} requests:",
+            table("| direct, ms: | through the router, ms: | added, ms:", latencies),
+        ]
     if "streams" in result:
         s, direct = result["streams"], result["streams_direct"]
-        lines += [
-            "",
+        text += [
             f"{s['streams']} streams at {s['rate']} tokens/s together: {s['whole']} complete,"
             f" {s['events']:,} of {s['events_due']:,} events; the router's peak memory"
             f" {s['rss_mb']:.0f} MB, {s['cpu_cores']:.2f} cores; p99 of the last event's lag behind"
             f" its pace {s['lag_p99_ms']:.0f} ms, without the router"
-            f" {direct['lag_p99_ms']:.0f} ms.",
+            f" {direct['lag_p99_ms']:.0f} ms."
         ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(text)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--parts", default="closed,added,streams", help="which (default: all)")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
     parser.add_argument("--streams", type=int, default=2000, help="streams (default: 2000)")
     parser.add_argument("--tokens", type=int, default=60, help="tokens a stream (default: 60)")
@@ -160,19 +130,16 @@ def main() -> None:
         action="store_true",
         help=f"LiteLLM's proxy too; installs {targets.LITELLM} into {targets.VENV} on first use",
     )
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
     args = parser.parse_args()
     parts = args.parts.split(",")
     command = ["python -m benchmarks.router", *sys.argv[1:]]
     if args.tib:
         command = [word if word != str(args.tib) else "DIR" for word in command]
     result: dict[str, Any] = {
-        "machine": machine(),
         "command": " ".join(command),
         "rounds": args.rounds,
         "loader": loads.loader(),
     }
-    company = Company()
     with ExitStack() as stack:
         null = stack.enter_context(targets.null_upstream())
         router = stack.enter_context(targets.ours(null))
@@ -192,17 +159,7 @@ def main() -> None:
             for name, target in (("streams_direct", null), ("streams", router)):
                 found = asyncio.run(loads.many_streams(target, args.streams, 5, args.tokens))
                 result[name] = {"rate": 5, **asdict(found)}
-    result["cores_of_others"] = company.cores()
-    text = report(result)
-    print(text)
-    busy = result["cores_of_others"] > QUIET_CORES
-    if args.out is not None and not busy:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "router.json").write_text(json.dumps(result, indent=1) + "\n")
-        (args.out / "router.md").write_text(text)
-    print(json.dumps(result))
-    if args.out is not None and busy:
-        raise SystemExit("not recorded: other processes used the machine meanwhile")
+    save(result, card(result), args.out, "router")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,8 @@ documentation says.
 """
 
 import os
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 import urllib.request
 import venv
 from collections.abc import Iterator, Sequence
@@ -17,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.servers import free_port, serving
+
 LITELLM = "litellm[proxy]"
 VENV = Path("build/litellm-venv")
-START_S = 120
 CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
 
 
@@ -33,38 +31,14 @@ class Target:
     version: str
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @contextmanager
 def _running(
-    name: str, command: Sequence[str], port: int, env: dict[str, str], version: str, cwd: str = "."
-) -> Iterator[Target]:
-    """Starts a server, waits until it responds to a request of the benchmark, stops it at the
-    end."""
-    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
-    process = subprocess.Popen(
-        command, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=log
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_S
-        while not _answers(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                log.seek(0)
-                raise SystemExit(f"{name} did not start:\n{log.read()[-2000:]}")
-            time.sleep(0.1)
-        yield Target(name, url, process.pid, version)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    name: str, command: Sequence[str], port: int, env: dict[str, str], version: str,
+    cwd: str | None = None,
+) -> Iterator[Target]:  # fmt: skip
+    """A server that responds to a request of the benchmark."""
+    with serving(command, {**os.environ, **env}, port, _answers, cwd) as pid:
+        yield Target(name, f"http://127.0.0.1:{port}", pid, version)
 
 
 def _answers(url: str) -> bool:

@@ -10,7 +10,6 @@ files at the end. Peak memory is the kernel's (VmHWM) minus the memory before th
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.common import save
+from benchmarks.harness.report import options, save, table
 from deferred import lines
 from deferred.entities import Batch, NewBatch, NewItem, Result, Usage
 from deferred.store import JobStore, open_store
@@ -42,13 +41,12 @@ class Phase:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, rounds=None)
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--file-mb", type=float, default=200, help="size of the whole file")
     parser.add_argument("--results", type=float, default=1.0, help="size of results / inputs")
     parser.add_argument("--database", help="a URL; default: SQLite in a temporary folder")
     parser.add_argument("--folder", type=Path, help="folder of the temporary files")
-    parser.add_argument("--out", type=Path, help="folder to keep the card and the figures in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         source = Path(folder) / "batch.jsonl"
@@ -176,17 +174,11 @@ def _status_mb(field: str) -> float:
 
 def card(kind: str, count: int, file_mb: float, phases: list[Phase]) -> str:
     rows = [
-        f"{kind}: a batch of {count} lines, {file_mb:g} MB",
-        "",
-        "| phase | seconds | lines/s | peak memory growth, MB |",
-        "| --- | --- | --- | --- |",
+        (p.name, f"{p.seconds:.2f}", f"{count / p.seconds:.0f}", f"{p.peak_growth_mb:.0f}")
+        for p in phases
     ]
-    for phase in phases:
-        rate = count / phase.seconds
-        rows.append(
-            f"| {phase.name} | {phase.seconds:.2f} | {rate:.0f} | {phase.peak_growth_mb:.0f} |"
-        )
-    return "\n".join(rows)
+    columns = "phase | seconds | lines/s | peak memory growth, MB"
+    return f"{kind}: a batch of {count} lines, {file_mb:g} MB\n\n{table(columns, rows)}"
 
 
 if __name__ == "__main__":

@@ -9,35 +9,26 @@ the batches."""
 
 from __future__ import annotations
 
-import argparse
-import secrets
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import insert
-
+from benchmarks.harness.report import options, save, table
+from benchmarks.store.ended import DAY_S, MODEL, add_history
 from deferred.store import JobStore, open_store
-from deferred.store.history import add_to_totals
-from deferred.store.schema import batches, files
 
-MODEL = WORKER = "benchmark"
-DAY_S = 24 * 3600.0
-ROWS = 5000  # an insert
-LINES = 10  # of a batch
+WORKER = "benchmark"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, rounds=None)
     parser.add_argument("--batches", type=int, default=50_000)
     parser.add_argument("--times", type=int, default=200, help="measurements of each query")
     parser.add_argument("--database", help="a URL; default: SQLite in a temporary folder")
     parser.add_argument("--folder", type=Path, help="folder of the temporary files")
-    parser.add_argument("--out", type=Path, help="folder to keep the card and the figures in")
     args = parser.parse_args()
-    from benchmarks.common import save  # imports torch, which the store's tests avoid
 
     works: dict[str, Callable[[JobStore], object]] = {
         "progress": JobStore.progress,
@@ -58,59 +49,6 @@ def main() -> None:
     kind = "PostgreSQL" if args.database else "SQLite"
     report = {"database": kind, "ended": args.batches, "ms": figures, "removal_s": removal_s}
     save(report, card(kind, figures, removal_s), args.out, f"history-{kind.lower()}")
-
-
-def add_history(store: JobStore, count: int, ended_s: float) -> None:
-    """So many batches that ended then, all lines completed, each with an output file."""
-    database = store._database
-    for first in range(0, count, ROWS):
-        names = [secrets.token_hex(12) for _ in range(min(ROWS, count - first))]
-        with database.write(durable=False) as connection:
-            connection.execute(insert(files), [_output(name, ended_s) for name in names])
-            rows = connection.execute(
-                insert(batches).returning(batches), [_ended(name, ended_s) for name in names]
-            ).all()
-            add_to_totals(database, connection, rows, 1)
-
-
-def _output(name: str, ended_s: float) -> dict[str, object]:
-    return {
-        "id": f"file-{name}",
-        "owner": "",
-        "purpose": "batch_output",
-        "filename": f"batch_{name}_output.jsonl",
-        "state": "ready",
-        "size_bytes": 0,
-        "sha256": "",
-        "created_at": ended_s,
-        "expires_at": ended_s + DAY_S,
-    }
-
-
-def _ended(name: str, ended_s: float) -> dict[str, object]:
-    return {
-        "id": f"batch_{name}",
-        "owner": "",
-        "input_file": 0,
-        "input_file_id": "file-",
-        "endpoint": "/v1/completions",
-        "model": MODEL,
-        "completion_window": "24h",
-        "status": "completed",
-        "outcome": "completed",
-        "created_at": ended_s,
-        "expires_at": ended_s + DAY_S,
-        "in_progress_at": ended_s,
-        "finalizing_at": ended_s,
-        "completed_at": ended_s,
-        "ended_at": ended_s,
-        "planned_output_id": f"file-{name}",
-        "planned_error_id": "file-",
-        "output_file_id": f"file-{name}",
-        "total": LINES,
-        "completed": LINES,
-        "swept": 1,
-    }
 
 
 def idle_second(store: JobStore) -> None:
@@ -139,15 +77,15 @@ def measure(store: JobStore, work: Callable[[JobStore], object], times: int) -> 
 
 def card(kind: str, figures: dict[str, dict[str, tuple[float, float]]], removal_s: float) -> str:
     rows = [
-        f"{kind}: the cost of ended batches each second",
-        "",
-        "| | ended batches | median, ms | p99, ms |",
-        "| --- | ---: | ---: | ---: |",
+        (name, history, f"{median_ms:.2f}", f"{p99_ms:.2f}")
+        for name, by_history in figures.items()
+        for history, (median_ms, p99_ms) in by_history.items()
     ]
-    for name, by_history in figures.items():
-        for history, (median_ms, p99_ms) in by_history.items():
-            rows.append(f"| {name} | {history} | {median_ms:.2f} | {p99_ms:.2f} |")
-    return "\n".join([*rows, "", f"Removing them took {removal_s:.1f} s."])
+    return (
+        f"{kind}: the cost of ended batches each second\n\n"
+        f"{table('| ended batches: | median, ms: | p99, ms:', rows)}\n\n"
+        f"Removing them took {removal_s:.1f} s."
+    )
 
 
 if __name__ == "__main__":

@@ -15,23 +15,21 @@ with and without viewers.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import batching
 from batching import BatchingManager
-from benchmarks.alternate import in_turns, ratio
 from benchmarks.bare import GREEDY
-from benchmarks.common import save
+from benchmarks.harness.report import options, save, table
+from benchmarks.harness.turns import in_turns, ratio
 from engine.inference import Inference
 from engine.iteration import Wait
 from generate.modes import MODES, make_ledger
@@ -119,12 +117,7 @@ def viewer(hub: Hub, reads: bool) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=40, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder for the results, as JSON and Markdown")
-    args = parser.parse_args()
+    args = options(__doc__, rounds=40).parse_args()
     load = Load()
     hello: Hello = {
         "mode": "dynamic", "policy": "orca", "model": "embedded", "lanes": ROWS,
@@ -151,21 +144,23 @@ def main() -> None:
     }
     found = in_turns(sides, args.rounds)
     report: dict[str, Any] = {}
-    rows = ["| viewer | µs a token | times that without |", "| --- | ---: | --- |"]
+    rows = []
     for name, seconds in found.items():
         each_us = float(np.median(seconds)) / (ROWS * TOKENS) * 1e6
         against = ratio(seconds, found["none"])
         report[name] = {"us_a_token": each_us, "ratio": asdict(against)}
-        interval = f"{against.value:.3f} [{against.low:.3f}, {against.high:.3f}]"
-        rows.append(f"| {name} | {each_us:.2f} | {interval} |")
+        rows.append((name, f"{each_us:.2f}", f"{against:.3f}"))
     spent = Spent()
     for function in ("planned_record", "complete_record"):
         setattr(batching, function, spent.within(getattr(batching, function)))
     load.manager.history.add = spent.within(load.manager.history.add)  # type: ignore[method-assign]
     total_s = sum(load.window() for _ in range(args.rounds // 4 + 1))
     report["records"] = share = spent.seconds / total_s
-    rows += ["", f"Records: {100 * share:.2f} % of the thread's time, with and without viewers."]
-    save(report, "\n".join(rows), args.out, "watching")
+    card = (
+        f"{table('viewer | µs a token: | times that without', rows)}\n\n"
+        f"Records: {100 * share:.2f} % of the thread's time, with and without viewers."
+    )
+    save(report, card, args.out, "watching")
 
 
 if __name__ == "__main__":

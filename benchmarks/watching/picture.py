@@ -13,9 +13,9 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from benchmarks.browser import browser
-from benchmarks.http.__main__ import server
-from benchmarks.pictures.page import command
+from benchmarks.harness.browser import browser
+from benchmarks.harness.picture import command
+from benchmarks.harness.servers import server
 
 LIMIT = 8
 WIDTH, HEIGHT = 1280, 800

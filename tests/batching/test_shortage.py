@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from batching import BatchingManager
-from benchmarks.common import Tally
+from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Wait

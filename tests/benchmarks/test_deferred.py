@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.deferred.__main__ import ALONE, BACKLOG, arrivals, policies
 from benchmarks.deferred.bench import Bench, Sizes
 from benchmarks.deferred.points import Cell, Measured, Point, Step, points, ratios
+from benchmarks.deferred.sides import ALONE, BACKLOG, arrivals, policies
 from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Wrapper
 from scheduling.classes.step_time import Work

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.on_gpu.parts import SAMPLING, steps
 from benchmarks.on_gpu.points import LeftOut, Point, StepTime
-from benchmarks.on_gpu.work import TINY, Asked, Decoding, Models
+from benchmarks.on_gpu.work import TINY, Decoding, Models, Options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,21 +93,21 @@ def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     assert all(p["same_tokens"] == 1 for p in played if p["mode"] == "dynamic")
 
 
-def asked_of_torch(contexts: Sequence[int]) -> Asked:
+def options_of_torch(contexts: Sequence[int]) -> Options:
     """One row, without a kernel."""
     cpu = torch.device("cpu")
-    return Asked.of(cpu, "auto", "gpt2", tiny=True, limits=[1], contexts=contexts, kernel=False)
+    return Options.of(cpu, "auto", "gpt2", tiny=True, limits=[1], contexts=contexts, kernel=False)
 
 
 def test_steps_are_timed_after_as_many_tokens_as_the_model_has_positions() -> None:
     told: list[Point] = []
-    steps(asked_of_torch([TINY.context]), told.append, None)
+    steps(options_of_torch([TINY.context]), told.append, None)
     assert not [point for point in told if isinstance(point, LeftOut)]
     assert {p.context for p in told if isinstance(p, StepTime)} == {TINY.context}
 
 
 def test_more_rows_than_the_memory_holds_are_refused_in_words() -> None:
-    model = Models(asked_of_torch([20])).get("dynamic", graphs=False)
+    model = Models(options_of_torch([20])).get("dynamic", graphs=False)
     with pytest.raises(RuntimeError, match=r"2 rows of 212 tokens need 28 KV blocks, .* holds 14"):
         Decoding(model, 2, 20, [SAMPLING["greedy"](row) for row in range(2)])
 
@@ -123,8 +123,8 @@ import benchmarks.gpu as gpu
 from benchmarks.on_gpu import parts
 from benchmarks.on_gpu.points import Bandwidth
 
-def hang(asked, tell):
-    tell(Bandwidth(7.0))
+def hang(options, emit):
+    emit(Bandwidth(7.0))
     time.sleep(600)
 
 gpu.planned = lambda report: [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.common import Job, run_bare
-from benchmarks.http.__main__ import text_work
+from benchmarks.bare import Job, run_bare
+from benchmarks.http.streams import text_work
 from benchmarks.modes.__main__ import NOBATCH_REQUESTS, Result, ratios
 from benchmarks.modes.original import run_original
 from model import LoadOptions, load_model

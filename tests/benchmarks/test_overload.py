@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import common
-from benchmarks.alternate import ratio
+from benchmarks.harness import report as harness
+from benchmarks.harness.turns import ratio
 from benchmarks.overload import __main__ as overload
 
 
@@ -23,7 +23,7 @@ def test_it_compares_loads_beyond_a_modes_limit(
     monkeypatch.setattr(overload, "RUN_S", 0.6)
     monkeypatch.setattr(overload, "SETTLE_S", 0.1)
     monkeypatch.setattr(overload, "KNEE_S", 0.6)
-    monkeypatch.setattr(common, "QUIET_CORES", 99.0)  # other tests run beside it
+    monkeypatch.setattr(harness, "QUIET_CORES", 99.0)  # other tests run beside it
     overload.main(
         ["--modes", "dynamic", "--loads", "1.2", "3", "--rounds", "2", "--out", str(tmp_path)]
     )

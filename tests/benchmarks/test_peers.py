@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.common import Job
+from benchmarks.bare import Job
 from benchmarks.limits import Limits, Pass
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.checkpoint import prepare_int8
@@ -79,7 +79,7 @@ def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: P
     best = found["float32"]["ours / the best peer (fast)"]
     assert (best.value, best.low, best.high) == pytest.approx((1.25, 1.25, 1.25))
     assert best.drift == pytest.approx(1.5)
-    card = peers.table("it", results, limits, found)
+    card = peers.card("it", results, limits, found)
     assert "| float32 | fast | 3 | 2 | 80 | 80.0 | 1.25 [1.25, 1.25], a tie |" in card
     assert "| float32 | broken | - | 2 | - | - | - | - | no tokens |" in card
 

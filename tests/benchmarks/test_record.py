@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.record import __main__ as recording
-from benchmarks.record.__main__ import listed, record, state
-from benchmarks.record.table import TABLE, Recording
+from benchmarks.record.__main__ import commit, listed, record, state
+from benchmarks.record.table import MOST_MINUTES, TABLE, Recording
 from client.load.machine import ROOT
 
 IT = Recording(
@@ -161,6 +161,22 @@ def test_the_table_names_code_and_commands_that_are_there() -> None:
             assert (module / "__main__.py").exists() or module.with_suffix(".py").exists()
         else:
             assert (ROOT / words[0]).exists()
+
+
+def test_all_regular_recordings_can_be_made_in_an_hour_and_a_quarter() -> None:
+    assert sum(one.minutes for one in TABLE if not one.rare) <= MOST_MINUTES
+
+
+def test_a_rare_recording_is_not_due_and_says_of_which_commit_it_is(checkout: Path) -> None:
+    rare = replace(IT, rare=True)
+    (checkout / "code.py").write_text("2")
+    git(checkout, "commit", "-am", "code", at_s=3_000)
+    assert state(rare, checkout) == "rare"
+    first = subprocess.run(
+        ["git", "rev-list", "--max-parents=0", "--abbrev-commit", "HEAD"],
+        cwd=checkout, check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    assert commit(rare, checkout) == f"{first} of 1970-01-01"
 
 
 def test_the_list_says_what_each_costs_and_how_much_is_due() -> None:

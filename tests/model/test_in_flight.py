@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import runtime.executor
 import runtime.iteration
 from batching import BatchingManager
-from benchmarks.common import Tally
+from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration

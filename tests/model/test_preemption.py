@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batching import BatchingManager
-from benchmarks.common import Tally
+from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Wait

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
 from batching import BatchingManager
-from benchmarks.common import Tally
+from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration

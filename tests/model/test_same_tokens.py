@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batching import BatchingManager
-from benchmarks.common import Tally
+from benchmarks.bare import Tally
 from engine.inference import Inference
 from engine.iteration import Wait
 from generate import dynamic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.kernels.sampling import measure, table
+from benchmarks.kernels.sampling import card, measure
 
 
 def test_each_kind_has_its_ratio_to_greedy() -> None:
@@ -12,7 +12,7 @@ def test_each_kind_has_its_ratio_to_greedy() -> None:
     assert [result.kind for result in results] == ["greedy", "top_p 0.9"]
     assert results[0].to_greedy.value == 1
     assert all(result.tokens_per_s[0] > 0 for result in results)
-    assert table(results).count("| embedded | float32 |") == 2
+    assert card(results).count("| embedded | float32 |") == 2
 
 
 def test_a_small_model_leaves_the_next_one_all_threads() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from benchmarks.store.history import add_history
+from benchmarks.store.ended import add_history
 from deferred.entities import LineError
 from deferred.errors import NotFoundError
 from deferred.store import JobStore, open_store

@@ -5,10 +5,14 @@ take turns, in reverse order from round to round, and ratios are taken within a 
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from tqdm import tqdm
 
 from client.analysis.statistics import paired_ratio
 
@@ -21,13 +25,20 @@ Figure = TypeVar("Figure")
 
 
 def in_turns(
-    sides: Mapping[Side, Callable[[], Figure]], rounds: int = ROUNDS
+    sides: Mapping[Side, Callable[[], Figure]], rounds: int = ROUNDS, shown: str | None = None
 ) -> dict[Side, list[Figure]]:
-    """Each side's figures, one per round."""
+    """Each side's figures, one per round. With ``shown``, the title of a progress bar, the garbage
+    of a turn, such as its model, is collected before the next one."""
     found: dict[Side, list[Figure]] = {side: [] for side in sides}
-    for number in range(rounds):
-        for side in list(sides)[:: -1 if number % 2 else 1]:
-            found[side].append(sides[side]())
+    with tqdm(
+        total=rounds * len(sides), desc=shown, disable=shown is None, file=sys.stderr
+    ) as bar:  # fmt: skip
+        for number in range(rounds):
+            for side in list(sides)[:: -1 if number % 2 else 1]:
+                if shown is not None:
+                    gc.collect()
+                found[side].append(sides[side]())
+                bar.update()
     return found
 
 
@@ -50,9 +61,17 @@ class Ratio:
         return not certain or max(self.value, 1 / self.value) <= self.drift
 
     def __str__(self) -> str:
+        a_tie = self.low is not None and self.tie
+        return f"{self:.2f}{', a tie' if a_tie else ''}"
+
+    def __format__(self, spec: str) -> str:
+        """The value and its interval, both in this format of a number; else as `str` does."""
+        if not spec:
+            return str(self)
+        value = format(self.value, spec)
         if self.low is None or self.high is None:
-            return f"{self.value:.2f}, one round: no interval"
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]{', a tie' if self.tie else ''}"
+            return f"{value}, one round: no interval"
+        return f"{value} [{format(self.low, spec)}, {format(self.high, spec)}]"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:

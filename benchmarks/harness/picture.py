@@ -1,30 +1,36 @@
-"""What the commands that draw one picture for a page of docs/ have in common."""
+"""Pictures for a page of docs/: matplotlib without a window, and the command that draws one."""
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+__all__ = ["command", "plt", "save", "without_frame"]
 
 
 def without_frame(axis: Axes, grid: str = "both") -> None:
     axis.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
     axis.spines[["top", "right"]].set_visible(False)
+    axis.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+    plt.close(figure)
     print(path)
 
 
 def command(doc: str | None, draw: Callable[[Path], None]) -> None:
-    """`draw` gets the folder."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """``draw`` gets the folder."""
+    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/img"), help="default: %(default)s")
     draw(parser.parse_args().out)

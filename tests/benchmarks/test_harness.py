@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import common
-from benchmarks.alternate import in_turns, ratio
+from benchmarks.harness import report
+from benchmarks.harness.servers import ROOT
+from benchmarks.harness.turns import in_turns, ratio
 from client.load.machine import Company, _ours_s
 
 
@@ -81,7 +83,7 @@ def in_a_process_of_its_own(code: str) -> float:
     """What it prints. This process must not adopt: other tests expect orphans to vanish."""
     code = (
         "from client.load.machine import _ours_s, adopt_orphans\n"
-        f"from tests.benchmarks.test_alternate import run_orphan\n{code}"
+        f"from tests.benchmarks.test_harness import run_orphan\n{code}"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
     return float(done.stdout)
@@ -90,11 +92,42 @@ def in_a_process_of_its_own(code: str) -> float:
 def test_nothing_is_recorded_while_others_use_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(common, "QUIET_CORES", -1.0)
+    monkeypatch.setattr(report, "QUIET_CORES", -1.0)
     with pytest.raises(SystemExit, match=r"other processes used \d"):
-        common.save({"a": 1}, "| a |", tmp_path / "out", "it")
+        report.save({"a": 1}, "| a |", tmp_path / "out", "it")
     assert "| a |" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(common, "QUIET_CORES", math.inf)
-    common.save({"a": 1}, "| a |", tmp_path / "out", "it")
+    monkeypatch.setattr(report, "QUIET_CORES", math.inf)
+    report.save({"a": 1}, "| a |", tmp_path / "out", "it")
     assert (tmp_path / "out" / "it.json").exists()
+
+
+def test_a_table_has_a_ruler_and_aligns_numbers_right() -> None:
+    assert report.table("mode | tokens/s:", [("static", 40), ("dynamic", 80.5)]).splitlines() == [
+        "| mode | tokens/s |",
+        "| --- | ---: |",
+        "| static | 40 |",
+        "| dynamic | 80.5 |",
+    ]
+
+
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_benchmark_imports_neither_another_ones_command_nor_a_test(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            assert not name.endswith("__main__"), name
+            assert name.partition(".")[0] != "tests", name
+
+
+def test_a_benchmarks_files_are_written_and_drawn_by_the_harness() -> None:
+    """One place for options, Markdown, and matplotlib's backend."""
+    for path in BENCHMARKS:
+        if path.parent.name not in ("harness", "on_gpu", "peers"):
+            text = path.read_text()
+            assert "import matplotlib\n" not in text, path
+            assert "|---|" not in text, path

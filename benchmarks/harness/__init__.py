@@ -1,0 +1,1 @@
+"""What every benchmark has in common: options, turns, ratios, report, servers, pictures."""
