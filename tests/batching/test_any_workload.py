@@ -235,7 +235,7 @@ def test_static_answers_leave_with_the_batch_or_each_on_its_own(
     for world in (together, alone):
         play(world, patient)
     assert together.books.iterations == alone.books.iterations
-    assert together.books.stretches == alone.books.stretches
+    assert together.books.busy_periods == alone.books.busy_periods
     for a, b in zip(together.submitted, alone.submitted, strict=True):
         assert a.record is not None
         assert b.record is not None

@@ -62,5 +62,5 @@ def test_busy_time_is_not_counted_twice_for_one_who_arrives_as_the_last_one_ends
     world.submit([2], 1, at_s=world.now_s - TICK_S)
     world.run()
     check_closed(world)
-    (_, first_end_s), (second_start_s, _) = world.books.stretches
+    (_, first_end_s), (second_start_s, _) = world.books.busy_periods
     assert second_start_s == first_end_s

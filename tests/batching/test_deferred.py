@@ -274,7 +274,7 @@ def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_me
     in_time = play(alone, later)
     immediate = World(MODES[3], max_batch_size=max_batch_size)
     play(immediate, soon)
-    present_s = sum(end_s - start_s for start_s, end_s in immediate.books.stretches)
+    present_s = sum(end_s - start_s for start_s, end_s in immediate.books.busy_periods)
 
     mine = World(
         replace(MODES[3], policy=lambda _: Budget(Orca(), Law(), factor)),

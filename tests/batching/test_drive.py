@@ -395,7 +395,7 @@ def test_one_who_leaves_during_an_iteration_is_gone_after_it() -> None:
     assert stayer.generated == 100
 
 
-def test_the_modes_loops_are_the_drive_of_their_layouts() -> None:
+def test_each_modes_loop_ends_all_requests_and_then_itself() -> None:
     policies: dict[str, Policy] = {
         "nobatch": NoBatch(),
         "static": Static(0.0),

@@ -53,7 +53,7 @@ class Books:
 
     iterations: list[IterationRecord] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
-    stretches: list[tuple[float, float]] = field(default_factory=list)
+    busy_periods: list[tuple[float, float]] = field(default_factory=list)
 
     def iteration(self, record: IterationRecord) -> None:
         self.iterations.append(record)
@@ -62,7 +62,7 @@ class Books:
         self.requests.append(record)
 
     def busy(self, start_s: float, end_s: float) -> None:
-        self.stretches.append((start_s, end_s))
+        self.busy_periods.append((start_s, end_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,7 @@ class World:
         block_tokens: int = 1,
         lookahead: int = 0,
         also: Recorder | None = None,
+        with_deferred: Callable[[Policy], Policy] | None = None,
     ) -> None:
         """`also` receives the same records as the books."""
         self.mode = mode
@@ -210,6 +211,7 @@ class World:
             max_waiting_prompt_tokens=max_waiting_prompt_tokens,
             request_timeout_s=request_timeout_s,
             lookahead=lookahead,
+            with_deferred=with_deferred,
         )
         self.memory = mode.ledger(self.model.num_blocks, block_tokens)
         self.manager.serve(self.model, self.memory)
@@ -299,7 +301,7 @@ def check_closed(world: World) -> None:
         assert iteration.num_generated <= iteration.num_tokens <= iteration.num_positions
         if world.mode.ledger is not RectangleLedger:
             assert iteration.num_tokens == iteration.num_positions
-    check_stretches(books, exact=not manager.lookahead)
+    check_busy_periods(books, exact=not manager.lookahead)
 
 
 def check_ended(inference: Inference, vocab_size: int) -> None:
@@ -332,20 +334,20 @@ def check_ended(inference: Inference, vocab_size: int) -> None:
     assert record.admitted_s is not None or not generated
 
 
-def check_stretches(books: Books, *, exact: bool) -> None:
+def check_busy_periods(books: Books, *, exact: bool) -> None:
     """Work is present from the arrival of a request to its end; not `exact`: or longer, since what
     was in flight is still to come."""
-    for (_, end_s), (start_s, _) in itertools.pairwise(books.stretches):
-        assert end_s <= start_s, "busy stretches overlap"
+    for (_, end_s), (start_s, _) in itertools.pairwise(books.busy_periods):
+        assert end_s <= start_s, "busy periods overlap"
     presence = [(record.arrival_s, record.end_s) for record in books.requests]
-    assert merged([*books.stretches, *presence]) == merged(books.stretches)
-    assert not exact or merged(books.stretches) == merged(presence)
+    assert merged([*books.busy_periods, *presence]) == merged(books.busy_periods)
+    assert not exact or merged(books.busy_periods) == merged(presence)
 
 
-def merged(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Their union, as disjoint stretches that do not touch; empty ones vanish."""
+def merged(busy_periods: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Their union, as disjoint intervals that do not touch; empty ones vanish."""
     union: list[tuple[float, float]] = []
-    for start_s, end_s in sorted(stretches):
+    for start_s, end_s in sorted(busy_periods):
         if start_s == end_s:
             continue
         if union and start_s <= union[-1][1]:

@@ -282,8 +282,8 @@ def test_immediate_requests_that_were_alone_are_remembered_too() -> None:
     waiting = [Shown(n, service_class="deferred") for n in range(20)]
     shown = view(waiting, limit=30)
     policy = Budget(Orca(), Law(0.01), factor=1.25, max_step_s=1.0)
-    crowd = [decoding(90 + n) for n in range(28)]
-    carried_out(policy, view([], crowd, limit=30, used=336, now_s=shown.now_s - 1.0))
+    present = [decoding(90 + n) for n in range(28)]
+    carried_out(policy, view([], present, limit=30, used=336, now_s=shown.now_s - 1.0))
     plan = policy.plan(shown)
     tokens = Work.of(plan.advance).num_tokens
     assert virtual_duration_s(len(plan.advance), tokens) <= 0.01 * 0.25 / 1.25
@@ -303,10 +303,10 @@ def test_without_deferred_requests_every_wrapper_plans_what_the_policy_does(
 
 
 def test_slots_that_immediate_requests_used_recently_stay_free_for_a_while() -> None:
-    crowd = [decoding(n) for n in range(3)]
+    present = [decoding(n) for n in range(3)]
     queue = [Shown(n, service_class="deferred") for n in range(10, 16)]
     policy = Budget(Orca(), Law())
-    first = carried_out(policy, view(queue, crowd, limit=6, used=36))
+    first = carried_out(policy, view(queue, present, limit=6, used=36))
     assert len(first.advance) <= 6
     again = policy.plan(view(queue, [], limit=6))
     assert len(again.advance) == 3
@@ -330,11 +330,11 @@ def test_the_simple_policies_do_what_they_are_called() -> None:
 
 
 def test_near_the_batch_limit_the_factor_is_what_the_places_hold() -> None:
-    crowd, long = [decoding(n) for n in range(3)], deferred(9, prompt_tokens=900)
+    present, long = [decoding(n) for n in range(3)], deferred(9, prompt_tokens=900)
     alone_s = virtual_duration_s(3, 3)
 
     def taken_s(limit: int) -> float:
-        shown = view([], [*crowd, replace(long, computed=0, room=950)], limit=limit, budget=2000)
+        shown = view([], [*present, replace(long, computed=0, room=950)], limit=limit, budget=2000)
         work = Work.of(Budget(Orca(), Law(), factor=2.0).plan(shown).advance)
         return virtual_duration_s(work.num_rows, work.num_tokens)
 

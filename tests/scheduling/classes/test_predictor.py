@@ -159,19 +159,19 @@ def test_more_work_never_takes_less_time(seed: int, noise: float) -> None:
         assert longer >= seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("stretch", [1, 10_000])
-def test_the_time_between_consecutive_iterations_counts(stretch: int) -> None:
-    """4 ms of planning, or 1 s without work after every `stretch` iterations."""
+@pytest.mark.parametrize("run", [1, 10_000])
+def test_the_time_between_consecutive_iterations_counts(run: int) -> None:
+    """4 ms of planning, or 1 s without work after every `run` iterations."""
     rng, predictor, now_s = random.Random(6), Predictor(), 0.0
     for n in range(1, 600):
         work = random_work(rng)
         predictor.iteration(replace(record(work, law_s(work)), start_s=now_s))
         now_s += law_s(work) + 0.004
-        if n % stretch == 0:
+        if n % run == 0:
             predictor.busy(0.0, now_s)
             now_s += 1.0
     work = random_work(rng)
-    between_s = 0.0 if stretch == 1 else 0.004
+    between_s = 0.0 if run == 1 else 0.004
     assert predictor.seconds(work) == pytest.approx(law_s(work) + between_s, rel=0.01)
 
 
