@@ -21,7 +21,6 @@ def test_the_first_deferred_request_puts_the_wrapper_on_which_knows_the_load_bef
     for _ in range(3):
         world.submit([1, 2], 4)
     world.step()
-    assert world.manager.policy is world.policy
     assert not wrapped
     world.submit([5], 3, service_class="deferred")
     world.submit([6], 3, service_class="deferred")
