@@ -1,7 +1,6 @@
 """Defects found in text-inference-batcher's code, each as a fact about this router, and its
 application tests restated, the skipped one included."""
 
-import base64
 import json
 import socket
 import time
@@ -131,25 +130,6 @@ def test_wait_for_and_timeout_last_what_they_say(farm: Farm, start: Start) -> No
     assert time.monotonic() - begun >= 0.3
     assert refused.status_code == 503
     assert "WAIT_FOR" in refused.json()["error"]["message"]
-
-
-def test_the_queue_is_first_in_first_out_and_woken_without_polling(
-    farm: Farm, start: Start
-) -> None:
-    upstream, n = farm.new(hold=True), 40
-    router = start(upstream).probed()
-    with ThreadPoolExecutor(n) as pool:
-        answers = []
-        for i in range(n):
-            answers.append(pool.submit(router.post, json={"model": "m", "i": i}))
-            until(lambda i=i: router.in_flight() + router.waiting() == i + 1, "it to queue")  # type: ignore[misc]
-        begun = time.monotonic()
-        farm("release", url=upstream)
-        assert all(a.result().ok for a in answers)
-    # With a poll of one second the hand-overs between them would take one each.
-    assert time.monotonic() - begun < n - 5
-    bodies = [json.loads(base64.b64decode(s["body"])) for s in farm.state(upstream)["seen"]]
-    assert [body["i"] for body in bodies] == list(range(n))
 
 
 def test_a_place_is_free_when_the_response_ends_even_if_other_servers_are_dead(

@@ -285,26 +285,6 @@ def test_a_client_that_stops_reading_loses_its_place(farm: Farm, start: Start) -
     assert router.upstreams()[upstream]["breaker"] == "closed"
 
 
-def test_immediate_requests_overtake_deferred_ones_in_the_queue(farm: Farm, start: Start) -> None:
-    upstream = farm.new(hold=True)
-    router = start(upstream).probed()
-    bodies = [
-        {"model": "m", "prompt": "running"},
-        {"model": "m", "service_tier": "flex"},
-        {"model": "m", "class": "deferred"},
-        {"model": "m", "prompt": "immediate"},
-    ]
-    with ThreadPoolExecutor(4) as pool:
-        answers = []
-        for i, body in enumerate(bodies):
-            answers.append(pool.submit(router.post, json=body))
-            until(lambda i=i: router.in_flight() + router.waiting() == i + 1, "queueing")  # type: ignore[misc]
-        farm("release", url=upstream)
-        assert all(a.result().ok for a in answers)
-    sent = [json.loads(base64.b64decode(s["body"])) for s in farm.state(upstream)["seen"]]
-    assert sent == [bodies[0], bodies[3], bodies[1], bodies[2]]
-
-
 def test_the_same_prompt_prefix_goes_to_the_same_upstream(farm: Farm, start: Start) -> None:
     urls = [farm.new() for _ in range(3)]
     router = start(*urls, policy="prefix", max_connect_per_upstream=8).probed()
