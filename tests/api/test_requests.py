@@ -261,7 +261,11 @@ def test_any_valid_request_gets_exactly_its_tokens_streamed_or_not(
     assert whole["generated"] == text
     assert whole["completion"] == prompt + text
     assert (whole["num_tokens"], whole["seed"]) == (num_tokens, seed)
-    lines = ask(client, **body, stream=True).get_data(as_text=True).split("\n")
+    streamed = ask(client, **body, stream=True)
+    assert streamed.mimetype == "text/event-stream"
+    lines = streamed.get_data(as_text=True).split("\n")
     *pieces, last = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     assert "".join(piece["text"] for piece in pieces) == last["generated"] == text
     assert sum(piece["tokens"] for piece in pieces) == num_tokens
+    assert last["timing"].keys() == whole.pop("timing").keys()
+    assert {**last, **whole, "done": True} == last

@@ -11,8 +11,8 @@ import pytest
 import requests
 
 from tests.server.hash_app import FAIL_ON, STEP_S
-from tests.server.life.test_leaving import send
 from tests.server.process import PATIENCE_S, Server, eventually, serving
+from tests.server.wire import send
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_an_id_that_is_none_is_replaced(talking: Server, identity: str) -> None:
 
 
 def test_a_departed_client_has_a_log_line(talking: Server) -> None:
-    client = send(talking, 1000, stream=True)
+    client = send(talking, "/inference", prompt="x", num_tokens=1000, stream=True)
     talking.reaches(running=1)
     client.close()
     talking.reaches(running=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -21,15 +20,6 @@ def expected(prompt: str, num_tokens: int, seed: int | None) -> str:
     detokenizer = Detokenizer(byte_tokenizer())
     tokens = reference(list(prompt.encode()), num_tokens, seed)
     return detokenizer.push(tokens) + detokenizer.finish()
-
-
-def stream(server: Server, **body: Any) -> list[dict[str, Any]]:
-    with requests.post(
-        f"{server.url}/inference", json={**body, "stream": True}, stream=True, timeout=PATIENCE_S
-    ) as answer:
-        assert answer.status_code == 200
-        assert answer.headers["Content-Type"].startswith("text/event-stream")
-        return [json.loads(line[6:]) for line in answer.iter_lines() if line]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -73,18 +63,6 @@ def test_forty_concurrent_requests_run_in_one_batch(tmp_path: Path) -> None:
         hold.unlink()
         assert all(answer.result().status_code == 200 for answer in answers)
         assert server.stats()["batch-size"]["max"] == 40
-
-
-def test_a_stream_joined_is_the_text_of_the_same_request_unstreamed(server: Server) -> None:
-    body = {"prompt": "tell me", "num_tokens": 40, "seed": 11}
-    *pieces, last = stream(server, **body)
-    whole = server.ask("tell me", 40, seed=11).json()
-    assert "".join(piece["text"] for piece in pieces) == whole["generated"] == last["generated"]
-    assert sum(piece["tokens"] for piece in pieces) == 40
-    assert last["done"] is True
-    same = ("completion", "num_tokens", "prompt_tokens", "seed")
-    assert [last[key] for key in same] == [whole[key] for key in same]
-    assert last["timing"].keys() == whole["timing"].keys()
 
 
 def test_a_stream_arrives_while_it_is_generated(server: Server) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from serving.config import MODES
 from tests.hash_model import reference
 from tests.server.hash_app import END_ID, FAIL_ON, HURRY, LOAD_GATE, STEP_S, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving, starting
+from tests.server.wire import send
 from text.tokenizer import Detokenizer
 from text.vocabulary import load_tokenizer
 
@@ -237,15 +236,8 @@ def test_a_stream_that_fails_later_ends_with_an_error_and_without_done(tmp_path:
 def test_a_client_that_leaves_ends_all_its_choices(server: Server, stream: bool) -> None:
     server.reaches(running=0, waiting=0)
     before = server.counts()["cancelled"]
-    address = (server.config.host, server.config.port)
-    body = json.dumps(
-        {"prompt": ["a", "b"], "n": 2, "max_tokens": 1000, "ignore_eos": True, "stream": stream}
-    ).encode()
-    with socket.create_connection(address, timeout=PATIENCE_S) as client:
-        client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+    fields: dict[str, Any] = {"max_tokens": 1000, "ignore_eos": True, "stream": stream}
+    with send(server, "/v1/completions", prompt=["a", "b"], n=2, **fields):
         server.reaches(running=4)
     server.reaches(running=0, cancelled=before + 4)
 

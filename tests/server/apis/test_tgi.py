@@ -8,7 +8,6 @@ requests that must have identical answers.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from tests.server.process import (
     Server,
     clients,
     closed_at_end,
-    connected,
     eventually,
     serving,
 )
+from tests.server.wire import send
 
 
 def official(server: Server) -> InferenceClient:
@@ -199,19 +198,8 @@ def test_a_request_beyond_the_concurrent_ones_is_told_to_retry(tmp_path: Path) -
         assert running.result().status_code == 200
         for path in ("/generate", "/generate_stream") * 2:  # places come back
             assert post(server, path, "x", max_new_tokens=1).status_code == 200
-            send(server, path, max_new_tokens=1000).close()
+            send(server, path, inputs="x", parameters={"max_new_tokens": 1000}).close()
             eventually(lambda: post(server, "/generate", "x", max_new_tokens=1).ok, "a place")
-
-
-def send(server: Server, path: str, **parameters: Any) -> socket.socket:
-    body = json.dumps({"inputs": "x", "parameters": parameters}).encode()
-    client = connected(server)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    client.sendall(head.encode() + body)
-    return client
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +223,8 @@ def test_a_client_that_leaves_frees_all_it_held(
     endless: Server, path: str, parameters: dict[str, Any], generations: int
 ) -> None:
     before = endless.counts()["cancelled"]
-    client = send(endless, path, max_new_tokens=1000, **parameters)
+    asked = {"max_new_tokens": 1000, **parameters}
+    client = send(endless, path, inputs="x", parameters=asked)
     endless.reaches(running=generations)
     client.close()
     endless.reaches(running=0, cancelled=before + generations)

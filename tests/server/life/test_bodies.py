@@ -21,6 +21,7 @@ from tests.server.process import (
     eventually,
     serving,
 )
+from tests.server.wire import all_of, head
 
 MIB = 2**20
 MOST = MIB + MIB // 4  # of all bodies together
@@ -35,19 +36,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def head(path: str, length: int, *lines: str) -> bytes:
-    told = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    return "\r\n".join([*told, f"Content-Length: {length}", *lines, "", ""]).encode()
-
-
 def answer_to(server: Server, *sent: bytes) -> tuple[bytes, dict[str, object]]:
     """Head and body of the answer; the server closes the connection."""
     with connected(server) as client:
         for data in sent:
             client.sendall(data)
-        received = b""
-        while piece := client.recv(65536):
-            received += piece
+        received = all_of(client)
     told, _, body = received.partition(b"\r\n\r\n")
     assert b"\r\nConnection: close" in told
     return told, json.loads(body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import requests
 from api.http.worker.intake import handled_at_once
 from tests.server.hash_app import HOLD, STEP_S
 from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
+from tests.server.wire import post
 
 MANY = 3 * handled_at_once(1)
 ROUNDS = 8
@@ -22,14 +22,6 @@ FURTHER = 4  # threads: of /stats, and of refusals
 def handlers(server: Server) -> int:
     """Threads of the server's processes."""
     return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in server.members())
-
-
-def sent(body: dict[str, object]) -> bytes:
-    text = json.dumps(body).encode()
-    return (
-        b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (len(text), text)
-    )
 
 
 def test_pending_requests_hold_no_thread_and_their_wait_counts(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_a_pending_request_whose_client_leaves_is_counted_as_cancelled(tmp_path:
         answers = [call(server.ask, "x", 2) for _ in range(at_once)]
         server.reaches(running=1, waiting=at_once - 1)
         leaving = connected(server)
-        leaving.sendall(sent({"prompt": "gone", "num_tokens": 2}))
+        leaving.sendall(b"".join(post("/inference", prompt="gone", num_tokens=2)))
         server.reaches(running=1, waiting=at_once)
         leaving.close()
         server.reaches(running=1, waiting=at_once - 1)
@@ -112,7 +104,7 @@ def test_with_few_files_pending_requests_leave_connections_for_probes(tmp_path: 
     with serving(
         tmp_path, "nobatch", hash_model={HOLD: hold}, max_batch_size=1, prefix=limited
     ) as server:
-        request = sent({"prompt": "x", "num_tokens": 1})
+        request = b"".join(post("/inference", prompt="x", num_tokens=1))
         waiting = [connected(server) for _ in range(most)]
         for client in waiting:
             client.sendall(request)
@@ -146,7 +138,7 @@ def test_a_server_that_stops_answers_pending_requests(tmp_path: Path) -> None:
 def test_clients_that_leave_as_their_requests_are_taken_do_no_harm(tmp_path: Path) -> None:
     """In one round of events, the client of the request that is taken leaves."""
     with serving(tmp_path, "nobatch", hash_model={STEP_S: 0.01}, max_batch_size=1) as server:
-        request = sent({"prompt": "gone", "num_tokens": 100})
+        request = b"".join(post("/inference", prompt="gone", num_tokens=100))
         for _ in range(ROUNDS):
             leaving = [connected(server) for _ in range(2 * MANY)]
             for client in leaving:

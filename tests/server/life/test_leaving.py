@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 
 from serving.config import MODES
 from tests.server.hash_app import HOLD, HURRY, STEP_S
-from tests.server.process import Server, connected, serving
+from tests.server.process import Server, serving
+from tests.server.wire import send
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -29,16 +29,8 @@ def before(one_place: Server) -> dict[str, int]:
     return one_place.counts()
 
 
-def send(server: Server, num_tokens: int, *, stream: bool) -> socket.socket:
-    """A request whose response is not read yet."""
-    body = json.dumps({"prompt": "x", "num_tokens": num_tokens, "stream": stream}).encode()
-    client = connected(server)
-    head = (
-        "POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    client.sendall(head.encode() + body)
-    return client
+def begin(server: Server, *, stream: bool, num_tokens: int = 1000) -> socket.socket:
+    return send(server, "/inference", prompt="x", num_tokens=num_tokens, stream=stream)
 
 
 def read_answer(client: socket.socket) -> bytes:
@@ -58,7 +50,7 @@ def read_answer(client: socket.socket) -> bytes:
 def test_one_that_leaves_while_running_frees_its_place(
     one_place: Server, before: dict[str, int], stream: bool
 ) -> None:
-    client = send(one_place, 1000, stream=stream)
+    client = begin(one_place, stream=stream)
     one_place.reaches(running=1)
     client.close()
     one_place.reaches(running=0, cancelled=before["cancelled"] + 1)
@@ -69,9 +61,9 @@ def test_one_that_leaves_while_running_frees_its_place(
 def test_one_that_leaves_the_queue_is_never_run(
     one_place: Server, before: dict[str, int], stream: bool
 ) -> None:
-    running = send(one_place, 1000, stream=False)
+    running = begin(one_place, stream=False)
     one_place.reaches(running=1)
-    queued = send(one_place, 1000, stream=stream)
+    queued = begin(one_place, stream=stream)
     one_place.reaches(running=1, waiting=1)
     queued.close()
     one_place.reaches(running=1, waiting=0, cancelled=before["cancelled"] + 1)
@@ -82,7 +74,7 @@ def test_one_that_leaves_the_queue_is_never_run(
 def test_one_that_leaves_in_the_middle_of_a_stream_is_noticed(
     one_place: Server, before: dict[str, int]
 ) -> None:
-    client = send(one_place, 1000, stream=True)
+    client = begin(one_place, stream=True)
     assert b"data:" in client.recv(4096) + client.recv(4096)
     client.close()
     one_place.reaches(running=0, cancelled=before["cancelled"] + 1)
@@ -92,7 +84,7 @@ def test_one_that_leaves_during_prefill_frees_its_place(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     with serving(tmp_path, hash_model={STEP_S: 0.5, HOLD: hold}) as server:
-        client = send(server, 1000, stream=False)
+        client = begin(server, stream=False)
         server.reaches(running=1)
         assert server.stats()["batch-size"]["max"] == 0  # the first iteration has not ended
         client.close()
@@ -104,7 +96,7 @@ def test_one_that_leaves_during_prefill_frees_its_place(tmp_path: Path) -> None:
 def test_one_that_sends_its_next_request_early_is_not_taken_for_gone(
     one_place: Server, before: dict[str, int]
 ) -> None:
-    client = send(one_place, 20, stream=False)
+    client = begin(one_place, num_tokens=20, stream=False)
     client.sendall(b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n")
     with client:
         received = b""
@@ -117,8 +109,8 @@ def test_one_that_sends_its_next_request_early_is_not_taken_for_gone(
 def test_the_others_in_its_batch_do_not_notice(tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     with serving(tmp_path, hash_model={STEP_S: 0.02, HURRY: hurry}) as server:
-        stays = send(server, 1000, stream=False)
-        leaves = [send(server, 1000, stream=s) for s in (True, False, True)]
+        stays = begin(server, stream=False)
+        leaves = [begin(server, stream=stream) for stream in (True, False, True)]
         server.reaches(running=4)
         for client in leaves:
             client.close()

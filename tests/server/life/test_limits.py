@@ -15,6 +15,7 @@ import requests
 
 from tests.server.hash_app import FAIL_ON, HOLD, STEP_S
 from tests.server.process import PATIENCE_S, Server, clients, connected, eventually, serving
+from tests.server.wire import head
 
 
 def test_beyond_the_queue_a_request_gets_429_and_when_to_come_back(tmp_path: Path) -> None:
@@ -105,12 +106,8 @@ def test_a_client_that_writes_a_large_body_before_it_reads_is_not_left_hanging(
 ) -> None:
     with connected(server) as client:
         client.settimeout(20.0)  # of each write
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {mib << 20}\r\n\r\n"
-        )
         try:
-            client.sendall(head.encode() + bytes(mib << 20))
+            client.sendall(head(path, mib << 20) + bytes(mib << 20))
             answer = client.recv(65536)
         except ConnectionError:  # on a machine that cannot take so many bytes in a second
             return
@@ -151,10 +148,7 @@ def test_a_client_that_never_stops_sending_is_cut_off(server: Server) -> None:
             client.sendall(bytes(1000))
 
     with connected(server) as client:
-        client.sendall(
-            b"POST /inference HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 99999999999\r\n\r\n"
-        )
+        client.sendall(head("/inference", 99_999_999_999))
         with pytest.raises(ConnectionError):
             send_on()
 

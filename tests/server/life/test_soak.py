@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import requests
 
 from serving.config import MODES
 from tests.server.hash_app import STEP_S
-from tests.server.life.test_leaving import send
 from tests.server.process import Server, clients, serving
 from tests.server.test_serving import expected
+from tests.server.wire import send
 
 REQUESTS = 20_000
 CLIENTS = 150
@@ -25,7 +24,8 @@ def behave(server: Server, number: int) -> str:
     tokens = chance.randint(1, 60)
     kind = chance.choice(["whole", "whole", "stream", "leave", "wrong"])
     if kind == "leave":
-        client: socket.socket = send(server, 900, stream=chance.random() < 0.5)
+        stream = chance.random() < 0.5
+        client = send(server, "/inference", prompt="x", num_tokens=900, stream=stream)
         client.settimeout(chance.random() / 10)
         try:
             client.recv(1)

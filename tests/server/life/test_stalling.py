@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import select
 import socket
@@ -16,7 +15,8 @@ import requests
 
 from api.jobs.files import MOST_AT_ONCE
 from tests.server.hash_app import STEP_S
-from tests.server.process import PATIENCE_S, Server, serving
+from tests.server.process import PATIENCE_S, Server, connected, serving
+from tests.server.wire import all_of, post
 
 TIMEOUT_S = 3.0
 BEAT_S = 0.1  # of a slow client
@@ -29,30 +29,8 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def connect(server: Server) -> socket.socket:
-    return socket.create_connection((server.config.host, server.config.port), timeout=PATIENCE_S)
-
-
-def request(path: str, *, padding: int = 0, **fields: object) -> tuple[bytes, bytes]:
-    """Head and body; `padding`: spaces at its end."""
-    body = json.dumps(fields).encode() + b" " * padding
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode(), body
-
-
-def all_of(client: socket.socket) -> bytes:
-    """Until the server closes."""
-    received = b""
-    while piece := client.recv(65536):
-        received += piece
-    return received
-
-
 def test_half_a_head_ends_with_its_connection(hasty: Server) -> None:
-    with connect(hasty) as client:
+    with connected(hasty) as client:
         client.sendall(b"POST /inference HTTP/1.1\r\nHost: [:")
         assert all_of(client) == b""
     assert "Traceback" not in hasty.log
@@ -63,8 +41,8 @@ def test_half_a_head_ends_with_its_connection(hasty: Server) -> None:
     [("/inference", b'"error":"'), ("/v1/completions", b'"message":"'), ("/generate", b"timeout")],
 )
 def test_half_a_body_is_answered_with_408(hasty: Server, path: str, told: bytes) -> None:
-    head, body = request(path, prompt="x", num_tokens=1)
-    with connect(hasty) as client:
+    head, body = post(path, prompt="x", num_tokens=1)
+    with connected(hasty) as client:
         client.sendall(head + body[:5])
         answer = all_of(client)
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -77,7 +55,7 @@ def test_a_client_that_stops_reading_is_dropped_and_its_requests_are_cancelled(
     hasty: Server,
 ) -> None:
     """Many choices with many logprobs: more than the kernel's buffers hold."""
-    head, body = request(
+    head, body = post(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": "x"}],
         n=32,
@@ -101,7 +79,7 @@ def test_clients_that_stall_at_the_end_delay_no_other_client(hasty: Server) -> N
     """gunicorn waits two seconds for each to close its side: not in the thread that accepts, where
     it would exceed any timeout."""
     with ExitStack() as stack:
-        stalled = [stack.enter_context(connect(hasty)) for _ in range(2 * int(PATIENCE_S))]
+        stalled = [stack.enter_context(connected(hasty)) for _ in range(2 * int(PATIENCE_S))]
         for client in stalled:
             client.sendall(b"GET /health HTTP/1.1\r\nHost: [::]\r\nConnection: close\r\n\r\n")
         for client in stalled:
@@ -110,8 +88,8 @@ def test_clients_that_stall_at_the_end_delay_no_other_client(hasty: Server) -> N
 
 
 def test_a_body_in_pieces_that_is_there_in_time_is_read(hasty: Server) -> None:
-    head, body = request("/inference", prompt="x", num_tokens=3)
-    with connect(hasty) as client:
+    head, body = post("/inference", prompt="x", num_tokens=3)
+    with connected(hasty) as client:
         for piece in (head[:10], head[10:], body[:5], body[5:]):
             client.sendall(piece)
             time.sleep(BEAT_S)
@@ -120,12 +98,12 @@ def test_a_body_in_pieces_that_is_there_in_time_is_read(hasty: Server) -> None:
 
 @pytest.mark.parametrize(
     ("begun", "status"),
-    [(b"GET /health HTTP/1.1\r\nX-Slow: ", b""), (b"".join(request("/inference"))[:-2], b"408")],
+    [(b"GET /health HTTP/1.1\r\nX-Slow: ", b""), (b"".join(post("/inference"))[:-2], b"408")],
 )
 def test_a_request_sent_byte_by_byte_ends_at_its_timeout(
     hasty: Server, begun: bytes, status: bytes
 ) -> None:
-    with connect(hasty) as client:
+    with connected(hasty) as client:
         client.sendall(begun.replace(b"Content-Length: 2", b"Content-Length: 2000"))
         client.settimeout(BEAT_S)
         received = b""
@@ -139,8 +117,8 @@ def test_a_request_sent_byte_by_byte_ends_at_its_timeout(
 
 
 def test_a_client_that_expects_100_continue_receives_it_once(hasty: Server) -> None:
-    head, body = request("/inference", prompt="x", num_tokens=3)
-    with connect(hasty) as client:
+    head, body = post("/inference", prompt="x", num_tokens=3)
+    with connected(hasty) as client:
         client.sendall(head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
         assert client.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(body)
@@ -148,7 +126,7 @@ def test_a_client_that_expects_100_continue_receives_it_once(hasty: Server) -> N
 
 
 def test_a_head_without_an_end_is_refused(hasty: Server) -> None:
-    with connect(hasty) as client:
+    with connected(hasty) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nX-Long: 1\r\n" + b"x: 1\r\n" * 20_000)
         assert all_of(client).startswith(b"HTTP/1.1 431 ")
 
@@ -160,10 +138,10 @@ def test_more_slow_clients_than_threads_and_connections_delay_no_other_client(
         serving(tmp_path, max_batch_size=1, max_waiting=1, client_timeout=PATIENCE_S) as server,
         ExitStack() as stack,
     ):
-        head, body = request("/inference", prompt="x", num_tokens=3)
+        head, body = post("/inference", prompt="x", num_tokens=3)
         for _ in range(2 * server.config.threads):
             for begun in (head[:20], head + body[:5]):
-                stack.enter_context(connect(server)).sendall(begun)
+                stack.enter_context(connected(server)).sendall(begun)
         assert server.health() == 200
         assert requests.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
         assert server.ask().status_code == 200
@@ -171,7 +149,7 @@ def test_more_slow_clients_than_threads_and_connections_delay_no_other_client(
 
 def upload(server: Server) -> socket.socket:
     """Begins an upload that never ends."""
-    client = connect(server)
+    client = connected(server)
     head = b"POST /v1/files HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n"
     client.sendall(
         head % (2 * server.config.max_body_bytes)
@@ -195,9 +173,9 @@ def test_slow_uploads_do_not_take_all_threads(tmp_path: Path) -> None:
 
 
 def test_a_long_stream_that_is_read_slowly_is_whole(hasty: Server) -> None:
-    head, body = request("/inference", prompt="x", num_tokens=130, stream=True, seed=1)
+    head, body = post("/inference", prompt="x", num_tokens=130, stream=True, seed=1)
     start_s = time.monotonic()
-    with connect(hasty) as client:
+    with connected(hasty) as client:
         client.sendall(head + body)
         received = b""
         while b'"done":true' not in received:
