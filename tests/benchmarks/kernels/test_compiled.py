@@ -14,7 +14,8 @@ import pytest
 from benchmarks.kernels.compiled import SHAPES, SHARED_BYTES, Compiled
 
 KERNELS = {
-    "store", "attend", "decode", "merge", "add_norm", "bias_gelu", "race (greedy)",
+    "store", "attend", "decode", "merge", "add_norm", "bias_gelu", "rms_norm",
+    "rms_norm (sum)", "gated (SiLU)", "gated (GELU)", "rotate", "rotate (norms)", "race (greedy)",
     "finish (greedy)", "race", "race (truncated)", "truncate (truncated)",
     "race (truncated, penalties)", "truncate (truncated, penalties)",
 }  # fmt: skip
