@@ -71,13 +71,6 @@ def linear_kernel(name: str) -> Callable[..., None] | None:
     return None
 
 
-def fetch_in_streams(on: bool) -> None:
-    """Whether the kernels of linear.cpp fetch the weights for few rows in several streams."""
-    function = getattr(_linear_library("linear/linear"), "fetch_in_streams", None)
-    if function is not None:
-        function(on)
-
-
 @functools.cache
 def _linear_library(name: str) -> ctypes.CDLL | None:
     library = _library(name)

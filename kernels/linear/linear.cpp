@@ -11,8 +11,7 @@
 // A sum always runs over the inputs in the same order, so the result for a row is the same to the
 // last bit in any batch.
 //
-// There is a function for each variant that the processor can run: float32, its inputs broadcast by an
-// instruction or by the multiplication; bfloat16 widened to float32 in registers, or two at a time
+// There is a function for each variant that the processor can run: float32; bfloat16 widened to float32 in registers, or two at a time
 // (VDPBF16PS); int8 four at a time (VPDPBUSD). runtime/linear/choice.py measures which is the fastest: on
 // some processors VDPBF16PS does no more per second than float32. Needs AVX-512 or AVX2; for other
 // processors there is no function.
@@ -28,7 +27,6 @@
 namespace {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-#define EMBEDDED_BROADCAST
 constexpr int LANES = 16;
 constexpr int ROWS = 14;  // 28 sums in 32 registers
 #else
@@ -39,7 +37,6 @@ constexpr int VECTORS = OUTPUTS / LANES;  // for one row's sums
 constexpr int64_t STRETCH = 128;          // words of a row whose weights fit into the first-level cache
 constexpr int64_t AHEAD = STRETCH * OUTPUTS * 4;  // bytes: how far ahead weights are fetched
 constexpr int64_t FEW = 8;  // rows for which transposing costs more than it saves
-constexpr int64_t STREAM = AHEAD / 4;
 constexpr int64_t BLOCK_BYTES = 5 << 18;  // of inputs at once, as the second-level cache holds
 
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
@@ -52,24 +49,6 @@ inline Lanes broadcast(float x) {  // GCC does not treat x + zeros as a copy, an
 #else
   return (Lanes)_mm256_set1_ps(x);
 #endif
-}
-
-// Adds the products of an input and a vector of weights for each vector of a row's sums. EMBEDDED:
-// the multiplication itself broadcasts the input. That takes an instruction less for each row and a
-// load more, so which is faster depends on the processor. The results are the same.
-template <bool EMBEDDED>
-inline void add_products(Lanes (&sums)[VECTORS], const Lanes (&weight)[VECTORS], const float& input) {
-#if defined(EMBEDDED_BROADCAST)
-  if constexpr (EMBEDDED) {
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v)
-      asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sums[v]) : "v"(weight[v]), "m"(input));
-    return;
-  }
-#endif
-  const Lanes inputs = broadcast(input);
-#pragma GCC unroll 4
-  for (int v = 0; v < VECTORS; ++v) sums[v] += weight[v] * inputs;
 }
 
 // Completes a row's sums before the next row's: otherwise GCC gathers the inputs of all rows first and
@@ -97,7 +76,6 @@ struct Line {
 // A variant: type X of the layer's inputs, Word of weights, PARTS of a word of inputs, each of which
 // is broadcast as Input, Sum vector, and their product.
 
-template <bool EMBEDDED>
 struct Float {
   typedef float X;
   typedef float Word;
@@ -114,7 +92,9 @@ struct Float {
     for (int v = 0; v < VECTORS; ++v) weight[v] = load<Lanes>(weights + v * LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      add_products<EMBEDDED>(sums[r], weight, inputs[r]);
+      const Lanes input = broadcast(inputs[r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight[v] * input;
       settle(sums[r]);
     }
   }
@@ -213,22 +193,11 @@ struct Int8 {
 };
 #endif
 
-// Whether a layer with a single tile, which memory limits, fetches its weights in four streams. Which
-// is faster depends on the machine, so runtime/linear/choice.py measures it.
-bool several_streams = false;
-
-// Where the weights at `at` bytes are fetched from in streams: AHEAD bytes are four streams, and a line
-// of each is fetched in turn, so that more of memory's banks work at once.
-inline int64_t in_streams(uint64_t at) {
-  return at / AHEAD * AHEAD + at / 128 % 2 * (2 * STREAM) + at / 256 * 64 % STREAM;
-}
-
 // R rows times a stretch of one group, added to sums [R][OUTPUTS], or stored there when `fresh`.
-// Meanwhile the next weights are fetched, from `base` + `next`, `stride` bytes in each panel at each
-// word, one after the other or in STREAMS.
-template <typename V, int R, bool STREAMS>
+// Meanwhile the next weights are fetched, from `next` on, `stride` bytes in each panel at each word.
+template <typename V, int R>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
-          bool fresh, void* sums_at, const char* base, int64_t next, int64_t stride) {
+          bool fresh, void* sums_at, const char* next, int64_t stride) {
   typedef typename V::Sum Sum;
   Sum sums[R][VECTORS];
   char* const at = static_cast<char*>(sums_at);
@@ -238,9 +207,8 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
     for (int v = 0; v < VECTORS; ++v)
       sums[r][v] = fresh ? Sum{} : load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
   for (int64_t k = 0; k < words; ++k, inputs += R * V::PARTS, weights += OUTPUTS, next += stride) {
-    const char* const line = base + (STREAMS ? in_streams(next) : next);
-    __builtin_prefetch(line);
-    __builtin_prefetch(line + (STREAMS ? STREAM : 64));
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + 64);
     V::template add<R>(sums, weights, inputs);
   }
 #pragma GCC unroll 16
@@ -284,11 +252,11 @@ void pack(const Line* rows, int64_t count, int64_t k, int64_t words, typename V:
 
 template <typename V>
 using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*, bool, void*,
-                      const char*, int64_t, int64_t);
+                      const char*, int64_t);
 
-template <typename V, bool STREAMS, int... I>
+template <typename V, int... I>
 Tile<V> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Tile<V> tiles[] = {tile<V, I + 1, STREAMS>...};
+  static constexpr Tile<V> tiles[] = {tile<V, I + 1>...};
   return tiles[rows - 1];
 }
 
@@ -328,16 +296,14 @@ void linear_block(const Layer& layer) {
   const int64_t tiles = (rows + V::MAX_ROWS - 1) / V::MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
   const auto sizes = std::make_integer_sequence<int, V::MAX_ROWS>();
-  const Tile<V> short_tile = tiles == 1 && several_streams ? tile_of<V, true>(rows, sizes)
-                                                           : tile_of<V, false>(shorter, sizes);
-  const Tile<V> long_tile = longer ? tile_of<V, false>(shorter + 1, sizes) : short_tile;
+  const Tile<V> short_tile = tile_of<V>(shorter, sizes);
+  const Tile<V> long_tile = longer ? tile_of<V>(shorter + 1, sizes) : short_tile;
   // [stretch][tile][word][part][row of tile]
   Input* const packed = kept<Input, PACKED>(rows * words * V::PARTS);
   Line* const lines = kept<Line, LINES>(rows);
   int8_t* const quantised = kept<int8_t, QUANTISED>(V::PER_WORD == 4 ? rows * words * 4 : 0);
   float* const row_scales = kept<float, SCALES>(rows);
   const auto* const weights = static_cast<const typename V::Word*>(layer.weights);
-  const auto* const base = static_cast<const char*>(layer.weights);
   const int64_t stride = OUTPUTS * 4 / tiles;
   const int64_t stretch = tiles == 1 ? words : STRETCH;  // a single tile uses weights only once
 
@@ -370,13 +336,13 @@ void linear_block(const Layer& layer) {
       for (int64_t k0 = 0; k0 < words; k0 += stretch) {
         const int64_t n = std::min(stretch, words - k0);
         const auto* const from = weights + (g * words + k0) * OUTPUTS;
-        int64_t next = (g * words + k0) * OUTPUTS * 4 + AHEAD;
+        const char* next = reinterpret_cast<const char*>(from) + AHEAD;
         for (int64_t t = 0, first = 0; t < tiles; ++t, next += n * stride) {
           const int64_t count = shorter + (t < longer);
           if (k0 + n == words)
             for (int64_t r = first; r < first + count; ++r) fetch_outputs<typename V::X>(layer, r, g);
           (t < longer ? long_tile : short_tile)(n, packed + (k0 * rows + first * n) * V::PARTS, from, k0 == 0,
-                                                sums + first * OUTPUTS, base, next, stride);
+                                                sums + first * OUTPUTS, next, stride);
           first += count;
         }
       }
@@ -408,12 +374,7 @@ void linear(const Layer& layer) {
 
 }  // namespace
 
-extern "C" void fetch_in_streams(int32_t on) { several_streams = on; }
-
-EXPORT(linear_f32, linear<Float<false>>)
-#if defined(EMBEDDED_BROADCAST)
-EXPORT(linear_embedded_f32, linear<Float<true>>)
-#endif
+EXPORT(linear_f32, linear<Float>)
 EXPORT(linear_widened_bf16, linear<Widened>)
 #if defined(__AVX512BF16__)
 EXPORT(linear_dot_bf16, linear<Dot>)

@@ -21,13 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from kernels import fetch_in_streams, linear_identity
+from kernels import linear_identity
 from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
 from runtime.linear.blocks import BLOCK, FORMATS, BlockLinear
 from runtime.linear.layers import (
     AnyLinear,
     Int8Linear,
-    KernelLinear,
     Precision,
     Variant,
     precision_of,
@@ -40,7 +39,6 @@ ROWS = (1, 8, 64, 256)
 TRIED_WEIGHTS = 2**20  # of a layer: more outputs take longer and change nothing
 ROUNDS = 3  # at least, for a shape and number of rows; more while they have taken less than
 ROUNDS_S = 0.02
-FETCHED_BYTES, FETCHED_ROUNDS = 2**27, 5
 
 Shape = tuple[int, int]  # inputs, outputs
 
@@ -68,36 +66,8 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
     for place, name in zip(places, names, strict=True):
         setattr(place.module, place.name, available[place.precision][name].make(place.linear))
         found[_key(place.shape)] = f"{place.precision} {name}"
-    choose_fetching(
-        module
-        for module in network.modules()
-        if isinstance(module, KernelLinear) and module.weight.dtype != torch.uint8
-    )
     log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))
     return found
-
-
-@torch.inference_mode()
-def choose_fetching(layers: Iterable[KernelLinear]) -> None:
-    """How the layers fetch weights for few rows: line after line, or in several streams, as some
-    machines prefer. Timed on the network's own layers, up to more than most caches hold. Results
-    are the same. AMX always fetches in streams."""
-    tried: list[tuple[KernelLinear, torch.Tensor]] = []
-    for layer in layers:
-        if sum(layer.weight.nbytes for layer, _ in tried) < FETCHED_BYTES:
-            dtype = torch.float32 if layer.weight.dtype == torch.float32 else torch.bfloat16
-            tried.append((layer, torch.zeros(1, layer.inputs, dtype=dtype)))
-    if not tried:
-        return
-    best = dict.fromkeys((False, True), math.inf)
-    for _ in range(FETCHED_ROUNDS):
-        for streams in best:
-            fetch_in_streams(streams)
-            start_s = time.perf_counter()
-            for layer, x in tried:
-                layer(x)
-            best[streams] = min(best[streams], time.perf_counter() - start_s)
-    fetch_in_streams(best[True] < best[False])
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,7 @@ class Kernel:
 
 
 KERNELS: dict[Precision, list[Kernel]] = {
-    "float32": [
-        Kernel("fma", "linear_f32", 1),
-        Kernel("fma-embedded", "linear_embedded_f32", 1),
-    ],
+    "float32": [Kernel("fma", "linear_f32", 1)],
     "bfloat16": [
         Kernel("amx", "linear_amx_bf16", 2, 16),
         Kernel("widened", "linear_widened_bf16", 2),

@@ -4,7 +4,6 @@ import json
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,25 +180,3 @@ def test_the_kernel_of_all_is_the_first_choice_that_all_can_run(
 def test_torchs_own_layers_are_not_called_batch_invariant() -> None:
     assert not is_batch_invariant({"32 x 48": "float32 torch", "48 x 32": "float32 oneDNN"})
     assert not is_batch_invariant({})
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_weights_are_fetched_in_the_faster_way(
-    streams: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 0.0
-    how: list[bool] = []
-
-    class Layer:
-        weight, inputs = torch.zeros(2, 3), 3
-
-        def __call__(self, x: torch.Tensor) -> None:
-            nonlocal now_s
-            assert x.shape == (1, 3)
-            now_s += 1.0 if how[-1] == streams else 2.0
-
-    monkeypatch.setattr(runtime.linear.choice, "fetch_in_streams", how.append)
-    monkeypatch.setattr(runtime.linear.choice, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    runtime.linear.choice.choose_fetching([Layer(), Layer()])  # type: ignore[list-item]
-    assert set(how) == {False, True}
-    assert how[-1] is streams
