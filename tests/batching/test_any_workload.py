@@ -18,6 +18,14 @@ every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
 
 TOKENS = st.integers(0, 12)
+LIMITS = st.fixed_dictionaries(
+    {
+        "max_batch_size": st.integers(1, 8),
+        "budget": st.integers(48, 400),
+        "block_tokens": st.sampled_from([1, 4]),
+        "lookahead": st.sampled_from([0, 1]),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

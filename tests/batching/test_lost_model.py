@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.failures import LOSSES_IN_A_BATCH
-from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
+from tests.batching.test_any_workload import LIMITS, WORKLOADS, Client, moments, play
 from tests.batching.virtual import (
     DYNAMIC_MODES,
     MODES,
@@ -25,14 +25,6 @@ from tests.examples import examples
 
 every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
 WITH_PREFIXES = next(mode for mode in DYNAMIC_MODES if mode.name.endswith(SHARED))
-LIMITS = st.fixed_dictionaries(
-    {
-        "max_batch_size": st.integers(1, 8),
-        "budget": st.integers(48, 400),
-        "block_tokens": st.sampled_from([1, 4]),
-        "lookahead": st.sampled_from([0, 1]),
-    }
-)
 POISON = 13  # no other request holds it
 
 

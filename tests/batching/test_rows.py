@@ -13,19 +13,11 @@ from engine.inference import Inference
 from engine.records import Arrived, Ended, History, planned_record
 from seams import IterationRecord, Row, Sampling
 from telemetry.stats import Stats
-from tests.batching.test_any_workload import TICK_S, WORKLOADS, Client, play
+from tests.batching.test_any_workload import LIMITS, TICK_S, WORKLOADS, Client, play
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
 from tests.examples import examples
 
 every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
-LIMITS = st.fixed_dictionaries(
-    {
-        "max_batch_size": st.integers(1, 8),
-        "budget": st.integers(48, 400),
-        "block_tokens": st.sampled_from([1, 4]),
-        "lookahead": st.sampled_from([0, 1]),
-    }
-)
 
 
 SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
