@@ -58,10 +58,28 @@ class Gated(nn.Module):
         return F.gelu(gate, approximate="tanh") * up
 
 
+class Rotation(nn.Module):
+    """Queries and keys after their norms, turned by their positions, one module so that a backend
+    may fuse all of it."""
+
+    def __init__(self, query_scale: float) -> None:
+        super().__init__()
+        self.query_scale = query_scale
+
+    def forward(
+        self, q: Tensor, k: Tensor, turns: Turns, q_norm: RMSNorm | None, k_norm: RMSNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        if q_norm is not None and k_norm is not None:
+            q, k = q_norm(q), k_norm(k)
+        if turns is not None:
+            q, k = rotated(q, *turns, scale=self.query_scale), rotated(k, *turns)
+        return q, k
+
+
 class Block(nn.Module):
     def __init__(self, of: Description) -> None:
         super().__init__()
-        self.head_dim, self.query_scale = of.head_dim, of.query_scale
+        self.head_dim = of.head_dim
         heads, kv_heads = of.n_head // of.shards, of.kv_heads // of.shards
         self.widths = [heads * of.head_dim, kv_heads * of.head_dim, kv_heads * of.head_dim]
         mlp_width = of.mlp_width // of.shards
@@ -69,6 +87,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(of.n_embd, sum(self.widths), bias=of.qkv_bias)
         self.q_norm = RMSNorm(of.head_dim, of.norm_eps) if of.qk_norms else None
         self.k_norm = RMSNorm(of.head_dim, of.norm_eps) if of.qk_norms else None
+        self.rotation = Rotation(of.query_scale)
         self.attn_proj = nn.Linear(self.widths[0], of.n_embd, bias=False)
         self.attn_norm = RMSNorm(of.n_embd, of.norm_eps) if of.norms_after else None
         self.ln_2 = AddRMSNorm(of.n_embd, of.norm_eps)
@@ -91,10 +110,7 @@ class Block(nn.Module):
             part.unflatten(-1, (-1, self.head_dim))
             for part in self.qkv(normed).split(self.widths, dim=-1)
         )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if turns is not None:
-            q, k = rotated(q, *turns, scale=self.query_scale), rotated(k, *turns)
+        q, k = self.rotation(q, k, turns, self.q_norm, self.k_norm)
         y = attend(layer, q, k, v).flatten(-2)
         if kept is not None:
             x, y = x.index_select(0, kept), y.index_select(0, kept)

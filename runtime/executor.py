@@ -24,6 +24,7 @@ from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
 from runtime.iteration import Flat, KnownSequence, Launched, Started
+from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.layers import Int8Linear
 from runtime.sampling.sampler import Sampler
@@ -86,6 +87,7 @@ class Executor(ABC):
         kernels: dict[str, str] = {}
         if kernel is None:
             kernels = pack_linears(network)
+            use_kernels(network, dtype)
         else:
             adapt(network, kernels=kernel)
         self.info = ModelInfo(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import layer_kernel
+from models.decoder import AddRMSNorm, Block, Gated, RMSNorm, Rotation, Turns
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 MOST_HEAD_DIM = 496  # of `rotate`
@@ -23,6 +24,22 @@ def kernels_work(dtype: torch.dtype) -> bool:
     return dtype in TYPES and layer_kernel("gated", TYPES[dtype]) is not None
 
 
+def use_kernels(network: nn.Module, dtype: torch.dtype) -> None:
+    """Replaces a decoder's layers, once, if the kernels work; leaves other networks as they are."""
+    if not kernels_work(dtype):
+        return
+    for module in list(network.modules()):
+        if isinstance(module, Block) and module.head_dim <= MOST_HEAD_DIM:
+            module.rotation = KernelRotation(module, dtype)
+        for name, child in list(module.named_children()):
+            if isinstance(child, AddRMSNorm):
+                setattr(module, name, KernelAddRMSNorm(child, dtype))
+            elif isinstance(child, RMSNorm):
+                setattr(module, name, KernelRMSNorm(child, dtype))
+            elif isinstance(child, Gated):
+                setattr(module, name, KernelGated(child.activation, dtype))
+
+
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
     found = layer_kernel(name, TYPES[dtype])
     assert found is not None, "ask kernels_work"
@@ -30,14 +47,12 @@ def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 
 class KernelRMSNorm(nn.Module):
-    """`[..., C]`, each row divided by its root mean square and multiplied by a weight `[C]`."""
+    """An RMSNorm in one pass."""
 
-    weight: Tensor
-
-    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("weight", weight.detach().float().contiguous())
-        self.eps, self.width = eps, len(weight)
+        self.weight = nn.Parameter(norm.weight.detach().float(), requires_grad=False)
+        self.eps, self.width = norm.eps, len(norm.weight)
         self.kernel = _kernel("add_rms_norm", dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +66,7 @@ class KernelRMSNorm(nn.Module):
 
 
 class KernelAddRMSNorm(KernelRMSNorm):
-    """A residual sum and its RMSNorm."""
+    """An AddRMSNorm in one pass."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x, y = x.contiguous(), y.contiguous()
@@ -64,10 +79,9 @@ class KernelAddRMSNorm(KernelRMSNorm):
 
 
 class KernelGated(nn.Module):
-    """`[..., 2 * n]` -> `[..., n]`: the first half's activation times the second half."""
+    """A Gated in one pass."""
 
     def __init__(self, activation: str, dtype: torch.dtype) -> None:
-        """`activation`: "silu", or otherwise GELU, approximated by tanh."""
         super().__init__()
         self.with_gelu = activation != "silu"
         self.kernel = _kernel("gated", dtype)
@@ -81,30 +95,27 @@ class KernelGated(nn.Module):
         return out
 
 
-class KernelRotation(nn.Module):
-    """Norms of queries and keys, if they have weights `[D]`, and their rotation, in place."""
+class KernelRotation(Rotation):
+    """A Rotation in one pass, in place."""
 
-    def __init__(
-        self,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
-        query_scale: float,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        weights = [None if w is None else w.detach().float() for w in (q_weight, k_weight)]
+    def __init__(self, block: Block, dtype: torch.dtype) -> None:
+        super().__init__(block.rotation.query_scale)
+        norms = block.q_norm, block.k_norm
+        self.eps = next((norm.eps for norm in norms if norm is not None), 0.0)
+        weights = [None if norm is None else norm.weight.detach().float() for norm in norms]
         self.q_weight, self.k_weight = weights
-        self.addresses = [None if w is None else w.data_ptr() for w in weights]
-        self.eps, self.query_scale = eps, query_scale
+        self.addresses = [None if weight is None else weight.data_ptr() for weight in weights]
         self.kernel = _kernel("rotate", dtype)
 
-    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """q `[N, heads, D]`, k `[N, kv_heads, D]`: views, the heads of a token side by side. cos,
-        sin: contiguous float32 of `N * D / 2` numbers."""
+    def forward(
+        self, q: Tensor, k: Tensor, turns: Turns, q_norm: RMSNorm | None, k_norm: RMSNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """q `[N, heads, D]`, k `[N, kv_heads, D]`: views, the heads of a token side by side."""
+        if turns is None or q.dim() != 3:
+            return super().forward(q, k, turns, q_norm, k_norm)
         tokens, heads, dim = q.shape
-        assert dim <= MOST_HEAD_DIM
         assert q.stride()[1:] == k.stride()[1:] == (dim, 1)
+        cos, sin = turns
         self.kernel(
             q.data_ptr(), k.data_ptr(), tokens, heads, k.shape[1], dim, q.stride(0), k.stride(0),
             cos.data_ptr(), sin.data_ptr(), *self.addresses, self.eps, self.query_scale,
