@@ -13,20 +13,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.fetch import FetchError, locate
 from models.gpt2 import GPT
 from models.networks import Network
 from models.part import WHOLE, Part
-from models.shapes import GPT2_SHAPES, SHAPES
+from models.shapes import SHAPES
 from models.weights.folder import GELU, GPT2_NAMES, FolderSource
 from models.weights.loader import StoredLayers, load
 from models.weights.pieces import shapes_of
 from models.weights.source import CheckpointError, RandomSource, WeightSource
 from seams import RANDOM_PREFIX
 
-EMBEDDED_FOLDER = Path(__file__).resolve().parents[2] / "embedded"
-
-# of a repository; the vocabulary is for quantised copies, which are folders
-_DOWNLOADED = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 
 
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:
@@ -58,44 +55,11 @@ def _gpt2(network: Network) -> GPT:
 
 
 def find_folder(model: str, revision: str | None = None) -> Path:
-    """The local folder of a checkpoint, downloading it when `model` is a name of the hub.
-    `revision`: a branch, tag or commit there. Raises CheckpointError."""
-    if revision is not None and model not in GPT2_SHAPES:
-        raise CheckpointError(
-            f"--revision is {revision!r}, and model '{model}' is not downloaded; models with "
-            f"revisions: {', '.join(GPT2_SHAPES)}"
-        )
-    if model == "embedded":
-        return EMBEDDED_FOLDER
-    if model in GPT2_SHAPES:
-        return _download(model, revision)
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"model '{model}' is neither a folder nor a known name; allowed: embedded, "
-            f"{', '.join(GPT2_SHAPES)}, random:NAME with one of {', '.join(SHAPES)}, or a folder "
-            "in the Hugging Face layout"
-        )
-    return folder
-
-
-def _download(name: str, revision: str | None) -> Path:
-    # imported here: most users are offline and should not wait for it at each start
-    from huggingface_hub import snapshot_download
-
+    """The files of what `model` names, fetched where they are missing. Raises CheckpointError."""
     try:
-        return Path(
-            snapshot_download(
-                f"openai-community/{name}", revision=revision, allow_patterns=_DOWNLOADED
-            )
-        )
-    except Exception as error:  # the hub's library raises many kinds, which mean the same here
-        at = "" if revision is None else f" at revision '{revision}'"
-        raise CheckpointError(
-            f"the weights of '{name}'{at} could not be fetched from the model hub ({error}). "
-            "Without a connection use --model embedded (ships with the project), --model "
-            f"random:{name} (random weights of that shape, for measuring speed), or --model FOLDER"
-        ) from error
+        return locate(model, revision)
+    except FetchError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def save_checkpoint(network: GPT, folder: Path, dtype: torch.dtype) -> None:
