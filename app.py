@@ -32,7 +32,6 @@ from api.jobs.metrics import JobCollector
 from api.metrics import Metrics, register_metrics
 from api.openai import routes as openai
 from api.openai.answers import error_shape
-from api.openai.chat import load_chat_template
 from api.openai.generation import Generations
 from api.service import Description, Service
 from api.texts import Texts
@@ -42,6 +41,7 @@ from batching import BatchingManager
 from deferred.jobs import Jobs
 from generate.modes import MODES
 from models.names import local_path
+from models.names import table as models_table
 from options import flag
 from scheduling.classes.predictor import Predictor
 from scheduling.contract import PolicyOptionError
@@ -53,6 +53,7 @@ from telemetry.journal import check_writable
 from telemetry.machine import describe_machine
 from telemetry.stats import Recorders, Stats
 from telemetry.tracing import start_tracing
+from text.chat import load_chat_template
 from text.tokenizer import Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
@@ -112,8 +113,8 @@ def create_app(
     """The WSGI application; `extensions["engine"]` is not started yet. Without a config it is
     read from the environment."""
     config = config or Config.from_environment()
-    tokenizer = tokenizer or load_tokenizer(config.model)
-    template = load_chat_template(config.model, tokenizer)
+    tokenizer = tokenizer or load_tokenizer(config.model, config.revision)
+    template = load_chat_template(config.model, tokenizer, config.revision)
     stats = Stats(time.perf_counter())
     predictor = Predictor()
     metrics = Metrics(stats)
@@ -186,6 +187,9 @@ def create_app(
 
 def main() -> None:
     """Checks what can be checked in a moment, then becomes gunicorn."""
+    if "--list-models" in sys.argv[1:]:
+        print("\n".join(models_table()))
+        return
     config = Config.from_args(sys.argv[1:])
     folder = local_path(config.model)
     served = replace(  # gunicorn runs in the project's folder
@@ -198,7 +202,8 @@ def main() -> None:
     os.environ.setdefault(POLICY_FOLDER, os.getcwd())
     try:
         policy_of_mode(config)
-        load_chat_template(config.model, load_tokenizer(config.model))
+        tokenizer = load_tokenizer(config.model, config.revision)
+        load_chat_template(config.model, tokenizer, config.revision)
         _check_port(config)
         _check_record(config)
     except (VocabularyError, PolicyOptionError, StartError) as error:

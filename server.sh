@@ -8,6 +8,7 @@ usage() {
   cat <<'USAGE'
 usage: ./server.sh MODE [options]      serve a model on port 8500 until Ctrl-C
        ./server.sh MODE --help         every option, with its default and environment variable
+       ./server.sh --list-models       models with a name: licence, size, memory, context
        ./server.sh router [options]    one address in front of many servers
        ./server.sh model-server ...    a model in a process of its own, for --remote-model
        ./server.sh launcher [options]  a model server and a server in front of it
@@ -20,7 +21,7 @@ USAGE
 }
 
 case "${1:-}" in
-  nobatch | static | dynamic)
+  nobatch | static | dynamic | --list-models)
     use_venv requirements.txt
     exec "$PYTHON" "$ROOT/app.py" "$@"
     ;;

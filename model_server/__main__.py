@@ -63,7 +63,7 @@ def named(model: str) -> str:
     """The absolute path of a folder, as in the server, so that both may start in any folder. Other
     names are unchanged."""
     folder = local_path(model)
-    return model if folder is None or not folder.is_dir() else str(folder.resolve())
+    return model if folder is None or not folder.exists() else str(folder.resolve())
 
 
 def watch(config: ServeConfig) -> int:

@@ -28,9 +28,10 @@ class ServeConfig(Options):
     prefix: ClassVar = "EB_"
 
     model: str = MODEL.option("embedded")
-    """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
-    random:gpt2-medium and the like (random weights of that shape), or a folder in the Hugging Face
-    layout; start the server with the same model"""
+    """embedded (ships with the project), smollm2 (from a package of the Python registry), gpt2,
+    gpt2-medium, gpt2-large, gpt2-xl or ORG/NAME (from the model hub), random:NAME (random weights
+    of a known shape), a folder in the Hugging Face layout, or a GGUF file; start the server with
+    the same model"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
     mode: Literal["nobatch", "static", "dynamic"] = MODEL.option("dynamic")
@@ -125,7 +126,7 @@ class DownloadConfig(Options):
     prefix: ClassVar = "EB_"
 
     model: str = MODEL.option(MISSING)
-    """gpt2, gpt2-medium, gpt2-large, gpt2-xl"""
+    """smollm2, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or ORG/NAME of the model hub"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
 

@@ -42,9 +42,10 @@ class Config(Options):
     dynamic (requests join and leave at every iteration)"""
 
     model: str = MODEL.option("embedded")
-    """embedded (ships with the project), gpt2, gpt2-medium, gpt2-large, gpt2-xl (downloaded),
-    random:gpt2-medium and the like (random weights of that shape, to measure speed), or a folder in
-    the Hugging Face layout"""
+    """embedded (ships with the project), smollm2 (from a package of the Python registry), gpt2,
+    gpt2-medium, gpt2-large, gpt2-xl or ORG/NAME (from the model hub), random:NAME (random weights
+    of a known shape, to measure speed), a folder in the Hugging Face layout, or a GGUF file;
+    ./server.sh --list-models lists the names"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
     served_model_name: str | None = MODEL.option(None, pattern=r"[^,\s]+(,[^,\s]+)*")

