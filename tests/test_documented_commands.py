@@ -84,6 +84,8 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> None:
             read_launcher(rest, environ)
         case ["model-server", *rest]:
             read_model_server(rest, environ)
+        case ["--list-models"]:
+            pass
         case _:
             Config.from_args(args, environ)
 
