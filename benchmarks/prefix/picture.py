@@ -39,7 +39,7 @@ def draw(path: Path) -> None:
         iterations = [event for event in played.events if isinstance(event, IterationRecord)]
         start_s = played.inferences[0].arrival_s
         at_s = [i.start_s - start_s for i in iterations]
-        counts = [[getattr(i, kind) for i in iterations] for kind in KINDS]
+        counts = [[getattr(i, f"{kind}_blocks") for i in iterations] for kind in KINDS]
         axes.stackplot(
             at_s, counts, labels=list(KINDS), colors=list(KINDS.values()), step="post", lw=0
         )
