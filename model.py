@@ -23,6 +23,7 @@ from models.gpt2 import Attend
 from models.networks import count_parameters
 from models.part import WHOLE, Part
 from models.weights.checkpoint import open_source
+from models.weights.loader import check as check_source
 from models.weights.loader import load
 from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import WeightSource
@@ -40,7 +41,7 @@ from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check
 from runtime.iteration import Flat, KnownSequence
-from runtime.linear.quantised import STORED, quantise_linears
+from runtime.linear.quantised import STORED, block_embedding, quantise_linears
 from runtime.shards import connect, join
 from seams import DeviceMemoryError, Step
 
@@ -88,8 +89,11 @@ def load_model(options: LoadOptions) -> Executor:
             "auto, float32, bfloat16, float16"
         )
     source = open_source(options.model, options.seed, options.revision)
-    as_stored = options.dtype in ("auto", "int8") and device.type == "cpu"
-    stored = {kind: STORED[kind] for kind in types_of(source) & STORED.keys() if as_stored}
+    check_source(source, options.part)
+    kept = {"auto": STORED.keys(), "int8": {"int8"}}.get(options.dtype, set())
+    if device.type != "cpu":
+        kept = set()
+    stored = {kind: STORED[kind] for kind in types_of(source) & kept}
     int8 = options.dtype == "int8" or "int8" in stored
     if int8:
         dtype = DTYPES["int8"]
@@ -102,7 +106,7 @@ def load_model(options: LoadOptions) -> Executor:
                 "allowed: auto, float32, bfloat16"
             )
         dtype = torch.float32
-    network = load(source, options.part, torch.float32 if int8 else dtype, stored)
+    network = load(source, options.part, torch.float32 if int8 else dtype, stored, block_embedding)
     kernel, graphs = None, False
     if device.type == "cuda":
         heads = source.config.n_head // options.part.shards
@@ -146,8 +150,11 @@ def load_model(options: LoadOptions) -> Executor:
 
 
 def types_of(source: WeightSource) -> set[str]:
-    """Of the weights of its linear layers, as they are stored."""
-    return {source.storage(piece) for piece in shapes_of(source.config) if is_linear(piece)}
+    """Of the weights of its linear layers and embeddings, as they are stored."""
+    pieces = [
+        p for p in shapes_of(source.config) if is_linear(p) or p in ("wte.weight", "head.weight")
+    ]
+    return {source.storage(piece) for piece in pieces}
 
 
 def best_dtype(device: torch.device) -> torch.dtype:

@@ -79,7 +79,7 @@ class Executor(ABC):
         """`kernel`: whether attention uses the Triton kernel, on a GPU or interpreted on a CPU;
         None: on a CPU, with the attention for CPUs."""
         self.network = network
-        self.device = network.wte.weight.device
+        self.device = next(network.parameters()).device
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
         self.shape = KVShape.of(network.config, dtype, self.device)

@@ -19,6 +19,7 @@ from models.networks import Network
 from models.part import WHOLE, Part
 from models.shapes import SHAPES
 from models.weights.folder import GELU, GPT2_NAMES, FolderSource
+from models.weights.gguf import GGUFSource
 from models.weights.loader import StoredLayers, load
 from models.weights.pieces import shapes_of
 from models.weights.source import CheckpointError, RandomSource, WeightSource
@@ -26,14 +27,16 @@ from seams import RANDOM_PREFIX
 
 
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:
-    """The weights of what `model` names: `embedded`, a GPT-2 name of the hub, a local folder, or
-    `random:NAME`, whose weights are drawn from `seed`. `revision`: of a name of the hub. Raises
-    CheckpointError."""
+    """The weights of what `model` names: `embedded`, a GPT-2 name of the hub, a local folder, a
+    GGUF file, or `random:NAME`, whose weights are drawn from `seed`. `revision`: of a name of the
+    hub. Raises CheckpointError."""
     if model.startswith(RANDOM_PREFIX) and revision is None:
         name = model.removeprefix(RANDOM_PREFIX)
         if name not in SHAPES:
             raise CheckpointError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
         return RandomSource(SHAPES[name], seed, shapes_of(SHAPES[name]))
+    if model.endswith(".gguf") and Path(model).expanduser().is_file() and revision is None:
+        return GGUFSource(Path(model).expanduser())
     return FolderSource(find_folder(model, revision))
 
 

@@ -26,6 +26,8 @@ Thing = TypeVar("Thing")
 # For a type of stored weights: the layer that computes them, from the layer without weights in
 # whose place it stands, the weights, and the bias.
 StoredLayers = Mapping[str, Callable[[nn.Linear, Raw, Tensor | None], nn.Module]]
+# the embedding that shares such a head's weights, and gives this type
+StoredEmbedding = Callable[[nn.Module, torch.dtype], nn.Module]
 
 
 def load(
@@ -33,12 +35,18 @@ def load(
     part: Part = WHOLE,
     dtype: torch.dtype = torch.float32,
     stored: StoredLayers | None = None,
+    embedding: StoredEmbedding | None = None,
 ) -> Network:
     """On the CPU, for inference. `stored`: for types of weights that stay as they are stored; all
     others become `dtype`. Raises CheckpointError."""
     check(source, part)
     loading = _Loading(source, part, dtype, stored or {})
     network = _empty(source.config, part)
+    if source.config.tied and embedding is not None and part == WHOLE:
+        head = loading.stored_layer("head", network.head)
+        if head is not None:
+            network.set_submodule("head", head)
+            network.set_submodule("wte", embedding(head, dtype))
     for path, module in _shown(list(network.named_modules()), f"loading {source.place}"):
         if isinstance(module, nn.Linear):
             layer = loading.stored_layer(path, module)

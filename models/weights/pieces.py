@@ -6,6 +6,8 @@ queries, keys and values of one linear layer, and the gate and the values of the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -24,7 +26,8 @@ def pieces_of(parameter: str) -> list[str]:
     return [f"{holder}{dot}{name}.{kind}" for name in FUSED.get(own, (own,))]
 
 
-def shapes_of(config: Config) -> dict[str, Shape]:
+@functools.lru_cache(maxsize=16)
+def shapes_of(config: Config) -> Mapping[str, Shape]:
     """Every piece of the whole network; a head that is the embedding is none."""
     keys = config.kv_heads * config.head_dim
     rows = {

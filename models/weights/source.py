@@ -4,6 +4,7 @@ of a network's parameters (models/weights/pieces.py), always as `[out, in]`."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +74,7 @@ class RandomSource(WeightSource):
 
     BLOCK_ROWS = 1024  # drawn together, with a seed of their own: a shard draws its share alone
 
-    def __init__(self, config: Config, seed: int, shapes: dict[str, Shape]) -> None:
+    def __init__(self, config: Config, seed: int, shapes: Mapping[str, Shape]) -> None:
         self.config, self.place = config, "random weights"
         self._seed, self._shapes = seed, shapes
         self._number = {piece: i for i, piece in enumerate(shapes)}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from models.decoder import RMSNorm
 from models.weights.loader import StoredLayers
 from models.weights.source import Raw
+from runtime.linear.blocks import KINDS, BlockEmbedding, BlockLinear
 from runtime.linear.layers import Int8Linear
 from runtime.shards import SummedLinear
 
@@ -41,5 +42,14 @@ def int8_layer(empty: nn.Linear, raw: Raw, bias: Tensor | None) -> Int8Linear:
     return layer
 
 
+def block_layer(_: nn.Linear, raw: Raw, bias: Tensor | None) -> BlockLinear:
+    return BlockLinear.of(raw.kind, raw.data, bias)
+
+
+def block_embedding(head: nn.Module, dtype: torch.dtype) -> BlockEmbedding:
+    assert isinstance(head, BlockLinear)
+    return BlockEmbedding(head, dtype)
+
+
 # types of stored weights that linear layers compute as they are
-STORED: StoredLayers = {"int8": int8_layer}
+STORED: StoredLayers = {"int8": int8_layer, **dict.fromkeys(KINDS, block_layer)}

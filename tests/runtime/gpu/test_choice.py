@@ -218,8 +218,8 @@ def test_a_gpu_is_current_before_the_model_is_moved_to_it(
 ) -> None:
     current = pretend_gpus(monkeypatch)
 
-    def move(_: GPT, **to: Any) -> None:
-        raise ReachedError(to["device"], list(current))
+    def move(_: GPT, to: torch.device) -> None:
+        raise ReachedError(to, list(current))
 
     monkeypatch.setattr(GPT, "to", move)
     with pytest.raises(ReachedError) as reached:
@@ -234,8 +234,8 @@ def test_a_shard_joins_the_others_on_the_gpu_of_its_rank(
     current = pretend_gpus(monkeypatch)
     moved: list[torch.device] = []
 
-    def move(network: GPT, **to: Any) -> GPT:
-        moved.append(to["device"])
+    def move(network: GPT, to: torch.device) -> GPT:
+        moved.append(to)
         return network
 
     def join(backend: str, **others: Any) -> None:

@@ -1,0 +1,172 @@
+"""The header of a GGUF file, read with bounds: metadata, and where which tensor lies.
+
+A file may be cut off, damaged or made to harm, so every count, length, type and offset is checked
+before anything is allocated by it. The format: ggml's docs/gguf.md, versions 2 and 3,
+little-endian. Types are those of ggml.h (`enum ggml_type`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MOST_HEADER_BYTES = 1 << 28  # vocabularies and merges take most of it: some 10 MB for 256,000
+MOST_TENSORS, MOST_KEYS = 1 << 16, 1 << 16
+MOST_STRING_BYTES, MOST_ARRAY_VALUES = 1 << 24, 1 << 24
+MOST_DIMENSIONS, MOST_VALUES = 4, 1 << 40  # of a tensor
+DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 1 << 20
+STRING, ARRAY = 8, 9
+SCALARS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
+    12: "<d",
+}  # fmt: skip
+# number in the file -> name, values of a block, bytes of a block
+TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+}  # fmt: skip
+
+
+class GGUFError(ValueError):
+    """A file that is not read; the message says what was found and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """`shape` has the outputs first: the file has them last."""
+
+    kind: str  # a name of TYPES
+    shape: tuple[int, ...]
+    offset: int  # in the file
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+def read_header(path: Path) -> Header:
+    """Raises GGUFError."""
+    try:
+        with path.open("rb") as file:
+            return _Reader(file, path).header()
+    except OSError as error:
+        raise GGUFError(f"{path} cannot be read: {error}") from error
+
+
+class _Reader:
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._path, self._file_bytes = path, path.stat().st_size
+        self._data = file.read(min(self._file_bytes, MOST_HEADER_BYTES))
+        self._at = 0
+
+    def header(self) -> Header:
+        if self._take(4, "the magic") != MAGIC:
+            raise self._error("it is no GGUF file")
+        version = self._number("<I", "the version")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            end = "; it is big-endian, allowed: little-endian" if swapped in VERSIONS else ""
+            raise self._error(f"its version is {version}, allowed: 2, 3{end}")
+        tensors = self._count(MOST_TENSORS, "tensors")
+        keys = self._count(MOST_KEYS, "keys")
+        metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self._string("a key")
+            if key in metadata:
+                raise self._error(f"key '{key}' occurs twice")
+            metadata[key] = self._value(key)
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if (
+            not isinstance(alignment, int)
+            or not 1 <= alignment <= MOST_ALIGNMENT
+            or alignment & (alignment - 1)
+        ):
+            raise self._error(f"general.alignment is {alignment!r}, allowed: a power of two")
+        found: dict[str, tuple[int, tuple[int, ...], int]] = {}
+        for _ in range(tensors):
+            name = self._string("a tensor's name")
+            if name in found:
+                raise self._error(f"tensor '{name}' occurs twice")
+            found[name] = self._tensor(name)
+        start = -(-self._at // alignment) * alignment
+        return Header(
+            metadata, {n: self._placed(n, *of, start, alignment) for n, of in found.items()}
+        )
+
+    def _tensor(self, name: str) -> tuple[int, tuple[int, ...], int]:
+        dimensions = self._count(MOST_DIMENSIONS, f"dimensions of tensor '{name}'", "<I")
+        shape = tuple(self._number("<Q", f"tensor '{name}'") for _ in range(dimensions))[::-1]
+        return self._number("<I", f"tensor '{name}'"), shape, self._number("<Q", f"tensor '{name}'")
+
+    def _placed(
+        self, name: str, kind: int, shape: tuple[int, ...], offset: int, start: int, alignment: int
+    ) -> TensorInfo:
+        if kind not in TYPES:
+            names = ", ".join(known for known, _, _ in TYPES.values())
+            raise self._error(f"tensor '{name}' is of type {kind}, supported: {names}")
+        values, (known, block, block_bytes) = 1, TYPES[kind]
+        for size in shape:
+            values *= size
+            if not size >= 1 or values > MOST_VALUES:
+                raise self._error(f"tensor '{name}' has shape {shape}")
+        if not shape or shape[-1] % block:
+            raise self._error(f"tensor '{name}' has rows that are no multiple of {block} values")
+        if offset % alignment:
+            raise self._error(f"tensor '{name}' is not aligned to {alignment} bytes")
+        row_bytes = shape[-1] // block * block_bytes
+        if start + offset + values // shape[-1] * row_bytes > self._file_bytes:
+            raise self._error(f"tensor '{name}' ends behind the end of the file")
+        return TensorInfo(known, shape, start + offset, row_bytes)
+
+    def _value(self, key: str) -> Any:
+        kind = self._number("<I", f"key '{key}'")
+        if kind != ARRAY:
+            return self._reader(kind, key)()
+        of = self._number("<I", f"key '{key}'")
+        count = self._count(MOST_ARRAY_VALUES, f"values of key '{key}'")
+        if of in SCALARS:
+            size = struct.calcsize(SCALARS[of])
+            taken = self._take(count * size, f"key '{key}'")
+            return list(struct.unpack(f"<{count}{SCALARS[of][1]}", taken))
+        read = self._reader(of, key)
+        return [read() for _ in range(count)]
+
+    def _reader(self, kind: int, key: str) -> Callable[[], Any]:
+        if kind == STRING:
+            return lambda: self._string(f"key '{key}'")
+        if kind not in SCALARS:
+            raise self._error(f"key '{key}' is of type {kind}, allowed: scalars, strings, lists")
+        return lambda: self._number(SCALARS[kind], f"key '{key}'")
+
+    def _string(self, what: str) -> str:
+        size = self._number("<Q", what)
+        if size > MOST_STRING_BYTES:
+            raise self._error(f"{what} has {size} bytes, allowed: up to {MOST_STRING_BYTES}")
+        return self._take(size, what).decode("utf-8", errors="replace")
+
+    def _count(self, most: int, what: str, code: str = "<Q") -> int:
+        count: int = self._number(code, what)
+        if count > most:
+            raise self._error(f"it has {count} {what}, allowed: up to {most}")
+        return count
+
+    def _number(self, code: str, what: str) -> Any:
+        return struct.unpack(code, self._take(struct.calcsize(code), what))[0]
+
+    def _take(self, size: int, what: str) -> bytes:
+        if self._at + size > len(self._data):
+            raise self._error(f"it ends within {what}")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _error(self, found: str) -> GGUFError:
+        return GGUFError(f"{self._path}: {found}")

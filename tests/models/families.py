@@ -1,0 +1,80 @@
+"""Tiny random checkpoints of every family, written by `transformers`: widths that all differ,
+scaled positions beyond the original context, windows smaller than a prompt, and norms that are not
+ones, so that whatever is missed changes the logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+VOCAB, CONTEXT = 307, 96
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **fields}}
+
+
+FAMILIES: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(
+        **_BASE,
+        **_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=32),
+    ),
+    "llama-linear": lambda: LlamaConfig(
+        **_BASE, head_dim=32, tie_word_embeddings=True, **_rope("linear", factor=4.0)
+    ),
+    "llama-yarn": lambda: LlamaConfig(
+        **_BASE, **_rope("yarn", factor=4.0, original_max_position_embeddings=24)
+    ),
+    "llama-dynamic": lambda: LlamaConfig(**_BASE, **_rope("dynamic", factor=4.0)),
+    "mistral": lambda: MistralConfig(**_BASE, head_dim=32, sliding_window=7),
+    "smollm3": lambda: SmolLM3Config(**_BASE | {"num_hidden_layers": 5}),
+    "qwen2": lambda: Qwen2Config(
+        **_BASE, use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen3": lambda: Qwen3Config(**_BASE, head_dim=48),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_BASE | {"num_hidden_layers": 7}, head_dim=32, sliding_window=5,
+        query_pre_attn_scalar=20,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+}  # fmt: skip
+
+
+def write(config: Any, folder: Path) -> Any:
+    """Returns the peer: a model of `transformers` in float32."""
+    torch.manual_seed(11)
+    peer = AutoModelForCausalLM.from_config(config).float().eval()
+    is_gemma = config.model_type == "gemma3_text"
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            if parameter.dim() == 1:  # norms, and the biases of Qwen 2.5
+                parameter.normal_(0.0 if is_gemma else 0.7, 0.3)
+    peer.save_pretrained(folder)
+    return peer
+
+
+@torch.no_grad()
+def logits_of(peer: Any, ids: list[int]) -> Tensor:
+    logits: Tensor = peer(torch.tensor([ids])).logits[0]
+    return logits

@@ -1,0 +1,228 @@
+"""Every family computes what `transformers` does, whole, in chunks, in company, and in shards."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from models.decoder import Decoder, RMSNorm
+from models.networks import Network
+from models.part import Part
+from models.weights.folder import FolderSource
+from models.weights.loader import load
+from models.weights.source import CheckpointError
+from runtime.attention import RaggedAttention, Span
+from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
+from runtime.shards import connect, join
+from tests.models.families import CONTEXT, FAMILIES, VOCAB, logits_of, write
+
+TOLERANCE = 1e-4  # of a logit, float32
+CPU = torch.device("cpu")
+BLOCKS = CONTEXT // BLOCK_TOKENS
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    found = {}
+    for name, config in FAMILIES.items():
+        folder = tmp_path_factory.mktemp(name)
+        found[name] = folder, write(config(), folder)
+    return found
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (count,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def computed(
+    network: Network, pool: KVPool, rows: list[tuple[list[int], int, int]], tables: list[BlockTable]
+) -> Tensor:
+    """Logits of the tokens from `start` to `end` of each row, beside each other."""
+    tokens, positions, spans = list[int](), list[int](), list[Span]()
+    for (ids, start, end), table in zip(rows, tables, strict=True):
+        spans.append(Span(len(tokens), end - start, start, table))
+        tokens += ids[start:end]
+        positions += range(start, end)
+    attend = RaggedAttention(spans, pool)
+    hidden = network(torch.tensor(tokens), torch.tensor(positions), attend)
+    return network.head(hidden)
+
+
+def pool_of(network: Network, rows: int, dtype: torch.dtype = torch.float32) -> KVPool:
+    return KVPool(KVShape.of(network.config, dtype, CPU), rows * BLOCKS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_those_of_transformers_in_chunks_and_in_company(
+    name: str, checkpoints: dict[str, tuple[Path, Any]]
+) -> None:
+    folder, peer = checkpoints[name]
+    network = load(FolderSource(folder))
+    assert isinstance(network, Decoder)
+    ids, other = tokens_of(1, 90), tokens_of(2, 60)
+    expected, beside = logits_of(peer, ids), logits_of(peer, other)
+    tables = [BlockTable(range(i * BLOCKS, (i + 1) * BLOCKS)) for i in range(2)]
+    pool = pool_of(network, 2)
+    alone = computed(network, pool, [(ids, 0, 90)], tables[:1])
+    assert (alone - expected).abs().max() <= TOLERANCE
+    pool = pool_of(network, 2)
+    at, there = 0, 0
+    for count, others in ((1, 40), (30, 1), (17, 1), (1, 18), (41, 0)):
+        both = [(ids, at, at + count), (other, there, there + others)]
+        found = computed(network, pool, both, tables)
+        own, theirs = found[:count], found[count:]
+        assert (own - expected[at : at + count]).abs().max() <= TOLERANCE
+        if others:
+            assert (theirs - beside[there : there + others]).abs().max() <= TOLERANCE
+        at, there = at + count, there + others
+    assert (at, there) == (90, 60)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    name: str, checkpoints: dict[str, tuple[Path, Any]]
+) -> None:
+    """But for the products of torch's own linear layers: norms, rotations and gates."""
+    network = load(FolderSource(checkpoints[name][0]))
+    x = torch.randn(65, network.config.n_embd)
+    norm = next(m for m in network.modules() if type(m) is not RMSNorm and isinstance(m, RMSNorm))
+    assert torch.equal(norm(x, x)[1][7], norm(x[7:8], x[7:8])[1][0])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+def test_only_kept_places_are_computed_to_the_end(
+    name: str, checkpoints: dict[str, tuple[Path, Any]]
+) -> None:
+    network = load(FolderSource(checkpoints[name][0]))
+    ids = torch.tensor(tokens_of(3, 20))
+    table = BlockTable(range(BLOCKS))
+    for kept in ([3, 19], []):
+        attend = RaggedAttention([Span(0, 20, 0, table)], pool_of(network, 1))
+        whole = network(ids, torch.arange(20), attend)
+        some = network(ids, torch.arange(20), attend, torch.tensor(kept, dtype=torch.int64))
+        assert torch.allclose(some, whole[kept], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(
+    name: str, checkpoints: dict[str, tuple[Path, Any]]
+) -> None:
+    folder, peer = checkpoints[name]
+    network = load(FolderSource(folder), dtype=torch.bfloat16)
+    ids = tokens_of(4, 64)
+    exact = logits_of(peer, ids).log_softmax(-1)
+    from transformers import AutoModelForCausalLM
+
+    halved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    theirs = logits_of(halved, ids).float().log_softmax(-1)
+    table = BlockTable(range(BLOCKS))
+    pool = pool_of(network, 1, torch.bfloat16)
+    ours = computed(network, pool, [(ids, 0, 64)], [table]).float().log_softmax(-1)
+    divergence = [(exact.exp() * (exact - found)).sum(-1).mean() for found in (ours, theirs)]
+    assert divergence[0] <= 1.2 * divergence[1]
+
+
+def shard(rank: int, port: int, folders: dict[str, Path], out: str) -> None:
+    torch.set_num_threads(1)
+    part = Part(rank, 2)
+    join(f"127.0.0.1:{port}", part, CPU)
+    found = {}
+    for name, folder in folders.items():
+        network = load(FolderSource(folder), part)
+        connect(network, part)
+        table = BlockTable(range(BLOCKS))
+        found[name] = computed(network, pool_of(network, 1), [(tokens_of(1, 90), 0, 90)], [table])
+    if rank == 0:
+        torch.save(found, out)
+
+
+def test_two_shards_compute_the_same(
+    checkpoints: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folders = {name: folder for name, (folder, _) in checkpoints.items()}
+    out = str(tmp_path / "logits")
+    mp.spawn(shard, (port, folders, out), nprocs=2)  # type: ignore[no-untyped-call]
+    for name, found in torch.load(out).items():
+        expected = logits_of(checkpoints[name][1], tokens_of(1, 90))
+        assert (found - expected).abs().max() <= TOLERANCE, name
+
+
+def test_heads_of_keys_that_cannot_be_split_are_refused(
+    checkpoints: dict[str, tuple[Path, Any]],
+) -> None:
+    with pytest.raises(CheckpointError, match=r"2 heads of keys .* over 4 shards; allowed: 1, 2"):
+        load(FolderSource(checkpoints["llama"][0]), Part(0, 4))
+
+
+def old_names(fields: dict[str, Any]) -> dict[str, Any]:
+    """As `transformers` 4 wrote them."""
+    rope = fields.pop("rope_parameters")
+    fields["torch_dtype"] = fields.pop("dtype", "float32")
+    if "full_attention" in rope:
+        fields["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    fields["rope_theta"] = rope.pop("rope_theta")
+    rope["type"] = rope.pop("rope_type")
+    return {**fields, "rope_scaling": None if rope["type"] == "default" else rope}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_names_of_older_configurations_mean_the_same(
+    name: str, checkpoints: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folder = checkpoints[name][0]
+    fields = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(old_names(fields)))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    assert FolderSource(tmp_path).config == FolderSource(folder).config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "mixtral"}, "model_type is 'mixtral', supported: gpt2, llama, mistral"),
+        ({"model_type": ["llama"]}, "model_type is ['llama'], supported"),
+        ({"attention_bias": True}, "attention_bias is True, supported: False"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', supported: silu, gelu_pytorch_tanh"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "RoPE scaling is 'longrope', supported"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}},
+            "mscale of RoPE",
+        ),
+        ({"rope_parameters": 3}, "rope_parameters is 3, supported: an object"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "RoPE scaling 'linear' has no factor"),
+        ({"num_key_value_heads": 3}, "4 attention heads of 16 over 3 heads of keys"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two', supported: a number"),
+        ({"hidden_size": -64}, "hidden_size is -64, supported: a number of 1 or more"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier is 0.22, and this field is not supp"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq', allowed"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', supported: true or false"),
+        ({"num_hidden_layers": 4}, "tensors are missing: blocks.3.ln_1.weight"),
+        ({"intermediate_size": 96}, "implies (96, 64)"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    fields: dict[str, Any],
+    message: str,
+    checkpoints: dict[str, tuple[Path, Any]],
+    tmp_path: Path,
+) -> None:
+    folder = checkpoints["llama"][0]
+    whole = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(whole | fields))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    with pytest.raises(CheckpointError) as refused:
+        load(FolderSource(tmp_path))
+    assert message in str(refused.value)
