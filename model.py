@@ -95,8 +95,8 @@ def load_model(options: LoadOptions) -> Executor:
         kept = set()
     stored = {kind: STORED[kind] for kind in types_of(source) & kept}
     int8 = options.dtype == "int8" or "int8" in stored
-    if int8:
-        dtype = DTYPES["int8"]
+    if int8 or stored:
+        dtype = DTYPES["int8"]  # which the kernels of quantised layers take
     else:
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
     if dtype == torch.float16 and source.config.overflows_float16:

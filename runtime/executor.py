@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from runtime.gpu.layers import adapt
 from runtime.iteration import Flat, KnownSequence, Launched, Started
 from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
-from runtime.linear.layers import Int8Linear
+from runtime.linear.quantised import stored_kind
 from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import Wanted, numbers_of, score, score_all
 from runtime.transfer import ReadBack, send
@@ -83,7 +84,7 @@ class Executor(ABC):
         self.context = network.config.context
         self.vocab_size = network.config.vocab_size
         self.shape = KVShape.of(network.config, dtype, self.device)
-        int8 = any(isinstance(module, Int8Linear) for module in network.modules())
+        kinds = Counter(kind for module in network.modules() if (kind := stored_kind(module)))
         kernels: dict[str, str] = {}
         if kernel is None:
             kernels = pack_linears(network)
@@ -93,7 +94,7 @@ class Executor(ABC):
         self.info = ModelInfo(
             name=name,
             parameters=count_parameters(network.config),
-            dtype="int8" if int8 else str(dtype).removeprefix("torch."),
+            dtype=max(kinds, key=kinds.__getitem__, default=str(dtype).removeprefix("torch.")),
             device=torch.cuda.get_device_name(self.device)
             if self.device.type == "cuda"
             else str(self.device),

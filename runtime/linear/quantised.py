@@ -42,6 +42,13 @@ def int8_layer(empty: nn.Linear, raw: Raw, bias: Tensor | None) -> Int8Linear:
     return layer
 
 
+def stored_kind(module: nn.Module) -> str | None:
+    """The type of a linear layer's weights, if they are quantised."""
+    if isinstance(module, BlockLinear):
+        return module.kind
+    return "int8" if isinstance(module, Int8Linear) else None
+
+
 def block_layer(_: nn.Linear, raw: Raw, bias: Tensor | None) -> BlockLinear:
     return BlockLinear.of(raw.kind, raw.data, bias)
 

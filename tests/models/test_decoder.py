@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from models.decoder import Decoder, RMSNorm
 from models.networks import Network
@@ -153,7 +153,7 @@ def test_two_shards_compute_the_same(
         port = probe.getsockname()[1]
     folders = {name: folder for name, (folder, _) in checkpoints.items()}
     out = str(tmp_path / "logits")
-    mp.spawn(shard, (port, folders, out), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(shard, (port, folders, out), nprocs=2)  # type: ignore[no-untyped-call]
     for name, found in torch.load(out).items():
         expected = logits_of(checkpoints[name][1], tokens_of(1, 90))
         assert (found - expected).abs().max() <= TOLERANCE, name

@@ -1,0 +1,134 @@
+"""A GGUF file that is cut off, foreign or lies is refused with a sentence, whatever it says."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from models.weights.gguf_header import GGUFError, read_header
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "whole.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.block_count", 2)
+    writer.add_float32("llama.rope.freq_base", 1e5)
+    writer.add_bool("tokenizer.ggml.add_bos_token", False)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "bc", "\N{GRINNING FACE}"])
+    writer.add_array("tokenizer.ggml.token_type", [1, 3, 1])
+    writer.add_tensor("a.weight", np.arange(6, dtype=np.float32).reshape(3, 2))
+    blocks = np.zeros((4, 34), np.uint8)
+    writer.add_tensor("b.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def test_metadata_and_places_are_those_that_the_package_reads(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(whole)
+    header, peer = read_header(path), gguf.GGUFReader(path)
+    own = {k: f.contents() for k, f in peer.fields.items() if not k.startswith("GGUF.")}
+    assert header.metadata == own
+    for tensor in peer.tensors:
+        info = header.tensors[tensor.name]
+        assert info.kind == tensor.tensor_type.name
+        assert info.shape == tuple(int(n) for n in tensor.shape)[::-1]
+        assert info.offset == tensor.data_offset
+        assert info.row_bytes * info.shape[0] == tensor.n_bytes
+
+
+def number(code: str, value: float) -> bytes:
+    return struct.pack(code, value)
+
+
+def text(of: str) -> bytes:
+    return number("<Q", len(of)) + of.encode()
+
+
+def file(keys: bytes = b"", count: int = 0, tensors: bytes = b"", named: int = 0) -> bytes:
+    head = b"GGUF" + number("<I", 3) + number("<Q", named) + number("<Q", count)
+    return head + keys + tensors + bytes(256)
+
+
+def tensor(name: str, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    shape = number("<I", len(sizes)) + b"".join(number("<Q", size) for size in sizes)
+    return text(name) + shape + number("<I", kind) + number("<Q", offset)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it ends within the magic"),
+        (b"PK\x03\x04" + bytes(64), "it is no GGUF file"),
+        (b"GGUF" + number(">I", 3) + bytes(64), "it is big-endian, allowed: little-endian"),
+        (b"GGUF" + number("<I", 1) + bytes(64), "its version is 1, allowed: 2, 3"),
+        (file(named=2**40), "it has 1099511627776 tensors, allowed: up to 65536"),
+        (file(count=2**63), "keys, allowed: up to 65536"),
+        (file(number("<Q", 2**60), 1), "a key has 1152921504606846976 bytes, allowed"),
+        (file(number("<Q", 2000), 1), "it ends within a key"),
+        (file(text("a") + number("<I", 13), 1), "key 'a' is of type 13, allowed"),
+        (file((text("a") + number("<I", 0) + b"\1") * 2, 2), "key 'a' occurs twice"),
+        (
+            file(text("a") + number("<I", 9) + number("<I", 4) + number("<Q", 2**50), 1),
+            "values of key 'a', allowed: up to",
+        ),
+        (
+            file(text("a") + number("<I", 9) + number("<I", 9) + number("<Q", 1), 1),
+            "key 'a' is of type 9, allowed",
+        ),
+        (
+            file(text("general.alignment") + number("<I", 4) + number("<I", 33), 1),
+            "general.alignment is 33, allowed: a power of two",
+        ),
+        (file(tensors=tensor("t", (2,) * 5), named=1), "it has 5 dimensions of tensor 't'"),
+        (file(tensors=tensor("t", (2,), kind=10), named=1), "tensor 't' is of type 10, supported"),
+        (file(tensors=tensor("t", (33, 2), kind=8), named=1), "no multiple of 32 values"),
+        (file(tensors=tensor("t", (2**33, 2**33)), named=1), "tensor 't' has shape"),
+        (file(tensors=tensor("t", (0, 2)), named=1), "tensor 't' has shape"),
+        (file(tensors=tensor("t", (2,), offset=3), named=1), "is not aligned to 32 bytes"),
+        (file(tensors=tensor("t", (200,)), named=1), "tensor 't' ends behind the end of the file"),
+        (file(tensors=tensor("t", (2,)) * 2, named=2), "tensor 't' occurs twice"),
+    ],
+)
+def test_a_file_that_lies_is_refused_with_a_sentence(
+    data: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "wrong.gguf"
+    path.write_bytes(data)
+    with pytest.raises(GGUFError) as refused:
+        read_header(path)
+    assert message in str(refused.value)
+
+
+@given(data=st.data())
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_changed_or_cut_off_is_read_or_refused(
+    data: st.DataObject, whole: bytes, tmp_path: Path
+) -> None:
+    changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
+    for _ in range(data.draw(st.integers(0, 4))):
+        if changed:
+            at = data.draw(st.integers(0, len(changed) - 1))
+            new = data.draw(st.binary(min_size=1, max_size=8))
+            changed[at : at + len(new)] = new
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(changed)
+    with contextlib.suppress(GGUFError):
+        for info in read_header(path).tensors.values():
+            assert info.offset + info.row_bytes <= len(changed)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match="cannot be read"):
+        read_header(tmp_path / "none.gguf")
