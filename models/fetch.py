@@ -52,7 +52,8 @@ def locate(model: str, revision: str | None = None) -> Path:
     if path is not None and (path.is_dir() or (path.is_file() and path.suffix == GGUF_SUFFIX)):
         return path
     raise FetchError(
-        f"model '{model}' is neither a known name nor a folder or GGUF file; allowed: {ALLOWED}"
+        f"model '{model}' is neither a folder nor a known name, and no GGUF file; "
+        f"allowed: {ALLOWED}"
     )
 
 

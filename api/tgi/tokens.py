@@ -40,7 +40,7 @@ class _TokenizeRequest(BaseModel):
 
     model: Text | None = Field(None, description="a string, see /v1/models")
     add_special_tokens: bool | None = Field(
-        None, description="true or false; no token is added either way"
+        None, description="false leaves out the token that begins every prompt, if there is one"
     )
     return_token_strs: bool | None = Field(None, description="true or false")
 
@@ -95,6 +95,8 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
         else:
             wanted = text = of_schema(data, TokenizeText)
             ids = service.encode("prompt", text.prompt)
+            if text.add_special_tokens is False and tokenizer.bos_id is not None:
+                ids = ids[1:]
         generations.require_served(wanted.model)
         service.require_ready()
         assert service.manager.model is not None

@@ -137,7 +137,7 @@ def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert locate("./org/name") == Path("org/name")
     for model in ("folder/model.gguf", "./a/b", "/a/b", "~/a", "nothing"):
         assert repository_of(model) is None
-        with pytest.raises(FetchError, match="neither a known name nor a folder or GGUF file"):
+        with pytest.raises(FetchError, match="neither a folder nor a known name, and no GGUF file"):
             locate(model)
     (tmp_path / "text.txt").touch()
     with pytest.raises(FetchError, match="GGUF file"):
