@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.decoder import AddRMSNorm, Block, Gated, RMSNorm, Rotation, Turns
 from models.gpt2 import AddNorm, GeluLinear
 from models.networks import Network
 
@@ -21,8 +22,16 @@ def adapt(network: Network, *, kernels: bool) -> None:
     if not kernels:
         return
     for module in list(network.modules()):
+        if isinstance(module, Block):
+            module.rotation = KernelRotation(module)
         for name, child in list(module.named_children()):
-            if isinstance(child, AddNorm):
+            if isinstance(child, AddRMSNorm):
+                setattr(module, name, KernelAddRMSNorm(child))
+            elif isinstance(child, RMSNorm):
+                setattr(module, name, KernelRMSNorm(child))
+            elif isinstance(child, Gated):
+                setattr(module, name, KernelGated(child))
+            elif isinstance(child, AddNorm):
                 setattr(module, name, KernelAddNorm(child))
             elif isinstance(child, GeluLinear) and child.approximate == "tanh":
                 setattr(module, name, KernelGeluLinear(child))
@@ -54,6 +63,63 @@ class KernelGeluLinear(nn.Module):
 
         found: Tensor = bias_gelu(F.linear(x, self.weight), self.bias)
         return found
+
+
+class KernelRMSNorm(nn.Module):
+    """An RMSNorm in one launch."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        from kernels.gpu.decoder import rms_norm
+
+        found: Tensor = rms_norm(x, self.weight, self.eps)
+        return found
+
+
+class KernelAddRMSNorm(KernelRMSNorm):
+    """An AddRMSNorm in one launch."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        from kernels.gpu.decoder import add_rms_norm
+
+        found: tuple[Tensor, Tensor] = add_rms_norm(x, y, self.weight, self.eps)
+        return found
+
+
+class KernelGated(nn.Module):
+    """A Gated in one launch."""
+
+    def __init__(self, gated: Gated) -> None:
+        super().__init__()
+        self.gelu = gated.activation != "silu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        from kernels.gpu.decoder import gated
+
+        found: Tensor = gated(x, self.gelu)
+        return found
+
+
+class KernelRotation(Rotation):
+    """A Rotation in one launch, in place."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__(block.rotation.query_scale)
+
+    def forward(
+        self, q: Tensor, k: Tensor, turns: Turns, q_norm: RMSNorm | None, k_norm: RMSNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """q `[N, heads, D]`, k `[N, kv_heads, D]`: views, the heads of a token side by side."""
+        if turns is None or q.dim() != 3:
+            return super().forward(q, k, turns, q_norm, k_norm)
+        from kernels.gpu.decoder import rotate
+
+        weights = [None if norm is None else norm.weight for norm in (q_norm, k_norm)]
+        rotate(q, k, *turns, *weights, 0.0 if q_norm is None else q_norm.eps, self.query_scale)
+        return q, k
 
 
 class PaddedHead(nn.Module):

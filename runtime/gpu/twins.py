@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from runtime.gpu.layers import MULTIPLE
@@ -14,6 +15,7 @@ from seams import Opening, Sampling
 
 VOCABULARY, SEEDS = 20_011, 4
 WIDTH, ROWS = 1_000, 3  # of what a layer computes
+HEAD_DIM = 100
 TIE = 1e-3  # between the best two scores: rounding may decide
 # relative to the value, or to 1: rounding of inputs and of results
 ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -34,8 +36,9 @@ def others_differ(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def layers_differ(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Sum and norm, bias and GELU, against float64."""
-    from kernels.gpu.layers import add_norm, bias_gelu  # part of torch's CUDA build only
+    """What layers compute between matrix products, against float64."""
+    from kernels.gpu import decoder  # part of torch's CUDA build only
+    from kernels.gpu.layers import add_norm, bias_gelu
 
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, ROWS, WIDTH, generator=random).to(device, dtype)
@@ -49,12 +52,39 @@ def layers_differ(device: torch.device, dtype: torch.dtype) -> str | None:
             bias_gelu(x, shift), F.gelu(x.double() + shift.double(), approximate="tanh")
         ),
     }  # fmt: skip
+    expected |= _of_a_decoder(decoder, x, y, gain.float())
     for name, (found, by_torch) in expected.items():
         error = (found.double() - by_torch).abs() / by_torch.abs().clamp(min=1)
         worst = float(error.max())
         if not worst <= ROUNDING[dtype]:
             return f"{name} differs by {worst:.2g}, allowed: {ROUNDING[dtype]:.2g}"
     return None
+
+
+def _of_a_decoder(
+    kernels: Any, x: Tensor, y: Tensor, gain: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """What is found and what is expected, by name."""
+
+    def rms_norm(of: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(of.double(), of.shape[-1:], weight.double(), 1e-5)
+
+    summed, normed = kernels.add_rms_norm(x, y, gain, 1e-5)
+    gate, up = x.double().chunk(2, dim=-1)
+    heads = x.clone().view(ROWS, -1, HEAD_DIM)
+    angles = gain[: HEAD_DIM // 2] * torch.arange(ROWS, device=x.device)[:, None]
+    cos, sin = angles.cos(), angles.sin()
+    weight = gain[:HEAD_DIM]
+    first, second = rms_norm(heads, weight).chunk(2, dim=-1)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    turned = torch.cat([first * c - second * s, second * c + first * s], dim=-1)
+    kernels.rotate(heads[:, :7], heads[:, 7:], cos, sin, weight, weight, 1e-5, 1.0)
+    return {
+        "an RMSNorm": (normed, rms_norm(summed, gain)),
+        "a gate of SiLU": (kernels.gated(x, False), F.silu(gate) * up),
+        "a gate of GELU": (kernels.gated(x, True), F.gelu(gate, approximate="tanh") * up),
+        "a rotation": (heads, turned),
+    }
 
 
 def draws_differ(device: torch.device, dtype: torch.dtype) -> str | None:

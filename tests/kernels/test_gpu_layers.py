@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+from models.decoder import Decoder
 from models.gpt2 import GPT, AddNorm, Block, GeluLinear, GPTConfig, causal_attention, init_weights
 from runtime.gpu.layers import KernelAddNorm, KernelGeluLinear, PaddedHead, adapt
 from runtime.shards import GatheredLinear
 from tests.kernels.launches import launched
+from tests.runtime.test_layers import description
 
 # the interpreter rounds float32 to bfloat16 towards zero
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -63,6 +67,21 @@ def test_an_adapted_network_computes_the_same(kernels: bool) -> None:
     logits = adapted.head(adapted(*asked))
     assert logits.shape == (2, 3, 97)
     assert torch.allclose(logits, plain.head(plain(*asked)), atol=1e-6)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_an_adapted_decoder_computes_the_same(norms: bool) -> None:
+    torch.manual_seed(0)
+    plain = Decoder(description(norms=norms)).requires_grad_(False)
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    adapted = copy.deepcopy(plain)
+    adapt(adapted, kernels=True)
+    asked = (torch.arange(5), torch.arange(5), lambda _, q, k, v: q * k + v)
+    with launched() as names:
+        hidden = adapted(*asked)
+    assert set(names) == {"rms_norm", "gated", "rotate"}
+    assert torch.allclose(hidden, plain(*asked), atol=1e-4)
 
 
 def test_the_vocabulary_is_padded_once_and_shared_with_the_embedding() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import kernels.gpu.decoder
 import kernels.gpu.layers
 import kernels.gpu.sampling
 import runtime.gpu.twins
@@ -32,6 +33,12 @@ def test_a_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     bias_gelu = kernels.gpu.layers.bias_gelu
     monkeypatch.setattr(kernels.gpu.layers, "bias_gelu", lambda x, bias: bias_gelu(x, bias) + 0.01)
     assert "a GELU differs by 0.01" in str(layers_differ(CPU, torch.float32))
+
+
+def test_a_gate_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gated = kernels.gpu.decoder.gated
+    monkeypatch.setattr(kernels.gpu.decoder, "gated", lambda x, gelu: gated(x, gelu) + 0.01)
+    assert "a gate of SiLU differs by 0.01" in str(layers_differ(CPU, torch.float32))
 
 
 def test_another_token_is_reported_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
