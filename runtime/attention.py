@@ -29,13 +29,13 @@ from runtime.cache import BlockTable, KVPool, KVShape
 log = logging.getLogger(__name__)
 
 Counts = NDArray[np.int64]
-Kernel = Callable[..., None]
+AttentionKernel = Callable[..., None]
 UNBOUNDED = 2**62  # as a window
 FOR_PROMPTS = ("attend_dot_bf16", "attend_amx_bf16")
 TRIED_TOKENS, TRIED_HEADS, TRIED_ROUNDS = 256, 4, 5  # of the prompt that kernels compute in turn
 
 
-def attention_kernel(shape: KVShape) -> Kernel | None:
+def attention_kernel(shape: KVShape) -> AttentionKernel | None:
     """The compiled kernel for such a pool; None where torch's operators are used."""
     if (
         shape.device.type != "cpu"
@@ -69,7 +69,7 @@ class RaggedAttention:
         pool: KVPool,
         *,
         scale: float | None = None,
-        kernel: Kernel | None = None,
+        kernel: AttentionKernel | None = None,
     ) -> None:
         self._pool = pool
         self._scale = 1 / math.sqrt(pool.shape.head_dim) if scale is None else scale
@@ -102,7 +102,7 @@ class RaggedAttention:
         return out
 
 
-def _bfloat16_kernel(head_dim: int) -> Kernel | None:
+def _bfloat16_kernel(head_dim: int) -> AttentionKernel | None:
     kernels = attention_kernels(head_dim)
     names = tuple(name for name in ("attend_bf16", *FOR_PROMPTS) if name in kernels)
     return kernels[fastest_for_prompts(head_dim, names)] if names else None

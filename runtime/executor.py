@@ -29,7 +29,7 @@ from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.quantised import stored_kind
 from runtime.sampling.sampler import Sampler
-from runtime.sampling.scoring import Wanted, numbers_of, score, score_all
+from runtime.sampling.scoring import Targets, flattened, score, score_all
 from runtime.transfer import ReadBack, send
 from seams import RANDOM_PREFIX, Opening, Sampling, Step
 
@@ -194,10 +194,10 @@ class Executor(ABC):
         drawing = [i for i, step in enumerate(steps) if step.draw]
         prompts = _prompts_to_score(steps, rows, flat.ends)
         ends = np.array([flat.ends[i] - 1 for i in drawing], dtype=np.int64)
-        kept = np.unique(np.concatenate([ends, *(wanted.places for wanted in prompts)]))
+        kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
         prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
         scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
-        also = numbers_of(prompts) if prompts else []
+        also = flattened(prompts) if prompts else []
         if scored and len(scored) < len(drawing):
             also.append(np.searchsorted(drawing, scored))  # both ascend
         hidden, logits, sent = self._run(flat, kept, np.searchsorted(kept, ends), newest, also)
@@ -210,8 +210,8 @@ class Executor(ABC):
             drawn = self._sampler.draw(logits, draws)
             found.append(drawn)
         if prompts:
-            most = max(wanted.alternatives for wanted in prompts)
-            found += score_all(sent[0], sent[1], most, hidden, self.network.head)
+            most = max(targets.alternatives for targets in prompts)
+            found += score_all(sent[0], sent[1], most, hidden, self.network.head, self.vocab_size)
         if scored:
             assert drawn is not None
             most = max(rows[i].alternatives for i in scored)
@@ -280,9 +280,9 @@ def _free_bytes(device: torch.device) -> int:
 
 def _prompts_to_score(
     steps: Sequence[Step], rows: Sequence[KnownSequence], ends: Sequence[int]
-) -> list[Wanted]:
+) -> list[Targets]:
     """Prompt tokens after the new positions that were not scored before."""
-    wanted = []
+    targets = []
     for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
         if row.sampling.prompt_logprobs is not None:
             first = max(step.start, row.scored) + 1
@@ -291,5 +291,5 @@ def _prompts_to_score(
                 at = (
                     ends[i] - step.num_tokens + first - 1 - step.start
                 )  # the place before the first
-                wanted.append(Wanted(i, first, at, ahead, row.sampling.prompt_logprobs))
-    return wanted
+                targets.append(Targets(i, first, at, ahead, row.sampling.prompt_logprobs))
+    return targets

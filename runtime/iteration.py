@@ -18,7 +18,7 @@ from models.gpt2 import Attend
 from runtime.attention import Counts, Span
 from runtime.cache import BlockTable
 from runtime.errors import with_our_errors
-from runtime.sampling.scoring import Wanted, in_words
+from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import ReadBack
 from seams import Opening, Outcome, Step
 
@@ -60,7 +60,7 @@ class Launched:
     positions: int  # computed, padding included
     drawing: Sequence[int]  # rows for which a token is drawn
     drawn: Tensor | None  # these tokens, on the device
-    prompts: Sequence[Wanted]  # prompt tokens that are scored
+    prompts: Sequence[Targets]  # prompt tokens that are scored
     scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
     numbers: ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, if any
     start_s: float
@@ -80,15 +80,15 @@ class Launched:
                 tokens[i] = [token]
                 # a token is drawn where all known ones are computed
                 self.rows[i].ids[self.steps[i].start + self.steps[i].num_tokens] = token
-        new = [Wanted(i, 0, 0, tokens[i], self.rows[i].alternatives) for i in self.scored]
-        of_prompts = zip(self.prompts, in_words(self.prompts, arrays[:3]), strict=True)
-        of_tokens = zip(self.scored, in_words(new, arrays[-3:]), strict=True)
+        new = [Targets(i, 0, 0, tokens[i], self.rows[i].alternatives) for i in self.scored]
+        of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
+        of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
         return Outcome(
             tokens,
             self.positions,
             time.perf_counter() - max(self.start_s, after_s),
             dict(of_tokens),
-            {wanted.row: (wanted.first, words) for wanted, words in of_prompts},
+            {targets.row: (targets.first, words) for targets, words in of_prompts},
         )
 
 

@@ -92,7 +92,7 @@ def precision_of(linear: AnyLinear) -> Precision | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelFunction:
     """A compiled kernel, and the layout of weights that it expects."""
 
     name: str
@@ -101,21 +101,21 @@ class Kernel:
     words: int = 1  # of a row that it processes at once
 
 
-KERNELS: dict[Precision, list[Kernel]] = {
-    "float32": [Kernel("fma", "linear_f32", 1)],
+KERNELS: dict[Precision, list[KernelFunction]] = {
+    "float32": [KernelFunction("fma", "linear_f32", 1)],
     "bfloat16": [
-        Kernel("amx", "linear_amx_bf16", 2, 16),
-        Kernel("widened", "linear_widened_bf16", 2),
-        Kernel("dot", "linear_dot_bf16", 2),
+        KernelFunction("amx", "linear_amx_bf16", 2, 16),
+        KernelFunction("widened", "linear_widened_bf16", 2),
+        KernelFunction("dot", "linear_dot_bf16", 2),
     ],
     "int8": [
-        Kernel("amx", "linear_amx_int8", 4, 16),
-        Kernel("vnni", "linear_int8", 4),
+        KernelFunction("amx", "linear_amx_int8", 4, 16),
+        KernelFunction("vnni", "linear_int8", 4),
     ],
     **{
         kind: [
-            Kernel("vnni", f"linear_vnni_{kind}", 4),
-            Kernel("maddubs", f"linear_maddubs_{kind}", 4),
+            KernelFunction("vnni", f"linear_vnni_{kind}", 4),
+            KernelFunction("maddubs", f"linear_maddubs_{kind}", 4),
         ]
         for kind in KINDS
     },
@@ -133,7 +133,7 @@ class KernelLinear(nn.Module):
     bias: Tensor
     scale: Tensor
 
-    def __init__(self, linear: AnyLinear, kernel: Kernel) -> None:
+    def __init__(self, linear: AnyLinear, kernel: KernelFunction) -> None:
         super().__init__()
         function = linear_kernel(kernel.function)
         assert function is not None, "ask variants"
@@ -209,7 +209,7 @@ class Variant:
 def variants(precision: Precision) -> list[Variant]:
     """Every variant that this machine can run, torch's own last."""
 
-    def made_by(kernel: Kernel) -> Callable[[AnyLinear], nn.Module]:
+    def made_by(kernel: KernelFunction) -> Callable[[AnyLinear], nn.Module]:
         return lambda linear: KernelLinear(linear, kernel)
 
     found = [

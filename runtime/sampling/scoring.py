@@ -13,12 +13,11 @@ from torch import Tensor
 
 from seams import TokenLogprobs
 
-# positions whose logits exist at once: 256 of GPT-2's vocabulary take 100 MB with their copies
-CHUNK = 256
+CHUNK_LOGITS = 2**24  # that exist at once: they take 64 MB in float32, and a copy of them as much
 
 
-class Wanted(NamedTuple):
-    """A row's tokens to score."""
+class Targets(NamedTuple):
+    """Tokens of a row whose logprobs are computed."""
 
     row: int
     first: int  # index of the first in its sequence
@@ -38,10 +37,10 @@ def score(logits: Tensor, tokens: Tensor, alternatives: int) -> list[Tensor]:
     return [scores.gather(1, tokens[:, None])[:, 0], best.indices, best.values]
 
 
-def numbers_of(wanted: Sequence[Wanted]) -> list[NDArray[np.int64]]:
+def flattened(targets: Sequence[Targets]) -> list[NDArray[np.int64]]:
     """Places and tokens of all rows, one after the other."""
-    tokens = np.concatenate([w.tokens for w in wanted]).astype(np.int64)
-    return [np.concatenate([w.places for w in wanted]), tokens]
+    tokens = np.concatenate([w.tokens for w in targets]).astype(np.int64)
+    return [np.concatenate([w.places for w in targets]), tokens]
 
 
 def score_all(
@@ -50,21 +49,21 @@ def score_all(
     alternatives: int,
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
+    vocab_size: int,
 ) -> list[Tensor]:
     """As `score`, for the numbers of all rows, in chunks."""
-    chunks = [
-        score(
-            head(hidden.index_select(0, places[i : i + CHUNK])), tokens[i : i + CHUNK], alternatives
-        )
-        for i in range(0, len(places), CHUNK)
-    ]
+    most = max(1, CHUNK_LOGITS // vocab_size)
+    parts_of = zip(torch.split(places, most), torch.split(tokens, most), strict=True)
+    chunks = [score(head(hidden.index_select(0, at)), of, alternatives) for at, of in parts_of]
     return [torch.cat(parts) for parts in zip(*chunks, strict=True)]
 
 
-def in_words(wanted: Sequence[Wanted], found: Sequence[NDArray[Any]]) -> list[list[TokenLogprobs]]:
+def logprobs_by_row(
+    targets: Sequence[Targets], found: Sequence[NDArray[Any]]
+) -> list[list[TokenLogprobs]]:
     """The results of `score`, read back, row by row."""
     rows, at = [], 0
-    for _, _, _, tokens, alternatives in wanted:
+    for _, _, _, tokens, alternatives in targets:
         mine = slice(at, at + len(tokens))
         chosen, ids, values = (array[mine].tolist() for array in found)
         rows.append(

@@ -15,7 +15,14 @@ import kernels
 import runtime.linear.layers
 from models.gpt2 import GeluLinear
 from runtime.linear.blocks import KINDS, BlockLinear, quantise_q4_0, quantise_q8_0
-from runtime.linear.layers import KERNELS, AnyLinear, Int8Linear, Kernel, KernelLinear, Precision
+from runtime.linear.layers import (
+    KERNELS,
+    AnyLinear,
+    Int8Linear,
+    KernelFunction,
+    KernelLinear,
+    Precision,
+)
 
 FLOAT = {"linear_f32", "linear_widened_bf16"}
 VNNI = {"linear_int8", *(f"linear_vnni_{kind}" for kind in KINDS)}
@@ -82,7 +89,7 @@ def test_code_for_another_processor_computes_the_same(
             check(precision, kernel)
 
 
-def check(precision: Precision, kernel: Kernel) -> None:
+def check(precision: Precision, kernel: KernelFunction) -> None:
     torch.manual_seed(0)
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     plain = layer(precision, 288 if precision in KINDS else 301, dtype)
