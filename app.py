@@ -82,7 +82,7 @@ def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intak
         return Intake()
     if config.max_concurrent_requests is not None:  # which refuses at once
         return Intake()
-    queue, at_once = manager.queue, handled_at_once(config.max_batch_size)
+    queue, at_once = manager.queue, handled_at_once(config.most_resident)
 
     def refuse() -> ApiError | None:
         if (overload := queue.overload_pending()) is None:
@@ -124,6 +124,7 @@ def create_app(
         Recorders(stats, metrics, predictor),
         max_batch_size=config.max_batch_size,
         max_waiting=config.max_waiting,
+        max_resident=config.most_resident,
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         request_timeout_s=config.request_timeout,
         with_deferred=shared,
@@ -210,7 +211,7 @@ def main() -> None:
         sys.exit(f"server.sh: {error}")
     print(
         f"{config.mode}, model {config.model}, {config.url}: {config.threads} threads, for "
-        f"{config.max_batch_size} running ({flag('max_batch_size')}) and {config.max_waiting} "
+        f"{config.most_resident} running ({flag('max_resident')}) and {config.max_waiting} "
         f"waiting requests ({flag('max_waiting')}) and some spare",
         flush=True,
     )

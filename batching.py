@@ -57,20 +57,24 @@ class BatchingManager(Front):
         *,
         max_batch_size: int,
         max_waiting: int,
+        max_resident: int | None = None,
         max_waiting_prompt_tokens: float = math.inf,
         request_timeout_s: float = math.inf,
         lookahead: int = 0,
         with_deferred: Callable[[Policy], Policy] | None = None,
     ) -> None:
-        """`lookahead`: iterations that may be in flight while the next one is planned.
+        """`max_batch_size`: rows of an iteration. `max_resident`: requests that hold KV memory,
+        those that a policy pauses included; None: as many as rows.
+        `lookahead`: iterations that may be in flight while the next one is planned.
         `with_deferred`: the policy that replaces the given one when the first deferred request
         arrives; None: it stays."""
         self.recorder = recorder
         self.max_batch_size = max_batch_size
+        self.max_resident = max_batch_size if max_resident is None else max_resident
         self.lookahead = lookahead
         self.model: Model | None = None
         self.queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
-        self.history = History(max_batch_size)
+        self.history = History(self.max_resident)
         self.in_flight: deque[Iteration] = deque()  # the oldest first
         self._life = Lifecycle(
             self.queue, policy, with_deferred, recorder, self.history, request_timeout_s
@@ -156,9 +160,17 @@ class BatchingManager(Front):
                     life.preempt(other, now_s)
             waiting, resident = ([], [alone]) if alone.resident else ([alone], [])
         limit = self._failures.batch_limit
-        view = View(now_s, waiting, resident, limit, life.ledger, life.num_deferred)
+        view = View(
+            now_s,
+            waiting,
+            resident,
+            limit,
+            life.ledger,
+            life.num_deferred,
+            self.max_resident,
+        )
         plan = life.policy.plan(view)
-        check_plan(plan, view)
+        check_plan(plan, view, self.max_batch_size)
         if life.ledger.growth_tokens is not None:
             plan = with_growth(plan, view)
         if any(life.resident[request.id].num_in_flight for request in plan.preempt):

@@ -246,19 +246,22 @@ class View:
     now_s: float
     waiting: Sequence[Request]  # preempted requests first, then in order of arrival
     resident: Sequence[Request]  # in order of admission; they hold KV memory
-    max_batch_size: int
+    max_batch_size: int  # rows of an iteration
     memory: Memory
     num_deferred: int  # waiting and resident requests of that class
+    max_resident: int  # requests, paused ones included
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The next iteration. A waiting request that advances is thereby admitted; a resident one
-    that does not is paused and keeps its memory. A plan that advances no request waits for an
-    arrival or a cancellation, but not past `wake_s`, which it must state."""
+    that does not is paused and keeps its blocks; one that is preempted gives them up. A plan that
+    advances no request waits for an arrival or a cancellation, but not past `wake_s`, which it
+    must state."""
 
     advance: Sequence[Advance] = ()
-    preempt: Sequence[Request] = ()  # residents that lose their memory and wait again
+    # residents that wait again; what a prefix cache still holds of them then is a prefix hit
+    preempt: Sequence[Request] = ()
     hold: Sequence[Request] = ()  # residents that are done and keep their row of a rectangle
     wake_s: float | None = None
 

@@ -109,7 +109,7 @@ class Failures:
         """Runs the same requests again in smaller batches, before any of them fails."""
         # paused requests hold memory, too, which is free again when they end
         present = len(self._life.resident)
-        if present == 1:
+        if present == 1 or len(iteration.batch) == self.batch_limit == 1:
             self._life.fail(iteration.batch, f"out of memory: {error}", now_s)
             return
         self.batch_limit = max(1, min(self.batch_limit, present) // 2)

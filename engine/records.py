@@ -63,8 +63,8 @@ class History:
     """The newest events, numbered from 0. One thread adds, any thread may read, and neither waits:
     a reader copies, and drops what was overwritten meanwhile."""
 
-    def __init__(self, max_batch_size: int) -> None:
-        self.most = max(2, min(HISTORY_RECORDS, HISTORY_ROWS // max_batch_size))
+    def __init__(self, max_resident: int) -> None:
+        self.most = max(2, min(HISTORY_RECORDS, HISTORY_ROWS // max_resident))
         self._events: list[Event | None] = [None] * self.most
         self._next = 0
 

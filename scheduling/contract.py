@@ -16,10 +16,13 @@ class PolicyOptionError(ValueError):
     """The policy that is asked for does not exist, or not with these options."""
 
 
-def check_plan(plan: Plan, view: View) -> None:
-    """Raises PolicyError where `plan` is not one that `seams.Plan` describes for this view."""
+def check_plan(plan: Plan, view: View, most_rows: int | None = None) -> None:
+    """Raises PolicyError where `plan` is not one that `seams.Plan` describes for this view.
+    `most_rows`: that residents alone may have, since the batch limit of the view may have
+    fallen below their number; None: no more than this limit."""
     if not plan.advance and plan.wake_s is None:
         raise PolicyError("the policy planned nothing and set no wake_s")
+    rows = len(plan.advance) + len(plan.hold)
     resident = {request.id for request in view.resident}
     preempted = {request.id for request in plan.preempt}
     advanced = {step.request.id for step in plan.advance}
@@ -34,12 +37,15 @@ def check_plan(plan: Plan, view: View) -> None:
     if new := advanced - resident:
         if not new <= (waiting := {request.id for request in view.waiting}):
             raise PolicyError(f"the policy advances {new - waiting}, neither waiting nor resident")
-        if len(resident) - len(preempted) + len(new) > view.max_batch_size:
+        if len(resident) - len(preempted) + len(new) > view.max_resident:
             raise PolicyError(
                 f"the policy admits {len(new)} requests beside {len(resident) - len(preempted)}; "
-                f"the batch limit is {view.max_batch_size}"
+                f"{view.max_resident} may be resident (--max-resident)"
             )
         _check_memory([step.request for step in plan.advance if step.request.id in new], plan, view)
+    limit = view.max_batch_size if new or most_rows is None else most_rows
+    if rows > limit:
+        raise PolicyError(f"the policy plans {rows} rows; the batch limit is {limit}")
     for request, tokens in plan.advance:
         if not 0 < tokens <= request.known - request.computed:
             raise PolicyError(

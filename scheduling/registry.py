@@ -30,6 +30,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "shortest-first": ShortestFirst,
 }
 
+PAUSING = frozenset[str]()  # those that pause residents, so that others run instead
 IN_ORDER = frozenset({"orca", "tgi", "stall-free"})  # those that admit in order of arrival
 
 

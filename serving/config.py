@@ -7,9 +7,11 @@ from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
 from options import Group, OptionError, Options, flag
+from scheduling.registry import PAUSING
 from web.browsers import host_names
 
 MODES = ("nobatch", "static", "dynamic")
+RESIDENT_WHERE_PAUSED = 4  # x the batch limit
 SPARE_THREADS = 32  # for /stats, /health and refusals while all others are busy
 
 SHARING = Group("how requests share the model")
@@ -114,6 +116,9 @@ class Config(Options):
 
     max_batch_size: int = QUEUE.option(32, least=1, most=4096)
     """most requests in one iteration"""
+    max_resident: int | None = QUEUE.option(None, least=1, most=16384)
+    """most requests that hold KV memory, those that a policy pauses included; at least
+    --max-batch-size; none: --max-batch-size, and four times as many for policies that pause"""
     max_waiting: int = QUEUE.option(1024, least=1, most=16384)
     """most requests in the queue; further ones get 429"""
     max_waiting_prompt_tokens: int = QUEUE.option(2**20, least=1, most=2**40)
@@ -234,6 +239,11 @@ class Config(Options):
                 f"--max-held-bytes is {self.max_held_bytes}; allowed: at least --max-body-bytes "
                 f"({self.max_body_bytes})"
             )
+        if self.max_resident is not None and self.max_resident < self.max_batch_size:
+            raise OptionError(
+                f"--max-resident is {self.max_resident}; allowed: at least --max-batch-size "
+                f"({self.max_batch_size})"
+            )
         most_input, most_total = self.max_input_tokens, self.max_total_tokens
         if most_input and most_total and most_input >= most_total:
             raise OptionError(
@@ -242,10 +252,18 @@ class Config(Options):
             )
 
     @property
+    def most_resident(self) -> int:
+        """Requests that may hold KV memory at once."""
+        if self.max_resident is not None:
+            return self.max_resident
+        pauses = self.mode == "dynamic" and self.policy in PAUSING
+        return (RESIDENT_WHERE_PAUSED if pauses else 1) * self.max_batch_size
+
+    @property
     def threads(self) -> int:
         """Enough for every request that the limits admit, so that none waits unseen in the
         socket's backlog."""
-        return self.max_batch_size + self.max_waiting + SPARE_THREADS + self.watch_viewers
+        return self.most_resident + self.max_waiting + SPARE_THREADS + self.watch_viewers
 
     def iterations_ahead(self, device: str) -> int:
         """`device`: of the model, if it runs in this process: "cpu", or a GPU's name."""

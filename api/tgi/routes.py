@@ -55,7 +55,7 @@ ROUTER = "effective-batching"
 def make_blueprint(service: Service, generations: Generations, calls: Calls) -> Blueprint:
     blueprint = Blueprint("tgi", __name__)
     config, tokenizer = service.config, service.tokenizer
-    most_at_once = config.max_concurrent_requests or config.max_batch_size + config.max_waiting
+    most_at_once = config.max_concurrent_requests or config.most_resident + config.max_waiting
     places = threading.BoundedSemaphore(most_at_once)
 
     @blueprint.post("/generate")

@@ -266,7 +266,7 @@ class Budget(Wrapper):
             return False
         deferred = len(gap.paused) + gap.admitted
         return not deferred or (
-            self._seen.load.residents + deferred + 1 <= gap.view.max_batch_size
+            self._seen.load.residents + deferred + 1 <= gap.view.max_resident
             and self._seen.load.blocks + gap.blocks_beside(request) <= gap.memory.num_blocks
         )
 

@@ -9,6 +9,7 @@ preempts the latest arrivals, which costs twice as many tokens).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from seams import Advance, Memory, Plan, Policy, Request, Trial, View
 
@@ -50,7 +51,8 @@ def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]
 
 class Gap:
     """`plan`: for the immediate requests. `dropped`: deferred residents that lose their memory to
-    it. `paused`: those that keep it. `places`: how many more requests may be resident.
+    it. `paused`: those that keep it. `places`: how many more requests may be resident. `rows`: how
+    many more the iteration may have.
     `num_immediate`, `immediate_blocks`: immediate residents of the iteration, and their KV
     memory."""
 
@@ -62,11 +64,19 @@ class Gap:
         self.plan = Plan()
         if self.resident or self.waiting:
             lent = LentMemory(view.memory, deferred)
-            shown = View(view.now_s, self.waiting, self.resident, view.max_batch_size, lent, 0)
-            self.plan = inner.plan(shown)
+            self.plan = inner.plan(
+                replace(
+                    view,
+                    waiting=self.waiting,
+                    resident=self.resident,
+                    memory=lent,
+                    num_deferred=0,
+                )
+            )
         new = [step for step in self.plan.advance if not step.request.resident]
         self.num_immediate = len(self.resident) - len(self.plan.preempt) + len(new)
-        self.places = view.max_batch_size - self.num_immediate - len(deferred)
+        self.places = view.max_resident - self.num_immediate - len(deferred)
+        self.rows = view.max_batch_size - len(self.plan.advance)
         self.dropped: list[Request] = []
         self.paused = deferred
         self._trial = self._planned()
@@ -87,14 +97,15 @@ class Gap:
         return trial
 
     def fits(self, step: Advance) -> bool:
-        """Whether there are a slot and blocks for the step of a deferred request."""
+        """Whether there are a row, a place and blocks for the step of a deferred request."""
         has_place = step.request.resident or self.places > 0
-        return has_place and self._trial.cost(step) <= self._trial.free
+        return has_place and self.rows > 0 and self._trial.cost(step) <= self._trial.free
 
     def take(self, step: Advance) -> None:
         """Adds the step of a deferred request to the iteration."""
         cost = self._trial.cost(step)
         self._trial.charge(step, cost)
+        self.rows -= 1
         if not step.request.resident:
             self.places -= 1
             self.admitted += 1

@@ -97,18 +97,18 @@ def test_a_request_that_was_planned_and_found_no_room_keeps_its_age() -> None:
     old = arrived(0, 500)
     for n in (1, 2):
         young = arrived(n, 1)
-        plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
+        plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0, 1))
         assert [step.request for step in plan.advance] == [young]
         policy.observe([Served(young, 1, 1)])
     for n in (3, 4):  # it would be its turn, but growth needed the memory
         young = arrived(n, 1)
-        plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0))
+        plan = policy.plan(View(0.0, [old, young], [], 1, Ledger(9999), 0, 1))
         assert [step.request for step in plan.advance] == [old]
 
 
 def test_a_policy_that_names_a_request_twice_is_told_so() -> None:
     request = arrived(1, 3)
-    view = View(0.0, [], [request], 4, Ledger(99), 0)
+    view = View(0.0, [], [request], 4, Ledger(99), 0, 4)
     with pytest.raises(PolicyError, match="preempts a request twice"):
         check_plan(Plan(preempt=[request, request], wake_s=1.0), view)
     request.end = "length"

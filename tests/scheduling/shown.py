@@ -48,6 +48,7 @@ def view(
     *,
     now_s: float = 100.0,
     limit: int = 4,
+    max_resident: int | None = None,
     budget: int = 1000,
     used: int = 0,
     growth_tokens: int | None = None,
@@ -66,7 +67,8 @@ def view(
             owners.append(Shown(-1, prompt_tokens=used - told, max_tokens=0))
         memory.open(owners)
     deferred = sum(request.service_class == "deferred" for request in (*waiting, *resident))
-    return View(now_s, waiting, resident, limit, memory, deferred)
+    most = limit if max_resident is None else max_resident
+    return View(now_s, waiting, resident, limit, memory, deferred, most)
 
 
 def carried_out(policy: Policy, shown: View) -> Plan:

@@ -33,12 +33,13 @@ def test_a_plan_that_breaks_the_contract_is_named(plan: Plan, message: str) -> N
         check_plan(plan, view([WAITING], [RESIDENT]))
 
 
-def test_no_more_requests_are_admitted_than_the_batch_limit_allows() -> None:
+def test_no_more_requests_are_resident_than_their_limit_allows() -> None:
     waiting = [Shown(n) for n in range(10, 14)]
     plan = Plan([Advance(request, 4) for request in waiting])
     check_plan(plan, view(waiting, limit=4))
-    with pytest.raises(PolicyError, match="admits 4 requests beside 1; the batch limit is 4"):
+    with pytest.raises(PolicyError, match="admits 4 requests beside 1; 4 may be resident"):
         check_plan(plan, view(waiting, [RESIDENT], limit=4))
+    check_plan(plan, view(waiting, [RESIDENT], limit=4, max_resident=5))
     check_plan(Plan(plan.advance, [RESIDENT]), view(waiting, [RESIDENT], limit=4))
 
 
@@ -55,7 +56,19 @@ def test_no_more_are_admitted_than_the_memory_holds() -> None:
 
 def test_a_batch_that_a_shortage_left_above_the_limit_may_run_on() -> None:
     residents = [Shown(n, generated=1, computed=4) for n in range(4)]
-    check_plan(Plan([Advance(request, 1) for request in residents]), view([], residents, limit=2))
+    plan = Plan([Advance(request, 1) for request in residents])
+    check_plan(plan, view([], residents, limit=2), most_rows=4)
+    with pytest.raises(PolicyError, match="plans 4 rows; the batch limit is 3"):
+        check_plan(plan, view([], residents, limit=2), most_rows=3)
+
+
+def test_an_iteration_has_no_more_rows_than_the_batch_limit_allows() -> None:
+    residents = [Shown(n, generated=1, computed=4) for n in range(10, 14)]
+    shown = view([WAITING], residents, limit=4, max_resident=8)
+    everyone = [*(Advance(request, 1) for request in residents), Advance(WAITING, 4)]
+    check_plan(Plan(everyone[1:]), shown)
+    with pytest.raises(PolicyError, match="plans 5 rows; the batch limit is 4"):
+        check_plan(Plan(everyone), shown, most_rows=8)
 
 
 def test_pausing_chunks_and_waiting_for_a_moment_are_allowed() -> None:

@@ -29,7 +29,7 @@ GENERATION_PATHS = frozenset(
         b"/invocations",
     }
 )
-AHEAD = 2  # x the batch limit: requests with a handler, of which half wait in the queue
+AHEAD = 2  # x the residents' limit: requests with a handler, of which half wait in the queue
 SPARE = 32  # further ones: enough where batches are small
 
 # when the present request arrived, by the application's clock, if it was pending in the intake
@@ -38,9 +38,9 @@ ARRIVED_S: ContextVar[float | None] = ContextVar("arrived_s", default=None)
 Item = TypeVar("Item")
 
 
-def handled_at_once(max_batch_size: int) -> int:
+def handled_at_once(max_resident: int) -> int:
     """Requests that may have a handler while others are pending."""
-    return AHEAD * max_batch_size + SPARE
+    return AHEAD * max_resident + SPARE
 
 
 @dataclass(slots=True)
