@@ -81,14 +81,14 @@ class Block(nn.Module):
         super().__init__()
         self.head_dim = of.head_dim
         heads, kv_heads = of.n_head // of.shards, of.kv_heads // of.shards
-        self.widths = [heads * of.head_dim, kv_heads * of.head_dim, kv_heads * of.head_dim]
+        self.heads = [heads, kv_heads, kv_heads]  # of queries, keys and values
         mlp_width = of.mlp_width // of.shards
         self.ln_1 = AddRMSNorm(of.n_embd, of.norm_eps)
-        self.qkv = nn.Linear(of.n_embd, sum(self.widths), bias=of.qkv_bias)
+        self.qkv = nn.Linear(of.n_embd, sum(self.heads) * of.head_dim, bias=of.qkv_bias)
         self.q_norm = RMSNorm(of.head_dim, of.norm_eps) if of.qk_norms else None
         self.k_norm = RMSNorm(of.head_dim, of.norm_eps) if of.qk_norms else None
         self.rotation = Rotation(of.query_scale)
-        self.attn_proj = nn.Linear(self.widths[0], of.n_embd, bias=False)
+        self.attn_proj = nn.Linear(heads * of.head_dim, of.n_embd, bias=False)
         self.attn_norm = RMSNorm(of.n_embd, of.norm_eps) if of.norms_after else None
         self.ln_2 = AddRMSNorm(of.n_embd, of.norm_eps)
         self.gate_up = nn.Linear(of.n_embd, 2 * mlp_width, bias=False)
@@ -106,10 +106,7 @@ class Block(nn.Module):
         kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`normed`: `ln_1` of x; `kept`: as of Decoder. Returns two summands."""
-        q, k, v = (
-            part.unflatten(-1, (-1, self.head_dim))
-            for part in self.qkv(normed).split(self.widths, dim=-1)
-        )
+        q, k, v = self.qkv(normed).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=-2)
         q, k = self.rotation(q, k, turns, self.q_norm, self.k_norm)
         y = attend(layer, q, k, v).flatten(-2)
         if kept is not None:

@@ -134,7 +134,7 @@ def test_a_shard_has_its_part_of_the_whole(kind: str, tmp_path: Path) -> None:
     path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind[kind])
     whole: Any = load(GGUFSource(path)).blocks[1]
     parts: list[Any] = [load(GGUFSource(path), Part(rank, 2)).blocks[1] for rank in range(2)]
-    q, k, v = whole.qkv.weight.split(whole.widths)
+    q, k, v = whole.qkv.weight.split([heads * whole.head_dim for heads in whole.heads])
     halves = [[w.chunk(2)[rank] for w in (q, k, v)] for rank in range(2)]
     for part, own in zip(parts, halves, strict=True):
         assert torch.equal(part.qkv.weight, torch.cat(own))
