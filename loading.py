@@ -54,7 +54,7 @@ def load_local_model(
     from model import LoadOptions, UnsupportedDtypeError, load_model
     from models.part import WHOLE
     from models.weights.source import CheckpointError
-    from runtime.budget import KVMemoryError
+    from runtime.budget import KVMemoryError, WeightMemoryError
     from runtime.gpu.choice import DeviceError
 
     try:
@@ -73,5 +73,11 @@ def load_local_model(
                 graphs=options.cuda_graphs,
             )
         )
-    except (CheckpointError, DeviceError, KVMemoryError, UnsupportedDtypeError) as error:
+    except (
+        CheckpointError,
+        DeviceError,
+        KVMemoryError,
+        UnsupportedDtypeError,
+        WeightMemoryError,
+    ) as error:
         raise LoadError(str(error)) from error

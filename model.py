@@ -24,13 +24,15 @@ from models.networks import count_parameters
 from models.part import WHOLE, Part
 from models.weights.checkpoint import open_source
 from models.weights.loader import check as check_source
-from models.weights.loader import load
+from models.weights.loader import held_bytes, load
 from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import WeightSource
+from runtime.allocator import returning_what_is_freed
 from runtime.attention import RectangleAttention, Span, attention_kernel
 from runtime.budget import (
     KVMemoryError,
     asked_blocks,
+    check_weights,
     cpu_blocks,
     gpu_blocks,
     worst_activation_bytes,
@@ -78,9 +80,11 @@ class LoadOptions:
     revision: str | None = None  # of a model of the hub; None: its main branch
 
 
+@returning_what_is_freed()
 def load_model(options: LoadOptions) -> Executor:
     """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
-    runtime.budget.KVMemoryError, runtime.gpu.choice.DeviceError, and UnsupportedDtypeError."""
+    runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError, and
+    UnsupportedDtypeError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
@@ -106,11 +110,15 @@ def load_model(options: LoadOptions) -> Executor:
                 "allowed: auto, float32, bfloat16"
             )
         dtype = torch.float32
+    shape = KVShape.of(replace(source.config, shards=options.part.shards), dtype, device)
+    if device.type == "cpu":
+        held = held_bytes(source, options.part, torch.float32 if int8 else dtype, stored)
+        check_weights(held, str(dtype).removeprefix("torch."), shape)
     network = load(source, options.part, torch.float32 if int8 else dtype, stored, block_embedding)
     kernel, graphs = None, False
     if device.type == "cuda":
         heads = source.config.n_head // options.part.shards
-        found = check(device, Heads.of(heads, KVShape.of(network.config, dtype, device)))
+        found = check(device, Heads.of(heads, shape))
         kernel, graphs = found.kernel is None, options.graphs and found.graphs is None
         torch.cuda.set_device(device)  # on which Triton and NCCL launch
     network.to(device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.description import Description
-from models.gpt2 import Attend
+from models.gpt2 import Attend, embedding
 from models.rope import Rope, rotated
 
 Turns = tuple[Tensor, Tensor] | None  # cosines and sines of the tokens `[..., 1, head_dim / 2]`
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Description) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wte = embedding(config.vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = AddRMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)

@@ -81,6 +81,11 @@ class AddNorm(nn.LayerNorm):
         return x, torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
+def embedding(entries: int, width: int) -> nn.Embedding:
+    """Without values: drawing them on the meta device imports 150 MB of Python."""
+    return nn.Embedding.from_pretrained(torch.empty(entries, width), freeze=False)
+
+
 class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -114,8 +119,8 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.context, config.n_embd)
+        self.wte = embedding(config.vocab_size, config.n_embd)
+        self.wpe = embedding(config.context, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = AddNorm(config.n_embd, eps=config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)

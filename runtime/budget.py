@@ -18,11 +18,16 @@ log = logging.getLogger(__name__)
 
 AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
+LOADING_SHARE = 0.15  # of the weights: what loading them takes at most besides
 WARM_UP_BLOCKS = 1  # for Executor.warm_up
 
 
 class KVMemoryError(ValueError):
     """The requested KV memory is not available."""
+
+
+class WeightMemoryError(Exception):
+    """The weights do not fit into memory; the message has the sum."""
 
 
 _COSTLIEST = Sampling(
@@ -66,13 +71,7 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
     Available is the memory of the machine or, if less, what the container's limit leaves.
     Raises KVMemoryError if the share is less than the server's own warm-up needs.
     """
-    import psutil  # here: benchmarks/gpu.py runs without it
-
-    machine_bytes, room_bytes = psutil.virtual_memory().available, container_room_bytes()
-    available_bytes, whose = machine_bytes, "on the machine"
-    if room_bytes is not None and room_bytes < machine_bytes:
-        available_bytes = room_bytes
-        whose = f"under the container's limit, of {machine_bytes / 2**30:.1f} GiB on the machine"
+    available_bytes, whose = _available()
     fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.block_bytes
     if fitting < WARM_UP_BLOCKS:
         raise KVMemoryError(
@@ -85,6 +84,32 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
         f"({whose})"
     )
     return _smaller(shape, rows, context, fitting, share)
+
+
+def _available() -> tuple[int, str]:
+    """Bytes of memory that this process may take, and whose they are."""
+    import psutil  # here: benchmarks/gpu.py runs without it
+
+    machine_bytes, room_bytes = psutil.virtual_memory().available, container_room_bytes()
+    if room_bytes is not None and room_bytes < machine_bytes:
+        of = f"under the container's limit, of {machine_bytes / 2**30:.1f} GiB on the machine"
+        return room_bytes, of
+    return machine_bytes, "on the machine"
+
+
+def check_weights(weight_bytes: int, dtype: str, shape: KVShape) -> None:
+    """Before weights are loaded into a CPU's memory. Raises WeightMemoryError."""
+    available_bytes, whose = _available()
+    loading_bytes = int(LOADING_SHARE * weight_bytes)
+    needed_bytes = weight_bytes + loading_bytes + WARM_UP_BLOCKS * shape.block_bytes
+    if needed_bytes > available_bytes:
+        raise WeightMemoryError(
+            f"the model needs {needed_bytes / 2**30:.2f} GiB of memory: weights in {dtype} "
+            f"{weight_bytes / 2**30:.2f} GiB, {100 * LOADING_SHARE:.0f} % of that while they are "
+            f"loaded, and keys and values of {shape.block_tokens} tokens "
+            f"{shape.block_bytes / 2**30:.3f} GiB; {available_bytes / 2**30:.2f} GiB are available "
+            f"({whose}). A smaller model, a quantised one or --dtype int8 or bfloat16 needs less"
+        )
 
 
 def gpu_blocks(shape: KVShape, rows: int, context: int, activation_bytes: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from models.decoder import RMSNorm
+from models.gpt2 import embedding as vocabulary_embedding
 from models.networks import Config, Network, make
 from models.part import WHOLE, Part, PartError
 from models.weights.pieces import pieces_of, shapes_of
@@ -143,7 +144,7 @@ def _empty(config: Config, part: Part) -> Network:
         network = make(replace(config, shards=part.shards))
         if part.shards > 1:
             tokens = len(range(config.vocab_size)[part.of(config.vocab_size)])
-            network.wte = nn.Embedding(tokens, config.n_embd)
+            network.wte = vocabulary_embedding(tokens, config.n_embd)
             network.head = nn.Linear(config.n_embd, tokens, bias=False)
     return network
 

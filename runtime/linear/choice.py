@@ -63,7 +63,8 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
         [Offer(chosen[p.precision][p.shape].name, list(available[p.precision])) for p in places]
     )
     found: dict[str, str] = {}
-    for place, name in zip(places, names, strict=True):
+    for name in names:
+        place = places.pop(0)  # a layer's own weights are freed before the next is packed
         setattr(place.module, place.name, available[place.precision][name].make(place.linear))
         found[_key(place.shape)] = f"{place.precision} {name}"
     log.info("linear layers: %s", "; ".join(f"{s} by {name}" for s, name in found.items()))

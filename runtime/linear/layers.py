@@ -145,7 +145,10 @@ class KernelLinear(nn.Module):
             weight = linear.panels
         else:
             block = kernel.per_word * kernel.words
-            padded = F.pad(linear.weight.detach(), (0, -self.inputs % block, 0, absent))
+            missing = -self.inputs % block
+            padded = linear.weight.detach()
+            if missing or absent:  # else it would copy the weights once more
+                padded = F.pad(padded, (0, missing, 0, absent))
             words = padded.view(-1, GROUP, padded.shape[1] // kernel.per_word, kernel.per_word)
             weight = words.transpose(1, 2).contiguous()
             if isinstance(linear, Int8Linear):

@@ -1,0 +1,50 @@
+"""A model takes little more memory than its weights, and one that cannot fit is not loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runtime.budget
+from model import LoadOptions, load_model
+from runtime.budget import WeightMemoryError
+
+ROOT = Path(__file__).parents[2]
+MODEL = "random:smollm2-135m"
+PROGRAM = """
+import sys
+from model import LoadOptions, load_model
+model = load_model(LoadOptions("dynamic", sys.argv[1], "cpu", sys.argv[2], 0, 2, "2000tokens"))
+weights = sum(t.nbytes for t in {
+    t.data_ptr(): t for t in (*model.network.parameters(), *model.network.buffers())
+}.values())
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(weights, int(peak.split()[1]) * 1024 - model.pool.keys.nbytes - model.pool.values.nbytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loading_takes_little_more_than_the_weights(dtype: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, MODEL, dtype],
+        cwd=ROOT, check=True, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    weights_bytes, peak_bytes = map(int, done.stdout.split())
+    assert weights_bytes > 134_515_008 * (4 if dtype == "float32" else 2)
+    assert peak_bytes <= 1.15 * weights_bytes + 300e6
+
+
+def test_what_cannot_fit_is_refused_before_loading_with_the_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("model.load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(runtime.budget, "_available", lambda: (2**29, "on the machine"))
+    with pytest.raises(
+        WeightMemoryError,
+        match=r"needs 0\.70 GiB of memory: weights in float32 0\.61 GiB, .* 0\.50 GiB are avail",
+    ):
+        load_model(LoadOptions("dynamic", MODEL, "cpu", "float32", 0, 2))
