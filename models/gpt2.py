@@ -83,7 +83,7 @@ class AddNorm(nn.LayerNorm):
 
 def embedding(entries: int, width: int) -> nn.Embedding:
     """Without values: drawing them on the meta device imports 150 MB of Python."""
-    return nn.Embedding.from_pretrained(torch.empty(entries, width), freeze=False)
+    return nn.Embedding(entries, width, _weight=torch.empty(entries, width))
 
 
 class Block(nn.Module):

@@ -27,17 +27,15 @@ from seams import RANDOM_PREFIX
 
 
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:
-    """The weights of what `model` names: `embedded`, a GPT-2 name of the hub, a local folder, a
-    GGUF file, or `random:NAME`, whose weights are drawn from `seed`. `revision`: of a name of the
-    hub. Raises CheckpointError."""
+    """The weights of what `model` names (models/names.py); those of `random:NAME` are drawn from
+    `seed`. `revision`: of a name of the hub. Raises CheckpointError."""
     if model.startswith(RANDOM_PREFIX) and revision is None:
         name = model.removeprefix(RANDOM_PREFIX)
         if name not in SHAPES:
             raise CheckpointError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
         return RandomSource(SHAPES[name], seed, shapes_of(SHAPES[name]))
-    if model.endswith(".gguf") and Path(model).expanduser().is_file() and revision is None:
-        return GGUFSource(Path(model).expanduser())
-    return FolderSource(find_folder(model, revision))
+    found = find_folder(model, revision)
+    return GGUFSource(found) if found.is_file() else FolderSource(found)
 
 
 def load_network(model: str, device: torch.device, dtype: torch.dtype, seed: int) -> GPT:
