@@ -82,8 +82,9 @@ class AddNorm(nn.LayerNorm):
 
 
 def embedding(entries: int, width: int) -> nn.Embedding:
-    """Without values: drawing them on the meta device imports 150 MB of Python."""
-    return nn.Embedding(entries, width, _weight=torch.empty(entries, width))
+    """Values are drawn for real memory only: on the meta device that imports 150 MB of Python."""
+    values = torch.empty(entries, width)
+    return nn.Embedding(entries, width, _weight=values if values.is_meta else values.normal_())
 
 
 class Block(nn.Module):
