@@ -168,6 +168,7 @@ class BatchingManager(Front):
             life.ledger,
             life.num_deferred,
             self.max_resident,
+            life.prefill_tokens,
         )
         plan = life.policy.plan(view)
         check_plan(plan, view, self.max_batch_size)
@@ -259,6 +260,8 @@ class BatchingManager(Front):
         for inference, step, tokens in rows:
             if inference.end is not None:
                 continue
+            if inference.first_token_s is None:
+                life.prefill_tokens += step.num_tokens
             if sharing:
                 memory.share(inference, step.start + step.num_tokens)
             if tokens:

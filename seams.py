@@ -158,7 +158,13 @@ class Request(Protocol):
     def arrival_s(self) -> float: ...
 
     @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
     def max_tokens(self) -> int: ...  # that may be generated
+
+    @property
+    def predicted_tokens(self) -> int: ...  # that are likely to be generated in all
 
     @property
     def known(self) -> int: ...
@@ -177,6 +183,32 @@ class Request(Protocol):
 
     @property
     def deadline_s(self) -> float | None: ...  # after its arrival; None: no deadline
+
+    @property
+    def ttft_target_s(self) -> float | None: ...  # after its arrival; None: none was given
+
+    @property
+    def tpot_target_s(self) -> float | None: ...
+
+    @property
+    def priority(self) -> int: ...  # a lower number is more urgent; 0: none was given
+
+    # hashes: of the API key or, where no key is required, of the name that the client gives; 0:
+    # there is neither
+    @property
+    def user(self) -> int: ...
+
+    @property
+    def end_user(self) -> int: ...  # of the name that the client gives beside its key; 0: none
+
+    @property
+    def program(self) -> int | None: ...  # which several calls share; None: the call is alone
+
+    @property
+    def prefill_before(self) -> int: ...  # `View.prefill_tokens` when it arrived
+
+    @property
+    def num_preemptions(self) -> int: ...
 
     @property
     def resident(self) -> bool: ...  # it holds KV memory; otherwise it waits
@@ -250,6 +282,7 @@ class View:
     memory: Memory
     num_deferred: int  # waiting and resident requests of that class
     max_resident: int  # requests, paused ones included
+    prefill_tokens: int = 0  # computed for prompts since the server started
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,12 @@ LEAST_RATE, MOST_RATE = 1e-6, 1e6  # repetition penalties, which divide logits, 
 MOST_PENALTY = 2.0
 MOST_BIAS = 100.0
 MOST_TOP_LOGPROBS = 20
+MOST_TARGET_S = 86_400
 LEAST_MASS = 1e-9  # as a float32, less may be 0, which no set of tokens has
 
 COUNT = f"a whole number from 1 to {MOST}"
+PRIORITY = "a whole number from -2**31 to 2**31 - 1"
+TARGET = f"seconds, above 0 and up to {MOST_TARGET_S}"
 SEED = "a whole number from -2**63 to 2**64 - 1"
 TEMPERATURE = f"0 (greedy) or a number from {COOLEST} to {HOTTEST:.0f}"
 SHARE = "a number from 0 to 1"
@@ -38,6 +41,8 @@ def _not_too_cool(value: float) -> float:
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Target = Annotated[float, Field(gt=0, le=MOST_TARGET_S)]
 Seed = Annotated[int, Field(ge=LEAST_SEED, le=MOST_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=HOTTEST), AfterValidator(_not_too_cool)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from flask import Blueprint, Response, jsonify, request
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import ConfigDict, Field, InstanceOf
 from typing_extensions import TypedDict
 
 from api.follow import Follower, follow
@@ -29,6 +29,7 @@ from api.limits import (
     mass,
 )
 from api.service import READY, Description, Service
+from api.signals import Signals
 from api.stream import event, event_stream
 from engine.inference import Inference
 from seams import RequestRecord, Sampling, ServiceClass
@@ -39,7 +40,7 @@ from text.tokenizer import Detokenizer, Tokenizer
 MOST_DEADLINE_S = 30 * 86_400
 
 
-class InferenceRequest(BaseModel):
+class InferenceRequest(Signals):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
@@ -143,7 +144,7 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
             deadline_s=wanted.deadline_s,
             streaming=wanted.stream,
         )
-        service.submit(accepted)
+        service.submit(accepted, asked=wanted)
         if wanted.stream:
             return event_stream(service, [accepted], events(accepted, wanted.prompt))
         record = service.finish(accepted, request.environ.get("gunicorn.socket"))

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flask import request
 from typing_extensions import TypedDict
+from werkzeug.datastructures import Headers
 
 from api.http.departed import Departures
 from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
@@ -17,6 +19,7 @@ from api.http.hooks.traces import trace_generations
 from api.http.worker.intake import ARRIVED_S
 from api.http.writer import Writer
 from api.metrics import Metrics
+from api.signals import NONE, Signals, signal
 from api.texts import Texts
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
@@ -103,7 +106,7 @@ class Service:
                 param=field,
             )
 
-    def submit(self, *inferences: Inference) -> None:
+    def submit(self, *inferences: Inference, asked: Signals = NONE) -> None:
         """Submits all or none: raises ApiError if one is refused."""
         deferred = sum(inference.service_class == "deferred" for inference in inferences)
         most = self.manager.queue.max_waiting_deferred
@@ -113,11 +116,14 @@ class Service:
                 f"{deferred} deferred requests at once are more than may wait; allowed: "
                 f"{most}, half of --max-waiting",
             )
-        self._submit(self.manager.enqueue, inferences, presented_owner())
+        owner, urgent = presented_owner(), self.config.max_priority
+        signal(inferences, asked, request.headers, owner, urgent)
+        self._submit(self.manager.enqueue, inferences, owner)
 
-    def submit_stored(self, owner: str, *inferences: Inference) -> None:
+    def submit_stored(self, owner: str, *inferences: Inference, asked: Signals = NONE) -> None:
         """As `submit`, for lines of an owner's stored jobs, to which the queue's limits do not
         apply."""
+        signal(inferences, asked, Headers(), owner, self.config.max_priority)
         self._submit(self.manager.enqueue_stored, inferences, owner)
 
     def _submit(

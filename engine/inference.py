@@ -50,6 +50,13 @@ class Inference:
     end_ids: frozenset[int] = frozenset()  # generating one of these ends the request
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None  # after its arrival, as in seams.Request
+    priority: int = 0  # as in seams.Request, as are the next five
+    user: int = 0
+    end_user: int = 0
+    program: int | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    predicted: int | None = None  # tokens to generate, by its client or learnt; None: unknown
     streaming: bool = False
     salt: str = ""  # requests with the same salt share prefixes
     request_id: str | None = None  # of its HTTP request
@@ -66,6 +73,7 @@ class Inference:
     num_in_flight: int = 0  # iterations in flight that it is part of
     resident: bool = False
     num_preemptions: int = 0
+    prefill_before: int = 0  # as in seams.Request
     num_losses: int = 0  # of the model while it was in flight, since it had
     known_at_loss: int = 0  # the number of known tokens
     end: End | None = None  # set when no further token is wanted
@@ -94,6 +102,13 @@ class Inference:
     def done(self) -> bool:
         """No further token is wanted: it has ended, or its last token is in flight."""
         return self.end is not None or self.generated == self.max_tokens
+
+    @property
+    def predicted_tokens(self) -> int:
+        """More than it has generated, and at most `max_tokens`."""
+        if self.predicted is None:
+            return self.max_tokens
+        return max(min(self.predicted, self.max_tokens), min(self.generated + 1, self.max_tokens))
 
     @property
     def known(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine.blocks import Ledger
 from engine.inference import Cause, Inference
+from engine.lengths import LengthPredictor
 from engine.queue import RequestQueue
 from engine.records import Ended, History, arrived, request_record
 from scheduling.contract import check_retired
@@ -40,6 +41,8 @@ class Lifecycle:
         self.ledger = Ledger(0)  # until there is a model
         self.resident: dict[int, Inference] = {}
         self.next_due_s = math.inf  # no request is overdue before this time
+        self.prefill_tokens = 0  # computed for prompts
+        self.lengths = LengthPredictor()
         self.num_deferred = 0  # unfinished requests of that class
         self._preempted: list[int] = []  # requests that no record of an iteration has yet
         self._released: list[int] = []  # released sequences not yet reported to the model
@@ -68,6 +71,9 @@ class Lifecycle:
                     self._follow(self._with_deferred(self.policy))
                     self._with_deferred = None
             self.next_due_s = min(self.next_due_s, self._due_s(inference))
+            inference.prefill_before = self.prefill_tokens
+            if inference.predicted is None:
+                inference.predicted = self.lengths.predict(inference.user, inference.prompt_tokens)
             self.history.add(arrived(inference))
         if changes.arrivals and self.queue.busy_since_s is None:
             # arrivals during the last iteration of a busy period do not lengthen it twice
@@ -204,6 +210,8 @@ class Lifecycle:
             inference.record = request_record(inference, inference.end, now_s)
         inference.recorded = True
         self.ledger.forget(inference)
+        if inference.end in ("length", "stop"):
+            self.lengths.learn(inference.user, inference.prompt_tokens, inference.record.generated)
         self.queue.note_end(now_s)
         self.num_deferred -= inference.service_class == "deferred"
         self.tell(self.recorder.request, inference.record)

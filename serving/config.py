@@ -127,6 +127,10 @@ class Config(Options):
     """seconds after its arrival at which an unfinished request, waiting or running, ends with an
     error"""
 
+    max_priority: int = QUEUE.option(0, least=-(2**31), most=2**31 - 1)
+    """most urgent priority that a request may ask for; a lower number is more urgent, and requests
+    that ask for none have 0"""
+
     lookahead: int | None = QUEUE.option(None, least=0, most=1)
     """iterations that may be in flight while the next one is planned and started; 1 hides planning,
     launches and messages behind the model's work, but with a model on this CPU it only delays

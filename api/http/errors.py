@@ -85,7 +85,8 @@ def explain(errors: Sequence[ErrorDetails], schema: type[BaseModel]) -> str:
             continue
         field = fields.get(name)
         if field is None:
-            sentences[name] = f"unknown field {show(name)}; allowed: {', '.join(fields)}"
+            needed_first = sorted(fields, key=lambda name: not fields[name].is_required())
+            sentences[name] = f"unknown field {show(name)}; allowed: {', '.join(needed_first)}"
         elif found["type"] == "missing":
             sentences[name] = f"field '{name}' is missing; it must be {field.description}"
         else:

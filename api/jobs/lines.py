@@ -44,7 +44,7 @@ class Endpoints:
             for inference in generation.inferences:
                 inference.service_class, inference.deadline_s = "deferred", deadline_s
                 inference.news = news
-            self._service.submit_stored(owner, *generation.inferences)
+            self._service.submit_stored(owner, *generation.inferences, asked=generation.wanted)
         except ApiError as error:
             if error.status in LATER:
                 raise NotNowError from error

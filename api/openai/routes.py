@@ -41,7 +41,7 @@ class Calls:
     def _answer(self, generation: Generation) -> Response:
         wanted, form, inferences = generation.wanted, generation.form, generation.inferences
         service = self._service
-        service.submit(*inferences)
+        service.submit(*inferences, asked=wanted)
 
         def events() -> Iterator[bytes | None]:
             for chunk in form.opening(len(inferences)):

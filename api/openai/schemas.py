@@ -34,6 +34,7 @@ from api.limits import (
     at_most,
     mass,
 )
+from api.signals import Signals
 from seams import Sampling, ServiceClass
 
 MOST_CHOICES = 128
@@ -65,9 +66,9 @@ class TextFormat(BaseModel):
     type: Literal["text"]
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(Signals):
     """What both have in common. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
-    `stop_token_ids` and `min_tokens` are vLLM's."""
+    `stop_token_ids`, `min_tokens` and `priority` are vLLM's."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 

@@ -149,7 +149,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
         try:
             readers = [Steps(service, inference, asked.stop or ()) for inference in everyone]
             submitted_s = service.clock()
-            service.submit(*everyone)
+            service.submit(*everyone, asked=asked)
             unwatch = service.watch(request.environ.get("gunicorn.socket"), *everyone)
             try:
                 for _ in awaited(follow(readers), everyone[0].news):
@@ -177,7 +177,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
         (inference,) = prepare(text, asked, arrival_s, streaming=True)
         take_place()
         try:
-            service.submit(inference)
+            service.submit(inference, asked=asked)
             response = event_stream(
                 service,
                 [inference],

@@ -29,6 +29,7 @@ from api.limits import (
     Seed,
     mass,
 )
+from api.signals import Signals
 from seams import Sampling
 from serving.config import Config
 
@@ -45,7 +46,7 @@ Text = InstanceOf[str]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 
 
-class Parameters(BaseModel):
+class Parameters(Signals):
     """`None` means that a field is left out."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)

@@ -26,11 +26,24 @@ class Shown:
     done: bool = False
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    priority: int = 0
+    user: int = 0
+    end_user: int = 0
+    program: int | None = None
+    predicted: int | None = None
+    prefill_before: int = 0
+    num_preemptions: int = 0
     room: int = 0  # of a resident, in tokens; 0: all that it may come to hold
 
     @property
     def known(self) -> int:
         return self.prompt_tokens + self.generated
+
+    @property
+    def predicted_tokens(self) -> int:
+        return self.max_tokens if self.predicted is None else self.predicted
 
     @property
     def resident(self) -> bool:

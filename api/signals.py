@@ -1,0 +1,104 @@
+"""What clients may tell policies of a request: the same fields and headers on every API.
+
+No client can invent urgency. With keys, the user is the key, and what the client names divides within
+it; `--max-priority` bounds what anyone may ask for. Names are kept as hashes that differ from
+process to process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field, InstanceOf
+from werkzeug.datastructures import Headers
+
+from api.http.errors import ApiError, show
+from api.limits import COUNT, PRIORITY, TARGET, Count, Priority, Target
+from engine.inference import Inference
+
+USER, PROGRAM, PRIORITY_HEADER = "X-User-Id", "X-Program-Id", "X-Priority"
+MOST_CHARACTERS = 256  # of a header's name for a user or a program
+SALT = secrets.token_bytes(16)
+
+
+class Signals(BaseModel):
+    """None: left out. Policies that do not use a field ignore it."""
+
+    user: InstanceOf[str] | None = Field(None, description="a string; header X-User-Id")
+    program: InstanceOf[str] | None = Field(
+        None, description="a string that the calls of one program share; header X-Program-Id"
+    )
+    priority: Priority | None = Field(
+        None, description=f"{PRIORITY}: a lower number is more urgent; header X-Priority"
+    )
+    ttft_target_s: Target | None = Field(None, description=f"{TARGET}, to the first token")
+    tpot_target_s: Target | None = Field(None, description=f"{TARGET}, from token to token")
+    predicted_tokens: Count | None = Field(
+        None, description=f"{COUNT}: how many will be generated, as far as is known"
+    )
+
+
+NONE = Signals.model_validate({})
+
+
+def signal(
+    inferences: Sequence[Inference],
+    asked: Signals,
+    headers: Headers,
+    owner: str,
+    most_urgent: int,
+) -> None:
+    """Gives requests what their client told. A field overrides its header. `owner`: of the key;
+    "" if none is required. `most_urgent`: the lowest priority allowed. Raises ApiError."""
+    user = asked.user or _name(headers, USER)
+    program = asked.program or _name(headers, PROGRAM)
+    priority = _priority(headers) if asked.priority is None else asked.priority
+    if priority < most_urgent:
+        raise ApiError(
+            400,
+            f"priority {priority} is more urgent than allowed; allowed: {most_urgent} or more "
+            "(--max-priority)",
+            param="priority",
+        )
+    for inference in inferences:
+        inference.user = _number(owner or user)
+        inference.end_user = _number(owner, user) if owner and user else 0
+        inference.program = _number(owner, user, program) if program else None
+        inference.priority = priority
+        inference.ttft_target_s = asked.ttft_target_s
+        inference.tpot_target_s = asked.tpot_target_s
+        inference.predicted = asked.predicted_tokens
+
+
+def _name(headers: Headers, header: str) -> str:
+    name = headers.get(header, "")
+    if len(name) > MOST_CHARACTERS:
+        raise ApiError(
+            400,
+            f"header {header} has {len(name)} characters; allowed: at most {MOST_CHARACTERS}",
+        )
+    return name
+
+
+def _priority(headers: Headers) -> int:
+    told = headers.get(PRIORITY_HEADER, "0")
+    try:
+        priority = int(told) if len(told) <= len(str(-(2**31))) else None
+    except ValueError:
+        priority = None
+    if priority is None or not -(2**31) <= priority < 2**31:
+        raise ApiError(400, f"header {PRIORITY_HEADER} must be {PRIORITY}, got {show(told)}")
+    return priority
+
+
+def _number(*names: str) -> int:
+    """0 for no name."""
+    if not any(names):
+        return 0
+    digest = hashlib.blake2b(key=SALT, digest_size=8)
+    for name in names:
+        told = name.encode(errors="surrogatepass")
+        digest.update(len(told).to_bytes(8) + told)
+    return int.from_bytes(digest.digest()) >> 1

@@ -1,0 +1,127 @@
+"""What clients tell policies: the same on every API, and no one can invent urgency."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.datastructures import Headers
+
+from api.http.errors import ApiError
+from api.signals import Signals, signal
+from engine.inference import Inference
+from seams import Sampling
+
+CALLS: dict[str, dict[str, Any]] = {
+    "/inference": {"prompt": "x", "num_tokens": 1},
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/generate": {"inputs": "x", "parameters": {"max_new_tokens": 1}},
+}
+STATUS = {"/generate": 422}  # TGI's; 400 elsewhere
+GOOD = {
+    "user": "u",
+    "program": "p",
+    "priority": 3,
+    "ttft_target_s": 0.5,
+    "tpot_target_s": 0.05,
+    "predicted_tokens": 7,
+}
+BAD = [
+    ("user", 5),
+    ("program", []),
+    ("priority", "high"),
+    ("priority", 2**31),
+    ("priority", -1),
+    ("ttft_target_s", 0),
+    ("tpot_target_s", -0.1),
+    ("predicted_tokens", 0),
+]
+every_api = pytest.mark.parametrize("path", CALLS)
+
+
+def call(path: str, **fields: object) -> dict[str, Any]:
+    body = CALLS[path]
+    if "parameters" in body:
+        return {**body, "parameters": {**body["parameters"], **fields}}
+    return {**body, **fields}
+
+
+@every_api
+def test_every_api_takes_all_signals_and_null_for_each(client: FlaskClient, path: str) -> None:
+    headers = {"X-User-Id": "u", "X-Program-Id": "p", "X-Priority": "2"}
+    assert client.post(path, json=call(path, **GOOD), headers=headers).status_code == 200
+    assert client.post(path, json=call(path, **dict.fromkeys(GOOD))).status_code == 200
+
+
+@every_api
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_wrong_signal_is_refused_by_its_name(
+    client: FlaskClient, path: str, field: str, value: object
+) -> None:
+    answer = client.post(path, json=call(path, **{field: value}))
+    assert answer.status_code == STATUS.get(path, 400)
+    assert field in answer.get_data(as_text=True)
+
+
+@every_api
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Priority", "high"),
+        ("X-Priority", "-1"),
+        ("X-Priority", "9" * 99),
+        ("X-User-Id", "u" * 300),
+    ],
+)
+def test_a_wrong_header_is_refused(client: FlaskClient, path: str, header: str, value: str) -> None:
+    answer = client.post(path, json=CALLS[path], headers={header: value})
+    assert answer.status_code == STATUS.get(path, 400)
+
+
+def signalled(
+    owner: str = "", headers: dict[str, str] | None = None, most_urgent: int = 0, **fields: object
+) -> Inference:
+    inference = Inference([1], 9, Sampling(), 0.0)
+    asked = Signals.model_validate(fields)
+    signal([inference], asked, Headers(headers or {}), owner, most_urgent)
+    return inference
+
+
+def test_a_field_overrides_its_header() -> None:
+    headers = {"X-User-Id": "a", "X-Program-Id": "a", "X-Priority": "5"}
+    told, field = signalled(headers=headers), signalled(user="b", program="b", priority=1)
+    both = signalled(headers=headers, user="b", program="b", priority=1)
+    assert (both.user, both.program, both.priority) == (field.user, field.program, 1)
+    assert told.priority == 5
+    assert told.user != both.user
+
+
+def test_with_keys_the_user_is_the_key_and_names_divide_within_it() -> None:
+    a, b, other = signalled("key", user="a"), signalled("key", user="b"), signalled("other")
+    assert a.user == b.user != other.user
+    assert len({a.end_user, b.end_user, other.end_user}) == 3
+    assert signalled("key").end_user == signalled().user == 0
+    programs = [
+        signalled("key", program="p"),
+        signalled("other", program="p"),
+        signalled(program="p"),
+        signalled(user="u", program="p"),
+    ]
+    assert len({inference.program for inference in programs}) == 4
+
+
+def test_no_one_is_more_urgent_than_the_server_allows() -> None:
+    assert signalled(most_urgent=-3, priority=-3).priority == -3
+    with pytest.raises(ApiError, match=r"priority -4 is more urgent .* -3 or more \(--max-pri"):
+        signalled(most_urgent=-3, priority=-4)
+
+
+def test_a_prediction_is_more_than_was_generated_and_no_more_than_may_be() -> None:
+    assert signalled().predicted_tokens == 9
+    assert signalled(predicted_tokens=50).predicted_tokens == 9
+    inference = signalled(predicted_tokens=2)
+    assert inference.predicted_tokens == 2
+    inference.receive([1, 1, 1], 0.0)
+    assert inference.predicted_tokens == 4
