@@ -43,7 +43,7 @@ steps = st.builds(
     seams.Step,
     id=st.integers(0, 2**40),
     start=counts,
-    tokens=counts,
+    num_tokens=counts,
     draw=st.booleans(),
     blocks=st.lists(counts, max_size=4),
     padding=counts | st.just(0),
