@@ -121,11 +121,11 @@ def load(config: ServeConfig, rank: int) -> ServedModel:
 
 
 def download(config: DownloadConfig) -> None:
-    from models.weights.checkpoint import find_folder
+    from models.weights.checkpoint import find_files
     from models.weights.source import CheckpointError
 
     try:
-        print(find_folder(config.model, config.revision))
+        print(find_files(config.model, config.revision))
     except CheckpointError as error:
         sys.exit(f"model-server: {error}")
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.weights.checkpoint import find_folder
+from models.weights.checkpoint import find_files
 from models.weights.folder import FolderSource, has_int8, linear_names, read_fields, read_tensors
 from models.weights.loader import check
 from models.weights.scheme import SCHEME
@@ -40,7 +40,9 @@ def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, i
         raise CheckpointError(
             f"model '{model}' has no checkpoint; --dtype int8 quantises it when it is loaded"
         )
-    folder = find_folder(model, revision)
+    folder = find_files(model, revision)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is a GGUF file; allowed: a folder with a checkpoint")
     if has_int8(folder):
         raise CheckpointError(f"{folder}: its weights are int8 already")
     try:

@@ -159,13 +159,15 @@ def load_chat_template(
 
 def _from_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate:
     metadata = read_metadata(path)
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in NAMED_TOKENS.items()}
-    names = {
-        name: tokenizer.token_bytes(token).decode(errors="replace")
-        for name, token in ids.items()
-        if token is not None
-    }
-    return ChatTemplate(metadata.get("tokenizer.chat_template", PLAIN), tokenizer, names)
+    names = {}
+    for name, key in NAMED_TOKENS.items():
+        token = metadata.get(f"tokenizer.ggml.{key}")
+        if token is None:
+            continue
+        if type(token) is not int:
+            raise VocabularyError(f"{path}: tokenizer.ggml.{key} is {token!r}; allowed: an id")
+        names[name] = tokenizer.token_bytes(token).decode(errors="replace")
+    return ChatTemplate(str(metadata.get("tokenizer.chat_template", PLAIN)), tokenizer, names)
 
 
 def _settings(folder: Path) -> dict[str, Any]:

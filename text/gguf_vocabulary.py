@@ -27,6 +27,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>",
          "<end_of_turn>"}  # fmt: skip
 
+_MOST_CHARACTERS = 1024  # of a token: the work of finding merges grows with their square
+
 _DIGIT = r"\p{N}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -74,6 +76,8 @@ class _Vocabulary:
         self._id_of = {text: token for token, text in enumerate(self._tokens)}
         if len(self._id_of) != len(self._tokens):
             raise VocabularyError(f"{source}: tokenizer.ggml.tokens contains a token twice")
+        if max(map(len, self._tokens)) > _MOST_CHARACTERS:
+            raise VocabularyError(f"{source}: a token is longer than {_MOST_CHARACTERS} characters")
 
     def tokenizer(self) -> Tokenizer:
         kind = self._get("model")

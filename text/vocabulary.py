@@ -17,6 +17,7 @@ import tiktoken
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
 from models.fetch import FetchError, locate
 from models.names import EMBEDDED, GPT2_NAMES, RANDOM_NAMES
+from models.weights.gguf_header import GGUFError, read_header
 from seams import RANDOM_PREFIX
 from text import spelling
 from text.tokenizer import Tokenizer, VocabularyError
@@ -90,15 +91,11 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def read_metadata(path: Path) -> Mapping[str, Any]:
-    """Of a GGUF file: what describes text. Raises VocabularyError."""
-    from gguf import GGUFReader
-
-    def read() -> dict[str, Any]:
-        fields = GGUFReader(path).fields
-        names = [name for name in fields if name.startswith("tokenizer.")]
-        return {name: fields[name].contents() for name in names}
-
-    return dict(_read(read, str(path)))
+    """Of a GGUF file. Raises VocabularyError."""
+    try:
+        return read_header(path).metadata
+    except GGUFError as error:
+        raise VocabularyError(str(error)) from None
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -34,7 +34,7 @@ def open_source(model: str, seed: int, revision: str | None = None) -> WeightSou
         if name not in SHAPES:
             raise CheckpointError(f"model 'random:{name}' is unknown; allowed: {', '.join(SHAPES)}")
         return RandomSource(SHAPES[name], seed, shapes_of(SHAPES[name]))
-    found = find_folder(model, revision)
+    found = find_files(model, revision)
     return GGUFSource(found) if found.is_file() else FolderSource(found)
 
 
@@ -54,8 +54,9 @@ def _gpt2(network: Network) -> GPT:
     return network
 
 
-def find_folder(model: str, revision: str | None = None) -> Path:
-    """The files of what `model` names, fetched where they are missing. Raises CheckpointError."""
+def find_files(model: str, revision: str | None = None) -> Path:
+    """The folder or the GGUF file of what `model` names, fetched where it is missing. Raises
+    CheckpointError."""
     try:
         return locate(model, revision)
     except FetchError as error:

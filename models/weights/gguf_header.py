@@ -64,9 +64,8 @@ def read_header(path: Path) -> Header:
 
 class _Reader:
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._path, self._file_bytes = path, path.stat().st_size
-        self._data = file.read(min(self._file_bytes, MOST_HEADER_BYTES))
-        self._at = 0
+        self._path, self._file, self._file_bytes = path, file, path.stat().st_size
+        self._left = min(self._file_bytes, MOST_HEADER_BYTES)
 
     def header(self) -> Header:
         if self._take(4, "the magic") != MAGIC:
@@ -97,7 +96,7 @@ class _Reader:
             if name in found:
                 raise self._error(f"tensor '{name}' occurs twice")
             found[name] = self._tensor(name)
-        start = -(-self._at // alignment) * alignment
+        start = -(-self._file.tell() // alignment) * alignment
         return Header(
             metadata, {n: self._placed(n, *of, start, alignment) for n, of in found.items()}
         )
@@ -163,10 +162,10 @@ class _Reader:
         return struct.unpack(code, self._take(struct.calcsize(code), what))[0]
 
     def _take(self, size: int, what: str) -> bytes:
-        if self._at + size > len(self._data):
+        self._left -= size
+        if self._left < 0 or len(data := self._file.read(size)) < size:
             raise self._error(f"it ends within {what}")
-        self._at += size
-        return self._data[self._at - size : self._at]
+        return data
 
     def _error(self, found: str) -> GGUFError:
         return GGUFError(f"{self._path}: {found}")

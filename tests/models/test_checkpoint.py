@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
 from models.shapes import GPT2_SHAPES, SHAPES
 from models.weights.checkpoint import (
-    find_folder,
+    find_files,
     load_checkpoint,
     load_network,
     open_source,
@@ -172,12 +172,12 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit_of_the_hub(
     refs.mkdir()
     for name, commit in zip(("main", "v2"), commits, strict=True):
         (refs / name).write_text(commit)
-    assert find_folder("gpt2") == find_folder("gpt2", "main") == snapshots[0]
-    assert find_folder("gpt2", "v2") == find_folder("gpt2", commits[1]) == snapshots[1]
+    assert find_files("gpt2") == find_files("gpt2", "main") == snapshots[0]
+    assert find_files("gpt2", "v2") == find_files("gpt2", commits[1]) == snapshots[1]
     networks = [load(open_source("gpt2", 0, revision)) for revision in ("main", "v2")]
     assert not torch.equal(networks[0].wte.weight, networks[1].wte.weight)
     with pytest.raises(CheckpointError, match=r"'gpt2' at revision 'v3' could not be fetched"):
-        find_folder("gpt2", "v3")
+        find_files("gpt2", "v3")
 
 
 @pytest.mark.parametrize("model", ["embedded", "random:gpt2", "./my-gpt2"])

@@ -3,19 +3,23 @@ vocabularies, and llama.cpp itself in the long form."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kernels import cache_folder
 from tests.text import llama
 from tests.text.strings import CHOSEN, mixed
-from text.chat import load_chat_template
+from text import chat
+from text.chat import ConversationError, load_chat_template
 from text.gguf_vocabulary import from_metadata
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
 VARIANTS = {"byte-level": llama.BYTE_LEVEL, "sentencepiece": llama.SENTENCEPIECE}
@@ -109,6 +113,7 @@ def test_all_that_the_file_calls_an_end_ends_an_answer(
         ("byte-level", {"merges": [7]}, "cannot be read"),
         ("byte-level", {"tokens": ["a", "a"], "token_type": [1, 1]}, "a token twice"),
         ("byte-level", {"token_type": [1]}, "token_type has 1 entries; .* has"),
+        ("byte-level", {"tokens": ["a" * 2000], "token_type": [1]}, "longer than 1024 characters"),
         ("byte-level", {"eos_token_id": 99_999}, "eos_token_id is 99999; allowed: 0 to"),
         ("sentencepiece", {"scores": None}, "scores is missing"),
         ("sentencepiece", {"scores": [0.0]}, "scores has 1 entries"),
@@ -121,6 +126,50 @@ def test_a_vocabulary_that_cannot_be_used_is_refused_by_name(
     name = next(iter(VARIANTS[kind]))
     with pytest.raises(VocabularyError, match=rf"vocabulary\.gguf: .*{message}"):
         tokenizer_of(kind, name, **changes)
+
+
+KEYS = ("tokens", "token_type", "merges", "scores", "eos_token_id", "bos_token_id", "model", "pre")
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    kind, name = request.param
+    path = tmp_path_factory.mktemp("gguf") / "vocabulary.gguf"
+    template = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    llama.write_gguf({**recorded(kind)["fields"], **VARIANTS[kind][name]}, path, template)
+    return path.read_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_changed_or_cut_off_encodes_or_is_refused(
+    data: st.DataObject, whole: bytes, tmp_path: Path
+) -> None:
+    """Near the beginning of a value lie its type, its length and its first entries."""
+    changed = bytearray(whole)
+    starts = [0, *(at + len(key) for key in KEYS if (at := whole.find(f".{key}".encode())) > 0)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.sampled_from(starts)) + data.draw(st.integers(0, 40))
+        new = data.draw(st.binary(min_size=1, max_size=4))
+        changed[at : at + len(new)] = new
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(changed[: data.draw(st.sampled_from([None, len(whole) // 2]))])
+    with contextlib.suppress(VocabularyError, EncodingError, ConversationError):
+        tokenizer = load_tokenizer(str(path))
+        template = load_chat_template(str(path), tokenizer)
+        template.encode([{"role": "user", "content": "Hello <|im_end|> 123 \N{SNOWMAN}"}])
+
+
+@pytest.mark.parametrize("token", ["an id", [1], float("nan")])
+def test_a_named_token_of_the_template_is_an_id(
+    token: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    metadata = {"tokenizer.ggml.padding_token_id": token}
+    monkeypatch.setattr(chat, "read_metadata", lambda _: metadata)
+    with pytest.raises(VocabularyError, match=r"padding_token_id is .*; allowed: an id"):
+        load_chat_template(str(path), tokenizer_of(*CASES[0]))
 
 
 def test_smollm2_has_the_ids_of_llama_cpp() -> None:
