@@ -30,10 +30,6 @@ class ArrivalProcess(Protocol):
         """n sorted arrival times in units of the mean gap."""
         ...
 
-    def limiting_idc(self) -> float | None:
-        """The index of dispersion for counts over long windows; None where it has no limit."""
-        ...
-
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
@@ -50,9 +46,6 @@ class Constant:
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         return np.arange(1, n + 1, dtype=np.float64)
 
-    def limiting_idc(self) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
@@ -62,9 +55,6 @@ class Poisson:
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         return np.cumsum(np.random.default_rng(seed).exponential(size=n))
-
-    def limiting_idc(self) -> float:
-        return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +87,6 @@ class Gamma:
         rng = np.random.default_rng(seed)
         return np.cumsum(rng.gamma(self.shape, 1 / self.shape, size=n))
 
-    def limiting_idc(self) -> float:
-        return 1 / self.shape
-
 
 @dataclass(frozen=True, slots=True)
 class Weibull:
@@ -128,17 +115,13 @@ class Weibull:
         gaps = np.random.default_rng(seed).weibull(k, size=n) / math.gamma(1 + 1 / k)
         return np.cumsum(gaps)
 
-    def limiting_idc(self) -> float:
-        return self.cv**2
-
 
 @dataclass(frozen=True, slots=True)
 class Mmpp:
     """Two-state Markov-modulated Poisson process, stated free of scale.
 
     For a ``share`` of the time the rate is ``peak`` times the mean; a full cycle of both states
-    lasts ``cycle`` mean gaps on average. IDC as in Fischer and Meier-Hellstern, The MMPP cookbook
-    (Performance Evaluation 18, 1993).
+    lasts ``cycle`` mean gaps on average (Fischer and Meier-Hellstern, The MMPP cookbook).
     """
 
     peak: float = 4.0
@@ -177,15 +160,6 @@ class Mmpp:
             start = float(ends[-1])
         return np.concatenate(pieces)[:n] if n else np.zeros(0)
 
-    def idc(self, window: float) -> float:
-        (l1, l2), (s1, s2) = self.rates, self.leave_rates
-        total = s1 + s2
-        amplitude = 2 * s1 * s2 * (l1 - l2) ** 2 / (total**2 * (l1 * s2 + l2 * s1))
-        return 1 + amplitude * (1 + math.expm1(-total * window) / (total * window))
-
-    def limiting_idc(self) -> float:
-        return self.idc(1e12 * self.cycle)
-
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
@@ -210,9 +184,6 @@ class Ramp:
         # Solve start*x + slope/2*x^2 = mass for x, in the form that loses no digits.
         return n * 2 * mass / (self.start + np.sqrt(self.start**2 + 2 * slope * mass))
 
-    def limiting_idc(self) -> None:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Burst:
@@ -222,9 +193,6 @@ class Burst:
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         return np.zeros(n)
-
-    def limiting_idc(self) -> None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +215,6 @@ class Closed:
 
     def unit_times(self, n: int, seed: np.random.SeedSequence) -> Times:
         raise ValueError("a closed loop has no arrival times; it can only be sent")
-
-    def limiting_idc(self) -> None:
-        return None
 
 
 PROCESSES: dict[str, type[ArrivalProcess]] = {

@@ -108,18 +108,6 @@ class LoadPlan:
         times.sort()
         return times * (n / plan.bins)
 
-    def expected_idc(self, n: int, seed: np.random.SeedSequence) -> float:
-        """The index of dispersion of the bin counts in closed form.
-
-        exact: N/g CV^2. multinomial: 1 - sum p^2 + N (sum p^2 - 1/g), the mean over the draws.
-        """
-        square = float(np.sum(self.shares(n, seed) ** 2))
-        spread = n * (square - 1 / self.resolved.bins)
-        return spread if self.resolved.counts == "exact" else 1 - square + spread
-
-    def limiting_idc(self) -> None:
-        return None
-
     def _mixing_weight(self, pi: Floats, n: int) -> float:
         """1 - b1: as given, or so that the dial's value comes out."""
         g = self.bins

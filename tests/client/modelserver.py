@@ -83,10 +83,6 @@ def make_app(args: argparse.Namespace) -> web.Application:
         served += 1
         if args.fault == "die" and served > args.fault_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        if args.fault == "garbage" and served > args.fault_after:
-            return web.Response(body=b"data: <html>\n\n", content_type="text/event-stream")
-        if args.fault == "error" and served > args.fault_after:
-            return web.json_response({"error": "the model failed"}, status=500)
         me = Waiting(int(body["num_tokens"]), time.monotonic())
         loop.queue.append(me)
         loop.news.set()
@@ -107,7 +103,7 @@ def make_app(args: argparse.Namespace) -> web.Application:
         done = {
             "completion": body["prompt"] + " a" * me.tokens,
             "generated": " a" * me.tokens,
-            "num_tokens": me.tokens + (args.fault == "miscount"),
+            "num_tokens": me.tokens,
             "prompt_tokens": len(body["prompt"].split()),
             "seed": body.get("seed"),
             "timing": {

@@ -74,24 +74,11 @@ def test_the_interval_over_seeds_is_around_the_brackets() -> None:
     assert over_seeds([SeedBracket(0, 9.0, 10.0)]).low is None
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            "--target http://h -- --max-batch-size 2",
-            "-- --max-batch-size 2 has no effect",
-        ),
-        ("--mode static --arrivals closed:users=2", "arrivals that have a rate"),
-        ("--mode static --share 0", "--share must be in"),
-    ],
-)
-def test_bad_options_say_what_is_allowed(
-    options: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arrivals_without_a_rate_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(options.split())
+        main(["--mode", "static", "--arrivals", "closed:users=2"])
     assert ended.value.code == 2
-    assert words in " ".join(capsys.readouterr().err.split())
+    assert "arrivals that have a rate" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command_finds_a_servers_capacity(

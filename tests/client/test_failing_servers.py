@@ -143,11 +143,11 @@ def test_wrong_stats_harm_no_measurement(faulty: Faulty, played: Played) -> None
     assert "counted" not in figures["gates"]["token conservation"]["found"]
 
 
-def test_a_prompt_that_is_answered_with_garbage_is_an_error(
+def test_a_prompt_without_an_answer_is_an_error(
     faulty: Faulty, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for fault in ("html", "not-json", "silent", "loading"):
-        assert client.main(["--target", faulty(fault), "--prompt", "a", "--timeout-s", "1"]) == 1
+    for url in (DOWN, *map(faulty, ("html", "not-json", "silent", "loading"))):
+        assert client.main(["--target", url, "--prompt", "a", "--timeout-s", "1"]) == 1
         assert "error: " in capsys.readouterr().err
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pytest
+
 from client.options.client import parser, workload_of
 from client.options.rules import check
 from client.workloads.workload_file import Workload
@@ -20,6 +22,18 @@ def made(options: str) -> Workload:
 def test_a_duration_sends_what_the_rate_makes_of_it() -> None:
     workload = made("--duration 20 --rate 3")
     assert len(workload.requests) == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ("--numtokens_range 3 5", {3, 5}),
+        ("--selection range --numtokens_range 2", {2}),
+        ("--selection buckets", set(range(5, 150, 5))),
+    ],
+)
+def test_the_originals_options_choose_the_lengths(options: str, allowed: set[int]) -> None:
+    assert {r.output_tokens for r in made(options).requests} <= allowed
 
 
 def test_a_duration_ends_a_trace(tmp_path: Path) -> None:
