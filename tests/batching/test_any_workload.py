@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.inference import Inference, TooLongError
-from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
+from seams import ServiceClass
+from tests.batching.virtual import (
+    DYNAMIC_MODES,
+    MODES,
+    TICK_S,
+    Mode,
+    World,
+    check_closed,
+    every,
+    every_mode,
+)
 from tests.examples import examples
-
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
 
 TOKENS = st.integers(0, 12)
 LIMITS = st.fixed_dictionaries(
@@ -39,23 +46,30 @@ class Client:
     end_ids: frozenset[int]
     patience_s: float | None
     streaming: bool
+    service_class: ServiceClass = "immediate"
+    deadline_s: float | None = None
 
 
 def moments(most: int) -> st.SearchStrategy[float]:
     return st.integers(0, most).map(lambda ticks: ticks * TICK_S)
 
 
-CLIENTS = st.builds(
-    Client,
-    at_s=moments(60),
-    prompt=st.lists(TOKENS, min_size=1, max_size=20),
-    max_tokens=st.integers(1, 24),
-    seed=st.integers(0, 2**64 - 1),
-    end_ids=st.one_of(st.just(frozenset[int]()), st.frozensets(TOKENS, max_size=2)),
-    patience_s=st.one_of(st.none(), st.none(), moments(40)),
-    streaming=st.booleans(),
-)
-WORKLOADS = st.lists(CLIENTS, min_size=1, max_size=20)
+def workloads(**more: st.SearchStrategy[object]) -> st.SearchStrategy[list[Client]]:
+    clients = st.builds(
+        Client,
+        at_s=moments(60),
+        prompt=st.lists(TOKENS, min_size=1, max_size=20),
+        max_tokens=st.integers(1, 24),
+        seed=st.integers(0, 2**64 - 1),
+        end_ids=st.one_of(st.just(frozenset[int]()), st.frozensets(TOKENS, max_size=2)),
+        patience_s=st.one_of(st.none(), st.none(), moments(40)),
+        streaming=st.booleans(),
+        **more,
+    )
+    return st.lists(clients, min_size=1, max_size=20)
+
+
+WORKLOADS = workloads()
 WORLDS = st.fixed_dictionaries(
     {
         "max_batch_size": st.integers(1, 8),
@@ -67,17 +81,18 @@ WORLDS = st.fixed_dictionaries(
 
 def play(
     world: World,
-    workload: list[Client],
+    workload: Sequence[Client],
     mishaps: Sequence[tuple[float, Callable[[], object]]] = (),
-) -> None:
-    """Each client submits at its time, and leaves when its patience ends."""
+) -> list[Inference]:
+    """Each client submits at its time, and leaves when its patience ends; their requests."""
     events = list(mishaps)
-    for client in sorted(workload, key=lambda client: client.at_s):
-        visit = Visit(world, client)
+    visits = [Visit(world, client) for client in workload]
+    for visit, client in zip(visits, workload, strict=True):
         events.append((client.at_s, visit.arrive))
         if client.patience_s is not None:
             events.append((client.at_s + client.patience_s, visit.leave))
     world.run(events)
+    return [visit.inference for visit in visits]
 
 
 class Visit:
@@ -94,6 +109,9 @@ class Visit:
             at_s=self.client.at_s,
             end_ids=self.client.end_ids,
             streaming=self.client.streaming,
+            service_class=self.client.service_class,
+            deadline_s=self.client.deadline_s,
+            stored=self.client.service_class == "deferred",
         )
 
     def leave(self) -> None:
@@ -120,65 +138,10 @@ def test_every_request_ends_once_with_the_tokens_it_has_alone(
         assert not any(i.record.end == "cancelled" for i in world.submitted if i.record)
 
 
-@every_policy
-@examples(30, 60)
-@given(
-    workload=WORKLOADS,
-    limits=WORLDS,
-    failing=st.frozensets(st.integers(1, 30), max_size=3),
-    shortages=st.lists(
-        st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=4
-    ),
-)
-def test_every_policy_with_each_admission_ends_every_request_once_with_its_tokens(
-    mode: Mode,
-    workload: list[Client],
-    limits: dict[str, float],
-    failing: frozenset[int],
-    shortages: list[tuple[float, int | None]],
-) -> None:
-    """Small budgets, departures, failures and shortage of memory together."""
-    world = World(mode, **limits)  # type: ignore[arg-type]
-    model = world.model
-    model.fail_on = failing
-    play(world, workload, [(s, partial(setattr, model, "max_rows", n)) for s, n in shortages])
-    check_closed(world)
-    failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
-    assert all("fails on request" in (i.error or "") for i in failed)
-
-
-@every_mode
-@examples(40)
-@given(
-    workload=WORKLOADS,
-    limits=WORLDS,
-    failing=st.frozensets(st.integers(1, 30), max_size=5),
-    shortages=st.lists(
-        st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=6
-    ),
-)
-def test_failures_and_shortage_of_memory_leave_the_books_closed_and_all_tokens_right(
-    mode: Mode,
-    workload: list[Client],
-    limits: dict[str, float],
-    failing: frozenset[int],
-    shortages: list[tuple[float, int | None]],
-) -> None:
-    world = World(mode, **limits)  # type: ignore[arg-type]
-    world.model.fail_on = failing
-    model = world.model
-    play(world, workload, [(s, partial(setattr, model, "max_rows", n)) for s, n in shortages])
-    check_closed(world)
-    failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
-    assert all("fails on request" in (i.error or "") for i in failed)
-    if not failing:
-        assert not failed
-
-
 IN_ORDER = [MODES[0], *(mode for mode in DYNAMIC_MODES if "shortest" not in mode.name)]
 
 
-@pytest.mark.parametrize("mode", IN_ORDER, ids=lambda mode: mode.name)
+@every(IN_ORDER)
 @examples(40)
 @given(workload=WORKLOADS, limits=WORLDS, max_rows=st.one_of(st.none(), st.integers(1, 8)))
 def test_nobody_is_overtaken_where_service_is_first_come_first_served(
@@ -208,7 +171,7 @@ def test_orca_admits_whoever_fits_at_every_iteration(
         assert len(decision.advance) == decision.limit or not decision.room_for_one_more
 
 
-@pytest.mark.parametrize("mode", MODES[1:3], ids=lambda mode: mode.name)
+@every(MODES[1:3])
 @examples(40)
 @given(workload=WORKLOADS, limits=WORLDS)
 def test_a_static_batch_forms_in_its_window_and_runs_to_its_end_unchanged(

@@ -6,36 +6,25 @@ import logging
 
 import pytest
 
-from tests.batching.virtual import MODES, TICK_S, Mode, World, check_closed
-
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+from tests.batching.virtual import TICK_S, Mode, World, check_closed, every_mode
 
 
 @every_mode
-@pytest.mark.parametrize("failing", [(), (1,), (2,)], ids=["none", "prefill", "decode"])
+@pytest.mark.parametrize(
+    ("failing", "max_rows"), [((), None), ((1,), None), ((2,), None), ((), 0)],
+    ids=["none", "prefill", "decode", "out of memory"],
+)  # fmt: skip
 def test_memory_is_free_by_the_time_the_last_request_ends(
-    mode: Mode, failing: tuple[int, ...], caplog: pytest.LogCaptureFixture
+    mode: Mode, failing: tuple[int, ...], max_rows: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`caplog` keeps what is logged, as collectors of errors do: a traceback kept is no excuse."""
     world = World(mode)
-    world.model.fail_on = failing
-    world.submit([1, 2, 3], 5)
-    world.run()
-    check_closed(world)
-    assert bool(failing) == any(r.levelno == logging.ERROR for r in caplog.records)
-    assert not any(r.levelno == logging.CRITICAL for r in caplog.records)
-
-
-@every_mode
-def test_memory_of_a_request_that_ran_out_of_it_is_free(
-    mode: Mode, caplog: pytest.LogCaptureFixture
-) -> None:
-    world = World(mode)
-    world.model.max_rows = 0
+    world.model.fail_on, world.model.max_rows = failing, max_rows
     inference = world.submit([1, 2, 3], 5)
     world.run()
     check_closed(world)
-    assert inference.error == "out of memory: 1 rows, 0 fit"
+    assert (inference.error == "out of memory: 1 rows, 0 fit") == (max_rows == 0)
+    assert max_rows == 0 or bool(failing) == any(r.levelno == logging.ERROR for r in caplog.records)
     assert not any(r.levelno == logging.CRITICAL for r in caplog.records)
 
 

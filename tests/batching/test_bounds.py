@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +20,11 @@ from tests.batching.virtual import (
     Mode,
     World,
     check_closed,
+    every,
+    every_policy,
 )
 from tests.examples import examples
 
-every_policy = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
 OPTIMISTIC_MODES = [mode for mode in DYNAMIC_MODES if "optimistic" in mode.name]
 LONGEST_PROMPT, LONGEST = 20, 44  # of the workloads' requests
 
@@ -72,7 +72,7 @@ def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
     assert max(overtaken_by(inference, world) for inference in world.submitted) <= most
 
 
-@pytest.mark.parametrize("mode", OPTIMISTIC_MODES, ids=lambda mode: mode.name)
+@every(OPTIMISTIC_MODES)
 @examples(30, 80)
 @given(workload=WORKLOADS, limit=st.integers(3, 8), budget=st.integers(44, 80))
 def test_those_who_were_preempted_are_shown_first_and_in_order_of_arrival(
@@ -109,7 +109,7 @@ def test_a_long_request_amid_a_stream_of_short_ones_is_served(mode: Mode) -> Non
     assert overtaken_by(long, world) < MAX_BYPASS + 2
 
 
-@pytest.mark.parametrize("mode", OPTIMISTIC_MODES, ids=lambda mode: mode.name)
+@every(OPTIMISTIC_MODES)
 def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
     """Long prompts keep arriving while a short one decodes: it always has the fewest computed
     tokens, and is the victim until it is the oldest."""
@@ -125,7 +125,7 @@ def test_one_who_is_preempted_again_and_again_still_ends(mode: Mode) -> None:
     assert sum(record.num_preemptions for record in world.books.requests) > 0
 
 
-@pytest.mark.parametrize("mode", OPTIMISTIC_MODES, ids=lambda mode: mode.name)
+@every(OPTIMISTIC_MODES)
 def test_optimistic_admission_holds_more_requests_in_the_same_memory(mode: Mode) -> None:
     """And reservation never preempts."""
     rows = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,24 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
-from engine.inference import Inference
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
 from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
-from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
+from seams import Plan, Policy, View
 from telemetry.stats import Recorders
-from tests.batching.test_any_workload import CLIENTS, Client, moments
+from tests.batching.test_any_workload import Client, moments, play, workloads
 from tests.batching.virtual import (
     ADMISSIONS,
-    DYNAMIC_MODES,
     MODES,
     POLICIES,
     TICK_S,
     Mode,
     World,
+    Wrapped,
     check_closed,
+    every,
+    every_policy,
 )
 from tests.examples import examples
 from tests.hash_model import virtual_duration_s
@@ -41,69 +42,15 @@ WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {
     "exclusive": lambda inner, _: Exclusive(inner),
 }
 every_way = pytest.mark.parametrize("way", WAYS)
-every_mode = pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """A client, and the class of its request."""
-
-    client: Client
-    service_class: ServiceClass
-    deadline_s: float | None = None
-
-
-SENDERS = st.lists(
-    st.builds(
-        Sender,
-        client=CLIENTS,
-        service_class=st.sampled_from(["immediate", "deferred"]),
-        deadline_s=st.one_of(st.none(), moments(400)),
-    ),
-    min_size=1,
-    max_size=20,
+SENDERS = workloads(
+    service_class=st.sampled_from(["immediate", "deferred"]),
+    deadline_s=st.one_of(st.none(), moments(400)),
 )
 
 
-def arrive(world: World, sender: Sender) -> Inference:
-    client = sender.client
-    return world.submit(
-        client.prompt,
-        client.max_tokens,
-        client.seed,
-        at_s=client.at_s,
-        end_ids=client.end_ids,
-        streaming=client.streaming,
-        service_class=sender.service_class,
-        deadline_s=sender.deadline_s,
-        stored=sender.service_class == "deferred",
-    )
-
-
-def play(
-    world: World,
-    senders: Sequence[Sender],
-    mishaps: Sequence[tuple[float, Callable[[], object]]] = (),
-) -> list[Inference]:
-    """The inferences in the order of the senders."""
-    found: dict[int, Inference] = {}
-    events = list(mishaps)
-    for index, sender in enumerate(senders):
-
-        def come(index: int = index, sender: Sender = sender) -> None:
-            found[index] = arrive(world, sender)
-
-        def leave(index: int = index) -> None:
-            world.manager.cancel(found[index])
-
-        events.append((sender.client.at_s, come))
-        if (patience_s := sender.client.patience_s) is not None:
-            events.append((sender.client.at_s + patience_s, leave))
-    world.run(sorted(events, key=lambda event: event[0]))
-    return [found[index] for index in range(len(senders))]
-
-
-@every_mode
+@every_policy
 @every_way
 @settings(max_examples=30, deadline=None)
 @given(
@@ -118,7 +65,7 @@ def play(
 def test_every_request_ends_once_with_the_tokens_it_has_alone(
     mode: Mode,
     way: str,
-    senders: list[Sender],
+    senders: list[Client],
     max_batch_size: int,
     budget: int,
     failing: frozenset[int],
@@ -137,11 +84,11 @@ def test_every_request_ends_once_with_the_tokens_it_has_alone(
     assert all("fails on request" in (i.error or "") for i in failed)
 
 
-@pytest.mark.parametrize("mode", MODES[:3], ids=lambda mode: mode.name)
+@every(MODES[:3])
 @examples(30, 60)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), budget=st.integers(44, 400))
 def test_modes_that_cannot_pause_admit_deferred_requests_only_while_no_immediate_one_waits(
-    mode: Mode, senders: list[Sender], max_batch_size: int, budget: int
+    mode: Mode, senders: list[Client], max_batch_size: int, budget: int
 ) -> None:
     watched: list[tuple[View, Plan]] = []
     make = mode.policy
@@ -155,32 +102,24 @@ def test_modes_that_cannot_pause_admit_deferred_requests_only_while_no_immediate
             assert all(request.service_class == "deferred" for request in view.waiting)
 
 
-class Noting:
+class Noting(Wrapped):
     """Any policy, with what it saw and planned."""
 
     def __init__(self, policy: Policy, noted: list[tuple[View, Plan]]) -> None:
-        self.policy, self.noted = policy, noted
-        self.answers = policy.answers
+        super().__init__(policy)
+        self.noted = noted
 
     def plan(self, view: View) -> Plan:
         plan = self.policy.plan(view)
         self.noted.append((replace(view, waiting=list(view.waiting)), plan))
         return plan
 
-    def observe(self, rows: Iterable[Served]) -> None:
-        if isinstance(self.policy, Observer):
-            self.policy.observe(rows)
 
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return self.policy.retire(resident)
-
-
-class Clocked:
+class Clocked(Wrapped):
     """Any policy; of each plan it notes the time that it takes, and its immediate part."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.answers = policy.answers
+        super().__init__(policy)
         self.taken: list[tuple[float, Work]] = []
 
     def plan(self, view: View) -> Plan:
@@ -188,13 +127,6 @@ class Clocked:
         immediate = [step for step in plan.advance if step.request.service_class == "immediate"]
         self.taken.append((lasts_s(Work.of(plan.advance)), Work.of(immediate)))
         return plan
-
-    def observe(self, rows: Iterable[Served]) -> None:
-        if isinstance(self.policy, Observer):
-            self.policy.observe(rows)
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return self.policy.retire(resident)
 
 
 def lasts_s(work: Work) -> float:
@@ -214,7 +146,7 @@ def lasts_s(work: Work) -> float:
 def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
     name: str,
     ledger: Callable[[int, int], Ledger],
-    senders: list[Sender],
+    senders: list[Client],
     max_batch_size: int,
     budget: int,
     factor: float,
@@ -259,12 +191,12 @@ def test_no_immediate_row_waits_for_a_deferred_one_beyond_the_budget(
 @examples(30, 60)
 @given(senders=SENDERS, max_batch_size=st.integers(1, 8), factor=FACTORS)
 def test_deadlines_that_deferred_requests_alone_meet_with_twice_the_slack_are_met(
-    senders: list[Sender], max_batch_size: int, factor: float
+    senders: list[Client], max_batch_size: int, factor: float
 ) -> None:
     """Earliest deadline first, deferred requests alone, as large a step as there are places: where
     it meets a deadline in half the time, and the time that immediate ones are present is left over
     twice, the deadline is met beside them."""
-    patient = [replace(s, client=replace(s.client, patience_s=None)) for s in senders]
+    patient = [replace(s, patience_s=None) for s in senders]
     later = [s for s in patient if s.service_class == "deferred"]
     soon = [s for s in patient if s.service_class == "immediate"]
 

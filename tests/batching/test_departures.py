@@ -13,10 +13,9 @@ from engine.failures import REGROW_S
 from engine.inference import DrainingError, Inference, OverloadedError
 from scheduling.policies.orca import Orca
 from seams import Plan, Request, Sampling, View
-from tests.batching.virtual import MODES, Books, Mode, World, check_closed
+from tests.batching.virtual import MODES, Books, Mode, World, check_closed, every, every_mode
 from tests.hash_model import HashModel
 
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 NOBATCH, STATIC, STATIC_OWN, DYNAMIC = MODES
 
 
@@ -48,7 +47,7 @@ def test_one_who_leaves_a_dynamic_batch_makes_room_for_the_next_in_the_same_iter
     check_closed(world)
 
 
-@pytest.mark.parametrize("mode", [STATIC, STATIC_OWN], ids=lambda mode: mode.name)
+@every([STATIC, STATIC_OWN])
 def test_one_who_leaves_a_static_batch_is_answered_but_its_row_stays_to_the_end(mode: Mode) -> None:
     world = World(mode)
     leaver, stayer = world.submit([1], 100), world.submit([2], 6)
@@ -62,7 +61,7 @@ def test_one_who_leaves_a_static_batch_is_answered_but_its_row_stays_to_the_end(
     assert stayer.end == "length"
 
 
-@pytest.mark.parametrize("mode", [STATIC, STATIC_OWN], ids=lambda mode: mode.name)
+@every([STATIC, STATIC_OWN])
 def test_a_static_batch_that_everybody_left_ends_at_once(mode: Mode) -> None:
     world = World(mode)
     leavers = [world.submit([1], 100), world.submit([2], 60)]
@@ -120,7 +119,7 @@ def test_a_failed_iteration_harms_nobody_outside_it(mode: Mode) -> None:
     }
 
 
-@pytest.mark.parametrize("mode", MODES[1:], ids=lambda mode: mode.name)
+@every(MODES[1:])
 def test_out_of_memory_shrinks_the_batch_and_fails_nobody(mode: Mode) -> None:
     world = World(mode, max_batch_size=8)
     world.model.max_rows = 3

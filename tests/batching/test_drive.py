@@ -29,10 +29,8 @@ from seams import (
     Step,
     View,
 )
-from tests.batching.virtual import MODES, Books, Mode, check_ended, drive
+from tests.batching.virtual import MODES, Books, Mode, check_ended, drive, every_mode
 from tests.hash_model import HashModel, reference
-
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 
 PATIENCE_S = 60.0  # for what must happen at once: only a failing test waits for it
 
@@ -67,6 +65,14 @@ def request(
 
 def wait(event: threading.Event) -> None:
     assert event.wait(PATIENCE_S), "no wake-up arrived"
+
+
+def served(manager: BatchingManager, max_tokens: int = 5) -> Inference:
+    """A request that has ended."""
+    inference = request(max_tokens=max_tokens)
+    manager.enqueue(inference)
+    wait(inference.event)
+    return inference
 
 
 class Faulty(Orca):
@@ -115,12 +121,7 @@ def test_a_policy_that_plans_wrongly_fails_who_is_there_and_the_loop_goes_on(
     model = HashModel()
     policy.wrong_plan = wrong
     with driven(manager := manager_of(policy, books), model):
-        victim = request()
-        manager.enqueue(victim)
-        wait(victim.event)
-        later = request()
-        manager.enqueue(later)
-        wait(later.event)
+        victim, later = served(manager), served(manager)
     assert victim.end == "failed"
     assert "internal error" in (victim.error or "")
     assert later.end == "length"
@@ -145,12 +146,7 @@ def test_a_layout_that_raises_fails_its_iteration_and_leaves_no_counter_raised(
         Orca(), books := Books(), max_batch_size=8, max_waiting=9, lookahead=lookahead
     )
     with driven(manager, model, replace(MODES[3], lay_out=lay_out)):
-        victim = request(max_tokens=9)
-        manager.enqueue(victim)
-        wait(victim.event)
-        later = request()
-        manager.enqueue(later)
-        wait(later.event)
+        victim, later = served(manager, max_tokens=9), served(manager)
     assert (victim.end, later.end) == ("failed", "length")
     assert "a layout of one's own" in (victim.error or "")
     assert (victim.num_in_flight, victim.expected, victim.resident) == (0, 0, False)
@@ -175,12 +171,7 @@ def test_a_policy_that_retires_wrongly_leaves_nobody_waiting_for_ever(
     policy.wrong_retire = wrong
     model = HashModel()
     with driven(manager := manager_of(policy), model):
-        victim = request()
-        manager.enqueue(victim)
-        wait(victim.event)
-        later = request()
-        manager.enqueue(later)
-        wait(later.event)
+        victim, later = served(manager), served(manager)
     assert victim.end == "failed"
     assert later.end == "length"
     assert manager.memory.used == 0
@@ -257,10 +248,7 @@ def test_statistics_that_fail_cost_nobody_an_answer(
 ) -> None:
     with driven(manager := manager_of(mode.policy(0.0), TornBooks()), HashModel(), mode):
         for _ in range(2):
-            inference = request()
-            manager.enqueue(inference)
-            wait(inference.event)
-            assert inference.end == "length"
+            assert served(manager).end == "length"
     assert sum("no more pages" in str(r.exc_info) for r in caplog.records) >= 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -17,11 +17,10 @@ from scheduling.classes.predictor import Predictor
 from scheduling.policies.orca import Orca
 from scheduling.policies.tgi import TGI
 from scheduling.registry import POLICIES, make_policy, options_of, with_deferred
-from seams import Observer, Plan, Policy, Request, Served, View
+from seams import Plan, Policy, Served, View
 from serving.config import Config
 from telemetry.stats import Recorders
-from tests.batching.test_any_workload import WORKLOADS, Client
-from tests.batching.test_deferred import Sender, play
+from tests.batching.test_any_workload import WORKLOADS, Client, play
 from tests.batching.test_rows import kinds
 from tests.batching.virtual import (
     MAX_BYPASS,
@@ -30,30 +29,24 @@ from tests.batching.virtual import (
     TOKEN_BUDGET,
     Mode,
     World,
+    Wrapped,
     check_closed,
 )
 from tests.examples import examples
 from tests.scheduling.classes.test_budget import Law
 
 
-class Doubtful:
+class Doubtful(Wrapped):
     """Any policy; all plans but the last are dropped."""
 
     def __init__(self, policy: Policy, times: int) -> None:
-        self.policy, self.times = policy, times
-        self.answers = policy.answers
+        super().__init__(policy)
+        self.times = times
 
     def plan(self, view: View) -> Plan:
         plans = [self.policy.plan(view) for _ in range(self.times)]
         assert all(plan == plans[0] for plan in plans)
         return plans[-1]
-
-    def observe(self, rows: Iterable[Served]) -> None:
-        if isinstance(self.policy, Observer):
-            self.policy.observe(rows)
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return self.policy.retire(resident)
 
 
 SIZES = {
@@ -90,7 +83,11 @@ def test_dropped_plans_change_no_later_one(
 ) -> None:
     config = Config(mode="dynamic", policy=name, deferred_policy=deferred_policy, **SIZES)  # type: ignore[arg-type]
     senders = [
-        Sender(client, "deferred" if number in deferred else "immediate", 0.05)
+        replace(
+            client,
+            service_class="deferred" if number in deferred else "immediate",
+            deadline_s=0.05,
+        )
         for number, client in enumerate(workload)
     ]
 

@@ -6,28 +6,34 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policies.orca import Orca
 from seams import Advance, Plan, View
 from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
-from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+from tests.batching.virtual import (
+    DYNAMIC_MODES,
+    Mode,
+    World,
+    check_closed,
+    every_mode_and_policy,
+    every_policy,
+)
 from tests.examples import examples
 
-every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
 LATE = st.fixed_dictionaries(
     {
         "max_batch_size": st.integers(1, 8),
         "budget": st.integers(48, 400),
         "block_tokens": st.sampled_from([1, 2, 4]),
         "lookahead": st.sampled_from([0, 1, 1]),
+        "max_wait_s": moments(30),
     }
 )
 
 
-@every_mode
+@every_mode_and_policy
 @examples(40)
 @given(
     workload=WORKLOADS,
@@ -38,7 +44,7 @@ LATE = st.fixed_dictionaries(
         st.tuples(moments(100), st.one_of(st.none(), st.integers(1, 6))), max_size=3
     ),
 )
-def test_late_iterations_change_no_token_and_the_books_close(
+def test_failures_and_shortage_late_or_not_change_no_token_and_the_books_close(
     mode: Mode,
     workload: list[Client],
     limits: dict[str, int],
@@ -57,7 +63,7 @@ def test_late_iterations_change_no_token_and_the_books_close(
     assert failing or not failed
 
 
-@pytest.mark.parametrize("mode", DYNAMIC_MODES, ids=lambda mode: mode.name)
+@every_policy
 def test_the_next_iteration_is_started_while_one_is_in_flight(mode: Mode) -> None:
     world = World(mode, lookahead=1)
     for seed in range(4):

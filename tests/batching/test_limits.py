@@ -6,13 +6,12 @@ import pytest
 
 from engine.inference import OverloadedError
 from engine.queue import RETRY_AFTER_S
-from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, Mode, World, check_closed
+from tests.batching.virtual import MODES, TICK_S, Mode, World, check_closed, every_mode_and_policy
 
 NOBATCH, STATIC, *_ = MODES
-every_mode = pytest.mark.parametrize("mode", MODES + DYNAMIC_MODES, ids=lambda mode: mode.name)
 
 
-@every_mode
+@every_mode_and_policy
 def test_prompts_beyond_the_queues_tokens_are_refused_and_the_knob_is_named(mode: Mode) -> None:
     world = World(mode, max_batch_size=1, max_waiting_prompt_tokens=10)
     world.submit([1] * 12, 3)  # longer than the limit, but nothing waits
@@ -27,7 +26,7 @@ def test_prompts_beyond_the_queues_tokens_are_refused_and_the_knob_is_named(mode
     check_closed(world)
 
 
-@every_mode
+@every_mode_and_policy
 @pytest.mark.parametrize("phase", ["waiting", "running"])
 def test_a_request_that_takes_too_long_ends_with_an_error_in_any_phase(
     mode: Mode, phase: str
@@ -56,7 +55,7 @@ def test_a_request_is_ended_in_time_although_its_policy_waits_for_others() -> No
     assert inference.record.end_s == 1.0
 
 
-@every_mode
+@every_mode_and_policy
 def test_stored_requests_take_no_place_in_the_queue_and_are_never_refused_or_late(
     mode: Mode,
 ) -> None:
@@ -83,7 +82,7 @@ def test_stored_requests_take_no_place_in_the_queue_and_are_never_refused_or_lat
     check_closed(world)
 
 
-@every_mode
+@every_mode_and_policy
 def test_a_request_that_is_done_in_time_is_left_alone(mode: Mode) -> None:
     world = World(mode, request_timeout_s=1.0)
     inferences = [world.submit([n], 5) for n in range(4)]

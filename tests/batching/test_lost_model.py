@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +19,10 @@ from tests.batching.virtual import (
     World,
     check_closed,
     drive,
+    every_mode_and_policy,
 )
 from tests.examples import examples
 
-every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
 WITH_PREFIXES = next(mode for mode in DYNAMIC_MODES if mode.name.endswith(SHARED))
 POISON = 13  # no other request holds it
 
@@ -36,7 +35,7 @@ def away(world: World, reason: str | None) -> None:
         world.manager.wake()
 
 
-@every_mode
+@every_mode_and_policy
 @examples(12)
 @given(
     workload=WORKLOADS,
@@ -67,7 +66,7 @@ def test_losses_of_the_model_cost_nobody_an_answer_or_a_token(
     assert not [i.error for i in world.submitted if i.error]
 
 
-@every_mode
+@every_mode_and_policy
 @examples(12)
 @given(workload=WORKLOADS, limits=LIMITS, at_s=moments(40))
 def test_a_request_that_kills_the_model_runs_alone_and_fails_at_the_next_loss(
@@ -143,7 +142,7 @@ def test_the_batch_limit_outlives_the_model() -> None:
     check_closed(world)
 
 
-@every_mode
+@every_mode_and_policy
 def test_while_the_model_is_away_nobody_is_taken_in_and_timeouts_run_on(mode: Mode) -> None:
     world = World(mode, request_timeout_s=100 * TICK_S)
     inference = world.submit([1, 2], 50)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,11 +13,15 @@ from engine.records import Arrived, Ended, History, planned_record
 from seams import IterationRecord, Row, Sampling
 from telemetry.stats import Stats
 from tests.batching.test_any_workload import LIMITS, TICK_S, WORKLOADS, Client, play
-from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed
+from tests.batching.virtual import (
+    DYNAMIC_MODES,
+    MODES,
+    Mode,
+    World,
+    check_closed,
+    every_mode_and_policy,
+)
 from tests.examples import examples
-
-every_mode = pytest.mark.parametrize("mode", [*MODES, *DYNAMIC_MODES], ids=lambda mode: mode.name)
-
 
 SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}
 
@@ -43,7 +46,7 @@ def kinds(world: World, request: int) -> list[str]:
     return [row.kind for done in iterations(world) for row in done.rows if row.request == request]
 
 
-@every_mode
+@every_mode_and_policy
 @examples(12)
 @given(
     workload=WORKLOADS,
@@ -94,7 +97,7 @@ def test_the_sums_over_rows_equal_stats(
     assert sorted(arrived) == sorted(event.request for event in ended)
 
 
-@every_mode
+@every_mode_and_policy
 @examples(12)
 @given(workload=WORKLOADS, limits=LIMITS)
 @example(workload=PREEMPTED_IN_FLIGHT, limits=SMALL)

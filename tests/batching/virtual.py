@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import pytest
+
 from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
@@ -78,12 +80,29 @@ class Decision:
     room_for_one_more: bool  # would the request behind the planned ones have fitted?
 
 
-class Watched:
-    """Any policy, with its decisions written down."""
+class Wrapped:
+    """Any policy, as it is."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.answers = policy.answers
+
+    def plan(self, view: View) -> Plan:
+        return self.policy.plan(view)
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        if isinstance(self.policy, Observer):
+            self.policy.observe(rows)
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return self.policy.retire(resident)
+
+
+class Watched(Wrapped):
+    """Any policy, with its decisions written down."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
         self.decisions: list[Decision] = []
         self.worst_stall_tokens = 0  # of prefill between two decodes of one resident
         self._stalls: dict[int, int] = {}  # decoding resident -> prefill since its last token
@@ -115,13 +134,6 @@ class Watched:
         self.worst_stall_tokens = max(self.worst_stall_tokens, *stalls.values(), 0)
         advanced = {step.request.id for step in plan.advance}
         self._stalls = {id: 0 if id in advanced else stall for id, stall in stalls.items()}
-
-    def observe(self, rows: Iterable[Served]) -> None:
-        if isinstance(self.policy, Observer):
-            self.policy.observe(rows)
-
-    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
-        return self.policy.retire(resident)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +174,14 @@ DYNAMIC_MODES = [
     for admission, ledger in ADMISSIONS.items()
     if admission != SHARED or name == "stall-free"  # no policy knows of shared blocks
 ]
+
+
+def every(modes: Sequence[Mode]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("mode", modes, ids=lambda mode: mode.name)
+
+
+every_mode, every_policy = every(MODES), every(DYNAMIC_MODES)
+every_mode_and_policy = every([*MODES, *DYNAMIC_MODES])
 
 
 def drive(manager: BatchingManager, lay_out: LayOut, clock: Callable[[], float]) -> None:

@@ -13,9 +13,9 @@ from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
 from seams import Plan, View
 from serving.liveness import Limit, Liveness
-from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed, drive
+from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed, drive, every
 
-every_mode = pytest.mark.parametrize("mode", [*MODES, DYNAMIC_MODES[1]], ids=lambda mode: mode.name)
+every_mode = every([*MODES, DYNAMIC_MODES[1]])
 HUNG = 3  # number of the iteration that hangs
 
 
