@@ -21,8 +21,9 @@ from client.load.records import Run
 
 VALID, SATURATED, INVALID_CLIENT, FAILED = "VALID", "SATURATED", "INVALID-CLIENT", "FAILED"
 LAG = "dispatch lag"
+ADVICE = "end other programs on this machine, or run the client on another one"
 LAGS = 5.0  # a latency below this many lags of the client reflects the client
-_SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
+SEVERITY = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,6 @@ class Void:
 
     figure: str
     reason: str
-    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def judge(run: Run, measured: Measured, server_tokens: int | None = None) -> Ver
         Gate("backlog", keeping.found, VALID if keeping.up else SATURATED),
     ]
     whole = [g for g in gates if not g.voids]
-    word = max((g.verdict for g in whole), key=_SEVERITY.index)
+    word = max((g.verdict for g in whole), key=SEVERITY.index)
     reason = "; ".join(f"{g.name}: {g.found}" for g in whole if g.verdict == word != VALID)
     return Verdict(word, reason, tuple(gates), found)
 
@@ -129,25 +129,19 @@ def lag_gate(
         for p in PERCENTILES:
             value = shown(values, p)
             if value is not None and value < LAGS * late[p] * figure.lag(max(tokens, 1)):
-                voids.append(_late(f"{figure.key}_p{p}", f"{late[p] * 1e3:.3g} ms late at p{p}"))
+                how = f"{late[p] * 1e3:.3g} ms late at p{p}"
+                voids.append(Void(f"{figure.key}_p{p}", f"the client was {how}"))
     shares = [(m.attained, m.attained_sent) for m in runs]
     off = [abs(a - b) for a, b in shares if a is not None and b is not None]
     if off and sum(off) / len(off) > UNDONE:
-        voids.append(_late("goodput", f"late enough to change it by up to {max(off):.0%}"))
+        how = f"late enough to change it by up to {max(off):.0%}"
+        voids.append(Void("goodput", f"the client was {how}"))
     if late[99] > 0.1 * min(m.window_s for m in runs):
-        voids.append(_late("throughput", f"{late[99]:.3g} s late at p99"))
+        voids.append(Void("throughput", f"the client was {late[99]:.3g} s late at p99"))
     found = f"p50 {late[50] * 1e3:.1f} ms, p99 {late[99] * 1e3:.1f} ms"
     if voids:
         found += f"; not to be used: {', '.join(void.figure for void in voids)}"
     return Gate(LAG, found, INVALID_CLIENT if voids else VALID, tuple(voids))
-
-
-def _late(figure: str, how: str) -> Void:
-    return Void(
-        figure,
-        f"the client was {how}",
-        "end other programs on this machine, or run the client on another one",
-    )
 
 
 def _little(run: Run) -> Gate:

@@ -59,15 +59,11 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Played):
     """A run with its figures, measured over the stretch that all runs of its workload share."""
 
-    job: Job
-    run: Run
     measured: Measured
     verdict: Verdict
-    server: dict[str, Any] | None
-    iterations: dict[str, Any] | None
 
     @property
     def system(self) -> str:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from client.analysis.backlog import Backlog, keeping_up
 from client.analysis.gates import VALID
 from client.analysis.metrics import Measured
-from client.analysis.statistics import Interval, excludes, mean_interval, share_interval
+from client.analysis.statistics import (
+    Interval,
+    excludes,
+    exponential,
+    mean_interval,
+    share_interval,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,4 @@ def bracket(
 
 def over_seeds(brackets: Sequence[SeedBracket]) -> Interval:
     """Geometric mean of the brackets' middles and its t interval over seeds."""
-    logs = mean_interval([math.log(b.passed * b.failed) / 2 for b in brackets])
-    return Interval(
-        math.exp(logs.value),
-        None if logs.low is None else math.exp(logs.low),
-        None if logs.high is None else math.exp(logs.high),
-    )
+    return exponential(mean_interval([math.log(b.passed * b.failed) / 2 for b in brackets]))

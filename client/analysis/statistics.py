@@ -119,11 +119,13 @@ def paired_ratio(
     if not all(math.isfinite(v) and v > 0 for v in (*a, *b)):
         return None
     logs = mean_interval([math.log(x / y) for x, y in zip(a, b, strict=True)], skewed=skewed)
-    return Interval(
-        math.exp(logs.value),
-        None if logs.low is None else math.exp(logs.low),
-        None if logs.high is None else math.exp(logs.high),
-    )
+    return exponential(logs)
+
+
+def exponential(logs: Interval) -> Interval:
+    """The interval of what has these logarithms."""
+    low, high = (None if x is None else math.exp(x) for x in (logs.low, logs.high))
+    return Interval(math.exp(logs.value), low, high)
 
 
 def best_ratio(a: Floats, b: Floats) -> Interval | None:
@@ -140,11 +142,11 @@ def best_ratio(a: Floats, b: Floats) -> Interval | None:
     a, b = np.log(a), np.log(b)
     value = float(a.mean(axis=1).max() - b.mean(axis=1).max())
     if n == 1:
-        return Interval(math.exp(value), None, None)
+        return exponential(Interval(value, None, None))
     shares = _resampled(n)
     again = (a @ shares).max(axis=0) - (b @ shares).max(axis=0)
     half = student_t(n - 1) * float(again.std()) * math.sqrt(n / (n - 1))
-    return Interval(math.exp(value), math.exp(value - half), math.exp(value + half))
+    return exponential(Interval(value, value - half, value + half))
 
 
 @lru_cache

@@ -17,9 +17,8 @@ from client.analysis.backlog import keeping_up
 from client.analysis.fairness import Fairness, fairness
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import (
-    FAILED,
-    INVALID_CLIENT,
     SATURATED,
+    SEVERITY,
     VALID,
     Void,
     judge,
@@ -40,8 +39,6 @@ from client.analysis.statistics import (
 )
 from client.load.servers import handled
 from client.load.system import COMPARED
-
-_WORST = (VALID, SATURATED, INVALID_CLIENT, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ def measured_together(played: Sequence[Played], objectives: Objectives | None) -
         cut = None if one.run.interrupted else shared_warm_up(one.run.workload)
         measured = measure(one.run, objectives, cut)
         verdict = judge(one.run, measured, handled(one.server))
-        results.append(Result(one.job, one.run, measured, verdict, one.server, one.iterations))
+        results.append(Result(one.job, one.run, one.server, one.iterations, measured, verdict))
     return results
 
 
@@ -195,7 +192,7 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     """
     wrong = [r for r in runs if not _sound(r)]
     if 2 * len(wrong) >= len(runs):
-        word = max((r.verdict.word for r in wrong), key=_WORST.index)
+        word = max((r.verdict.word for r in wrong), key=SEVERITY.index)
         return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
     keeping = keeping_up([r.verdict.backlog for r in runs if _sound(r)])
     reasons = () if keeping.up else (f"backlog: {keeping.found}",)

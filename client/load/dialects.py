@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from client.workloads.workload_file import Request
 
@@ -44,36 +44,11 @@ class Event:
     last: bool = False
 
 
-class Dialect(Protocol):
-    """One API."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def counted(self) -> str:
-        """The basis of a token count of this API."""
-        ...
-
-    def path(self, *, stream: bool) -> str: ...
-
-    def body(self, request: Request, *, stream: bool) -> dict[str, Any]: ...
-
-    def event(self, data: Json) -> Event:
-        """Read one stream event; AnswerError for an error event."""
-        ...
-
-    def answer(self, data: Json) -> Event:
-        """Read a whole answer."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Native:
-    """This project's ``/inference``."""
+    """This project's ``/inference``. ``counted`` is the basis of an API's token counts."""
 
     options: Json = field(default_factory=dict)
-    name: str = "inference"
     counted: str = "token ids counted by the server, stated with every event"
 
     def path(self, *, stream: bool) -> str:
@@ -123,7 +98,6 @@ class OpenAI:
     options: Json
     chat: bool = False
     extras: tuple[str, ...] = ()
-    name: str = "openai"
     counted: str = "the server's usage.completion_tokens"
 
     def path(self, *, stream: bool) -> str:
@@ -176,7 +150,6 @@ class Tgi:
     """Text Generation Inference's ``/generate`` and ``/generate_stream``."""
 
     options: Json = field(default_factory=dict)
-    name: str = "tgi"
     counted: str = "the server's tokens, one stream event each"
 
     def path(self, *, stream: bool) -> str:
@@ -211,6 +184,9 @@ class Tgi:
             text=str(data["generated_text"]),
             last=True,
         )
+
+
+Dialect = Native | OpenAI | Tgi
 
 
 def counted(

@@ -60,24 +60,22 @@ async def _beginning(response: aiohttp.ClientResponse) -> str:
     return " ".join(text.split())
 
 
+@dataclass(slots=True)
 class Exchange:
     """A request in progress."""
 
-    __slots__ = (
-        "deliveries", "end_s", "first_s", "index", "prompt_tokens", "queue_s",
-        "request", "run", "sent_s", "server_first_s", "stated", "total",
-    )  # fmt: skip
-
-    def __init__(self, run: Context, index: int, request: Request) -> None:
-        self.run, self.index, self.request, self.sent_s = run, index, request, run.now()
-        self.deliveries: list[tuple[float, int]] = []
-        self.stated: list[tuple[float, int]] = []
-        self.first_s: float | None = None
-        self.end_s: float | None = None
-        self.total: int | None = None
-        self.prompt_tokens: int | None = None
-        self.queue_s: float | None = None
-        self.server_first_s: float | None = None
+    run: Context
+    index: int
+    request: Request
+    sent_s: float
+    deliveries: list[tuple[float, int]] = field(default_factory=list)
+    stated: list[tuple[float, int]] = field(default_factory=list)
+    first_s: float | None = None
+    end_s: float | None = None
+    total: int | None = None
+    prompt_tokens: int | None = None
+    queue_s: float | None = None
+    server_first_s: float | None = None
 
     async def talk(self, session: aiohttp.ClientSession) -> None:
         """Retries once if a kept connection was closed just as it was reused, which is not the

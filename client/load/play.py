@@ -194,7 +194,7 @@ class _Player:
                 task.result()
 
     async def _send(self, session: aiohttp.ClientSession, index: int, request: Request) -> None:
-        exchange = Exchange(self.context, index, request)
+        exchange = Exchange(self.context, index, request, self.now())
         self.progress.sent += 1
         failure: str | None = None
         unfinished = False

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from client.load.records import Run
 
-KINDS = ("prefill", "chunk", "decode", "held", "paused")
 _GAP_S = 0.02  # between two iterations that follow each other
 
 
 class Stretch(NamedTuple):
-    """A request was in this state (`KINDS`) for so long; seconds since the start of the run."""
+    """A request was in this state (prefill, chunk, decode, held, paused) for so long; seconds since
+    the start of the run."""
 
     kind: str
     start_s: float

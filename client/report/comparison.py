@@ -131,6 +131,8 @@ def read_comparison(folder: Path) -> Comparison:
         manifest = json.loads((folder / "manifest.json").read_text())
         kept = json.loads((folder / "summary.json").read_text())
         losses = [Loss(**loss) for loss in kept["lost"]]
+        if "systems" not in manifest:  # the contestants of earlier versions
+            raise LookupError("no systems")
         calibration = None
         if (alone := kept["capacity"]) is not None:
             calibration = Calibration(**{**alone, "isolated": Isolated(**alone["isolated"])})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client.analysis.figures import E2E, TTFT
-from client.analysis.gates import FAILED, INVALID_CLIENT
+from client.analysis.gates import ADVICE, FAILED, INVALID_CLIENT
 from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
 from client.analysis.summary import Prediction, final, names_of
@@ -145,7 +145,7 @@ def _loads(c: Comparison) -> list[Section]:
     over_time = _over_loads(c, lambda load: pictures.over_time(at, results, load))
     made.append(Section("One run over time", selector=over_time, folded=True))
     if voids := _voids(c):
-        rows = [Row((f"{p.load:g}", p.system, v.figure, v.reason, v.advice)) for p, v in voids]
+        rows = [Row((f"{p.load:g}", p.system, v.figure, v.reason, ADVICE)) for p, v in voids]
         head = ("load", "system", "figure", "why it is void", "remedy")
         made.append(Section("Figures marked " + VOID, table=Table(head, rows, left=5), folded=True))
     return made
@@ -169,7 +169,7 @@ def _late(c: Comparison) -> list[str]:
         return []
     return [
         f"{len(voids)} figures are void, since the client was late: they are listed below and "
-        f"marked {VOID} in tables. Remedy: {voids[0][1].advice}."
+        f"marked {VOID} in tables. Remedy: {ADVICE}."
     ]
 
 

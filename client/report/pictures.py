@@ -21,7 +21,6 @@ from client.report.page import seconds
 
 _KNOWN = {"nobatch": "#5b6472", "static": "#d1603d", "dynamic": "#1f77b4"}
 _OTHERS = ("#5e9c51", "#8f5fa8", "#a88a12", "#b0446f", "#3d8f8f")
-FAILED_COLOUR = "#c0392b"
 _DRAWN = 600  # points of one system in one picture; more would only make the file larger
 
 

@@ -149,59 +149,53 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise SpecError(f"{path}: cannot be read as text: {error}") from None
 
 
-def _columns(path: Path, header: str, wanted: tuple[str, ...]) -> list[int]:
+def _table(
+    path: Path, wanted: tuple[str, ...], expected: str, read: Callable[..., Row | None]
+) -> Iterator[Row | None]:
+    """The rows of a CSV file that ``read`` makes of the wanted columns."""
+    lines = _lines(path)
+    _, header = next(lines, (1, ""))
     names = [name.strip() for name in next(csv.reader([header]))]
-    missing = [name for name in wanted if name not in names]
-    if missing:
+    if not {*wanted} <= {*names}:
         raise SpecError(f"{path}:1: expected a header with {', '.join(wanted)}, found {header!r}")
-    return [names.index(name) for name in wanted]
+    columns = [names.index(name) for name in wanted]
+    for number, line in lines:
+        if not line:
+            continue
+        fields = line.split(",")
+        try:
+            yield read(*(fields[column] for column in columns))
+        except (ValueError, IndexError, TypeError):
+            raise SpecError(
+                f"{path}:{number}: expected '{expected}', found {line[:80]!r}"
+            ) from None
 
 
 def _azure(path: Path, model: str | None) -> Iterator[Row | None]:
     """TIMESTAMP,ContextTokens,GeneratedTokens; 2023 has seven fractional digits and no zone."""
-    lines = _lines(path)
-    _, header = next(lines, (1, ""))
-    at, context, generated = _columns(
-        path, header, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    )
     epoch: datetime | None = None
-    for number, line in lines:
-        if not line:
-            continue
-        try:
-            fields = line.split(",")
-            moment = datetime.fromisoformat(fields[at])
-            epoch = epoch or moment
-            seconds = (moment - epoch).total_seconds()
-            yield seconds, int(fields[context]), int(fields[generated]), ()
-        except (ValueError, IndexError, TypeError):
-            raise SpecError(
-                f"{path}:{number}: expected 'YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens', "
-                f"found {line[:80]!r}"
-            ) from None
+
+    def read(at: str, context: str, generated: str) -> Row:
+        nonlocal epoch
+        moment = datetime.fromisoformat(at)
+        epoch = epoch or moment
+        return (moment - epoch).total_seconds(), int(context), int(generated), ()
+
+    wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    yield from _table(path, wanted, "YYYY-MM-DD hh:mm:ss.fffffff,tokens,tokens", read)
 
 
 def _burstgpt(path: Path, model: str | None) -> Iterator[Row | None]:
     """Timestamp in seconds; response tokens 0 mean a failed request, which is dropped."""
-    lines = _lines(path)
-    _, header = next(lines, (1, ""))
-    at, name, request, response = _columns(
-        path, header, ("Timestamp", "Model", "Request tokens", "Response tokens")
-    )
-    for number, line in lines:
-        if not line:
-            continue
-        try:
-            fields = line.split(",")
-            row = float(fields[at]), int(fields[request]), int(fields[response]), ()
-            if not math.isfinite(row[0]):
-                raise ValueError
-        except (ValueError, IndexError):
-            raise SpecError(
-                f"{path}:{number}: expected 'seconds,model,tokens,tokens,tokens,log type', "
-                f"found {line[:80]!r}"
-            ) from None
-        yield row if model is None or fields[name] == model else None
+
+    def read(at: str, name: str, request: str, response: str) -> Row | None:
+        row = float(at), int(request), int(response), ()
+        if not math.isfinite(row[0]):
+            raise ValueError
+        return row if model is None or name == model else None
+
+    wanted = ("Timestamp", "Model", "Request tokens", "Response tokens")
+    yield from _table(path, wanted, "seconds,model,tokens,tokens,tokens,log type", read)
 
 
 def _mooncake(path: Path, model: str | None) -> Iterator[Row | None]:

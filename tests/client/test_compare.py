@@ -133,6 +133,9 @@ def test_the_same_workloads_reach_every_mode_and_batching_wins_where_it_must(
     assert {r["notes"] for r in rows} == {"random weights"}
     requests = _rows(tmp_path / "requests.csv")
     assert len(requests) == sum(len(r.run.outcomes) for r in results)
+    del manifest["systems"]  # as before they had this name
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert report([str(tmp_path)]) == 1
 
 
 def test_servers_that_do_not_fit_together_live_one_at_a_time(

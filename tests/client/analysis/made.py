@@ -61,4 +61,4 @@ def result(run: Run, seed: int = 0, *, system: str = "dynamic", load: float = 1.
     """A run as a result; none of it is cut as warm-up."""
     measured = measure(run, None, WarmUp(0.0, settled=True))
     job = Job(system, load, seed, repeat=False)
-    return Result(job, run, measured, judge(run, measured), server=None, iterations=None)
+    return Result(job, run, None, None, measured, judge(run, measured))

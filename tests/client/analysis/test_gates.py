@@ -44,7 +44,7 @@ def test_a_late_client_voids_only_the_latencies_that_it_distorts() -> None:
     # second of E2E.
     assert void == {"ttft_p90", "ttft_p95", "ttft_p99"}
     assert verdict.word == VALID
-    assert all("20 ms late" in v.reason and "another" in v.advice for v in verdict.voids)
+    assert all("20 ms late" in v.reason for v in verdict.voids)
     slow = late_client(first=1.0)
     assert not judge(slow, measure(slow)).voids
 
