@@ -44,6 +44,9 @@ class ModelOptions(Protocol):
     def kv_memory(self) -> str: ...
 
     @property
+    def max_model_len(self) -> int | None: ...
+
+    @property
     def cuda_graphs(self) -> bool: ...
 
 
@@ -51,7 +54,7 @@ def load_local_model(
     options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
 ) -> Executor:
     """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
-    from model import LoadOptions, UnsupportedDtypeError, load_model
+    from model import ContextError, LoadOptions, UnsupportedDtypeError, load_model
     from models.part import WHOLE
     from models.weights.source import CheckpointError
     from runtime.budget import KVMemoryError, WeightMemoryError
@@ -68,6 +71,7 @@ def load_local_model(
                 seed=options.seed,
                 max_batch_size=options.max_batch_size,
                 kv_memory=options.kv_memory,
+                max_model_len=options.max_model_len,
                 part=part or WHOLE,
                 rendezvous=rendezvous or "",
                 graphs=options.cuda_graphs,
@@ -75,6 +79,7 @@ def load_local_model(
         )
     except (
         CheckpointError,
+        ContextError,
         DeviceError,
         KVMemoryError,
         UnsupportedDtypeError,

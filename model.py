@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from models.gpt2 import Attend
-from models.networks import count_parameters
+from models.networks import count_parameters, limit_context
 from models.part import WHOLE, Part
 from models.weights.checkpoint import open_source
 from models.weights.loader import check as check_source
@@ -65,6 +65,10 @@ class UnsupportedDtypeError(Exception):
     """The device has no kernels for the precision; the message says what is allowed."""
 
 
+class ContextError(Exception):
+    """The model's context is shorter than what was asked for; the message has both."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     mode: str
@@ -78,13 +82,14 @@ class LoadOptions:
     rendezvous: str = ""  # of the shards, HOST:PORT
     graphs: bool = True  # iterations as CUDA graphs, on a GPU
     revision: str | None = None  # of a model of the hub; None: its main branch
+    max_model_len: int | None = None  # None: the model's context
 
 
 @returning_what_is_freed()
 def load_model(options: LoadOptions) -> Executor:
     """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
-    runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError, and
-    UnsupportedDtypeError."""
+    runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError,
+    ContextError and UnsupportedDtypeError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
@@ -94,6 +99,12 @@ def load_model(options: LoadOptions) -> Executor:
         )
     source = open_source(options.model, options.seed, options.revision)
     check_source(source, options.part)
+    context = options.max_model_len or source.config.context
+    if context > source.config.context:
+        raise ContextError(
+            f"--max-model-len is {context}, and the context of '{options.model}' has "
+            f"{source.config.context} tokens; allowed: up to {source.config.context}"
+        )
     kept = {"auto": STORED.keys(), "int8": {"int8"}}.get(options.dtype, set())
     if device.type != "cpu":
         kept = set()
@@ -115,6 +126,7 @@ def load_model(options: LoadOptions) -> Executor:
         held = held_bytes(source, options.part, torch.float32 if int8 else dtype, stored)
         check_weights(held, str(dtype).removeprefix("torch."), shape)
     network = load(source, options.part, torch.float32 if int8 else dtype, stored, block_embedding)
+    limit_context(network, context)
     kernel, graphs = None, False
     if device.type == "cuda":
         heads = source.config.n_head // options.part.shards
@@ -127,12 +139,15 @@ def load_model(options: LoadOptions) -> Executor:
         connect(network, options.part)
     if int8:
         quantise_linears(network, dtype)
-    own_parameters = count_parameters(source.config) / options.part.shards
-    if own_parameters < SHARED_WORK_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
+    parameters = count_parameters(source.config)
+    if (
+        parameters / options.part.shards < SHARED_WORK_PARAMETERS
+        and "OMP_NUM_THREADS" not in os.environ
+    ):
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
     model = kind(network, dtype, options.model, kernel=kernel)
-    model.info = replace(model.info, unused_gpu=chosen.unused_gpu)
+    model.info = replace(model.info, parameters=parameters, unused_gpu=chosen.unused_gpu)
     rows = options.max_batch_size
     has_graphs = graphs and kernel is True and options.part == WHOLE
     if options.kv_memory != "auto":
@@ -151,6 +166,13 @@ def load_model(options: LoadOptions) -> Executor:
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error
+    if (kv_tokens := model.num_blocks * model.block_tokens) < context:
+        log.warning(
+            "the KV memory holds %d tokens, and the context has %d: longer requests are refused "
+            "(--kv-memory, --max-model-len)",
+            kv_tokens,
+            context,
+        )
     if has_graphs and model.gpu is not None:
         model.gpu.record_graphs(rows)
     log.info("%s", model.describe())

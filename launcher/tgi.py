@@ -99,7 +99,7 @@ def _dtype(text: str) -> str:
 _HERE = Same()
 _NO_NGROK = Refused("no tunnel is opened; run ngrok beside the server")
 _NO_WATERMARK = Refused("output is not watermarked")
-_NO_ROPE = Refused("only GPT-2 is served, which has no rotary embeddings")
+_NO_ROPE = Refused("the scaling of rotary embeddings is read from the model's files")
 _CACHE = Renamed("--hub-cache")
 _SOCKET = Renamed("--socket")
 

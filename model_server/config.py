@@ -46,6 +46,9 @@ class ServeConfig(Options):
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
     amount such as 2GiB, 500MB, 30000tokens"""
+    max_model_len: int | None = MODEL.option(None, least=2, most=2**24)
+    """most tokens of a prompt and its response; memory is planned for it; none: the model's
+    context"""
     max_batch_size: int = MODEL.option(32, least=1, most=4096)
     """most requests in one iteration; the memory is measured for them; the server may have a lower
     limit"""

@@ -19,6 +19,14 @@ def make(config: Config) -> Network:
     return GPT(config) if isinstance(config, GPTConfig) else Decoder(config)
 
 
+def limit_context(network: Network, tokens: int) -> None:
+    """From now on no position beyond is planned for."""
+    if isinstance(network, GPT):
+        network.config = replace(network.config, context=tokens)
+    else:
+        network.config = replace(network.config, context=tokens)
+
+
 def count_parameters(config: Config) -> int:
     """Of the whole network, however many shards share it."""
     with torch.device("meta"):

@@ -20,6 +20,7 @@ AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
 LOADING_SHARE = 0.15  # of the weights: what loading them takes at most besides
 WARM_UP_BLOCKS = 1  # for Executor.warm_up
+PROBED_TOKENS = 131_072  # of an iteration, at most, if the context is not longer
 
 
 class KVMemoryError(ValueError):
@@ -162,9 +163,10 @@ def _in_words(blocks: int, shape: KVShape) -> str:
 
 def worst_activation_bytes(model: Executor, rows: int) -> int:
     """The memory of an iteration on a CUDA device beside weights, keys and values, measured with
-    `rows` prompts of the model's context, the most that a batch can hold. If these do not fit, the
-    batch is halved, as the loop does. The model has no KV memory afterwards. Raises
-    KVMemoryError."""
+    `rows` prompts of the model's context, or as many as make up PROBED_TOKENS: a larger iteration
+    that finds no memory is halved by the loop. If these do not fit, they are halved, too. The model
+    has no KV memory afterwards. Raises KVMemoryError."""
+    rows = max(1, min(rows, PROBED_TOKENS // model.context))
     while True:
         try:
             return _activation_bytes(model, rows)

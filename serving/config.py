@@ -62,6 +62,9 @@ class Config(Options):
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """memory for keys and values: auto (what the batch limit needs, or a share of the free memory),
     or an amount such as 2GiB, 500MB, 30000tokens; activations and CUDA graphs use what it leaves"""
+    max_model_len: int | None = MODEL.option(None, least=2, most=2**24)
+    """most tokens of a prompt and its response; longer requests get 400; memory is planned for it;
+    none: the model's context"""
     cuda_graphs: bool = MODEL.option(True)
     """record iterations as CUDA graphs at start, which saves their launches; false: launch each
     operator; no effect on a CPU"""
@@ -71,7 +74,8 @@ class Config(Options):
     remote_model: str | None = REMOTE.option(None, pattern=r"unix:/.+|.+:\d+")
     """address of a model server (./server.sh model-server) that executes --model: unix:/PATH, or
     HOST:PORT, which needs a token or TLS; give --revision, --device, --dtype, --kv-memory,
-    --cuda-graphs and --seed to the model server then; none: the model runs in this process"""
+    --max-model-len, --cuda-graphs and --seed to the model server then; none: the model runs in this
+    process"""
     model_token: str | None = REMOTE.option(None, pattern=r"[!-~]+", secret=True)
     """the model server's token, of visible ASCII without spaces; other users of this machine can
     read a command line, but not your environment"""

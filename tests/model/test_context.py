@@ -1,0 +1,84 @@
+"""`--max-model-len`: memory is planned for it, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from generate.dynamic import lay_out
+from model import ContextError, LoadOptions, load_model
+from runtime.budget import PROBED_TOKENS, worst_activation_bytes
+from runtime.executor import Executor
+from seams import Opening
+from tests.bare import Bare
+from tests.model.peer import CONTEXT, make_checkpoint
+from tests.models.families import FAMILIES, write
+
+ROWS, LIMIT = 4, 40
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        make_checkpoint(found)
+    else:
+        write(FAMILIES[request.param](), found)
+    return found
+
+
+def limited(folder: Path, tokens: int | None) -> Executor:
+    asked = LoadOptions("dynamic", str(folder), "cpu", "float32", 0, ROWS, max_model_len=tokens)
+    return load_model(asked)
+
+
+def answers(model: Executor) -> list[list[int]]:
+    bare = Bare(model, lay_out)
+    sequences = bare.open([[5, 6, 7], list(range(20))], LIMIT - 20)
+    for _ in range(LIMIT - 20):
+        bare.advance(sequences)
+    return [list(sequence.ids) for sequence in sequences]
+
+
+def test_memory_is_planned_for_the_limit_and_tokens_stay_the_same(folder: Path) -> None:
+    whole, short = limited(folder, None), limited(folder, LIMIT)
+    assert (whole.context, short.context) == (CONTEXT, LIMIT)
+    assert whole.num_blocks == ROWS * 6
+    assert short.num_blocks == ROWS * 3
+    assert short.info.parameters == whole.info.parameters
+    assert answers(short) == answers(whole)
+
+
+def test_more_than_the_models_context_is_refused_with_both_numbers(folder: Path) -> None:
+    with pytest.raises(ContextError, match=rf"is 97, .* has {CONTEXT} tokens"):
+        limited(folder, CONTEXT + 1)
+
+
+def test_a_warning_says_that_memory_holds_less_than_a_context(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = LoadOptions("dynamic", str(folder), "cpu", "float32", 0, ROWS, kv_memory="32tokens")
+    load_model(asked)
+    assert f"holds 32 tokens, and the context has {CONTEXT}" in caplog.text
+
+
+def test_the_probe_of_a_gpu_is_no_larger_than_an_iteration_that_is_planned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = limited(folder, None)
+    opened: list[int] = []
+    known = model.open
+
+    def note(new: list[Opening]) -> None:
+        opened.append(len(new))
+        known(new)
+
+    monkeypatch.setattr(model, "open", note)
+    monkeypatch.setattr("runtime.budget.PROBED_TOKENS", 3 * CONTEXT)
+    for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    worst_activation_bytes(model, 16)
+    assert opened[-1] == 3
+    assert PROBED_TOKENS >= 32 * 1024  # GPT-2's whole batch
