@@ -7,7 +7,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +20,7 @@ from deferred.loop import StoppedError
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
 from deferred.store.schema import batch_items
-from tests.deferred.jobs import MODEL, NOW_S, OWNER, claim, finalise, save, started, upload
+from tests.deferred.jobs import MODEL, OWNER, claim, save, started, upload
 from tests.deferred.test_worker import PATIENCE_S, eventually
 
 URL = "/v1/completions"
@@ -113,45 +112,6 @@ def test_a_batch_that_cannot_be_finalised_holds_up_no_other_and_is_tried_again(
     monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
     maintenance.turn()
     assert statuses() == ["expired"] * 3
-
-
-def test_a_batch_whose_lines_find_no_room_holds_up_no_other_and_is_tried_again(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swept = started(store, 500)
-    store.batches.cancel(OWNER, swept.id, NOW_S)
-    finalise(store)
-    answered = started(store, 2, expires_at=time.time() + 3600)
-    save(store, claim(store, 2))
-    broken, other = submitted(store, 7), submitted(store, 3)
-    maintenance = maintenance_of(store)
-    add, tries = store.items.add, 0
-
-    def full(batch_id: str, worker: str, items: Iterable[NewItem]) -> list[Duplicate]:
-        nonlocal tries
-        if batch_id != broken.id:
-            return add(batch_id, worker, items)
-        tries += 1
-        add(batch_id, worker, islice(items, 4))
-        raise StoreUnavailableError("the disk is full")
-
-    monkeypatch.setattr(store.items, "add", full)
-    for _ in range(4):
-        maintenance.turn()
-    assert [status(store, batch) for batch in (broken, other, answered)] == [
-        "validating",
-        "in_progress",
-        "completed",
-    ]
-    assert tries == 1
-    # nothing is left of those that ended, nor of what was copied before the disk was full
-    assert items_in(store) == 3
-    assert maintenance.progress is not None
-
-    monkeypatch.setattr(store.items, "add", add)
-    monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)
-    maintenance.turn()
-    assert store.batches.get(OWNER, broken.id).counts.total == 7
 
 
 def test_a_fault_of_ours_in_validation_is_told_to_the_log_alone(

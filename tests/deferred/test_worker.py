@@ -150,17 +150,20 @@ def test_every_line_is_executed_and_recorded_once(store: JobStore, endpoints: En
     assert ended.usage == Usage(900, 0, 1500)
 
 
-def test_no_more_requests_are_in_hand_than_the_window_holds(
-    store: JobStore, endpoints: Endpoints
+@pytest.mark.parametrize("most", [WINDOW, 3], ids=["the window", "bytes"])
+def test_no_more_requests_are_in_hand_than_the_window_and_their_bytes_allow(
+    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
+    if most < WINDOW:
+        monkeypatch.setattr("deferred.worker.CLAIM_BYTES", most * len(new_items(1)[0].body))
     endpoints.held = True
     batch = begun(store, 30)
     with working(store, endpoints):
         while done(store, batch) < 30:
             eventually(lambda: bool(endpoints.open) or done(store, batch) == 30)
-            for call in list(endpoints.open)[:3]:
+            for call in list(endpoints.open)[: most - 2]:
                 call.end()
-    assert endpoints.most_open == WINDOW
+    assert endpoints.most_open == most
 
 
 def test_a_refusal_is_the_lines_error(store: JobStore, endpoints: Endpoints) -> None:
@@ -281,20 +284,6 @@ def test_lines_that_run_long_after_their_batch_was_cancelled_leave_the_engine(
     assert all(call.cancelled for call in calls)
     ended = finalised(store, batch)
     assert (ended.status, ended.counts.cancelled) == ("cancelled", 5)
-
-
-def test_the_bodies_in_hand_are_bounded(
-    store: JobStore, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deferred.worker.CLAIM_BYTES", 3 * len(new_items(1)[0].body))
-    endpoints.held = True
-    batch = begun(store, 9)
-    with working(store, endpoints):
-        while done(store, batch) < 9:
-            eventually(lambda: bool(endpoints.open) or done(store, batch) == 9)
-            for call in list(endpoints.open)[:1]:
-                call.end()
-        assert endpoints.most_open == 3
 
 
 class Absent:

@@ -30,6 +30,12 @@ def until(condition: Callable[[], T | None], what: str, timeout_s: float = TIMEO
         time.sleep(0.01)
 
 
+def raw_post(body: bytes, path: str = "/v1/completions") -> bytes:
+    """For a client that leaves or stops reading."""
+    head = f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
 class Farm:
     """A handle on a process of test upstreams."""
 

@@ -115,15 +115,6 @@ def test_a_bad_option_ends_with_a_message_naming_it(
     assert says in error
 
 
-def test_help_names_every_option_with_its_variable_and_default() -> None:
-    help_text = subprocess.run(
-        [sys.executable, "-m", "router", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    for option in Config.declared():
-        assert flag(option.name) in help_text
-        assert f"; {option.variables[0]})" in " ".join(help_text.split())
-
-
 def test_a_port_in_use_is_one_line_and_an_earlier_record_stays(
     shared: tuple[object, str], tmp_path: Path
 ) -> None:

@@ -123,24 +123,6 @@ def test_a_worker_that_loses_the_lease_midway_leaves_no_trace(store: JobStore) -
     assert {file.id for file in files} == {batch.spec.input_file_id, ended.error_file_id}
 
 
-def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(store: JobStore) -> None:
-    batch = started(store, 30)
-    store.batches.end_due(EXPIRES_S)
-
-    def breaks(batch_id: str, line: int, custom_id: str, why) -> bytes:
-        if line == 25:
-            raise RuntimeError("broken")
-        return b"x" * (CHUNK_BYTES // 4)
-
-    store.batches.claim_finalisation(WORKER, EXPIRES_S)
-    with pytest.raises(RuntimeError, match="broken"):
-        store.batches.finalise(batch.id, WORKER, EXPIRES_S, breaks)
-    assert len(store.files.list(OWNER, EXPIRES_S).data) == 1, "nothing of it is visible"
-    assert store.batches.get(OWNER, batch.id).status == "finalizing"
-    ended = finalise(store, EXPIRES_S)
-    assert len(lines_of(store, OWNER, ended.error_file_id, EXPIRES_S)) == 30
-
-
 def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) -> None:
     batch = started(store, 1100)
     store.batches.end_due(EXPIRES_S)
@@ -179,8 +161,9 @@ def test_a_validation_that_is_given_up_leaves_nothing_and_can_begin_again(store:
     assert store.items.add(batch.id, WORKER, new_items(3)) == []
 
 
-def test_a_finalisation_that_is_given_up_leaves_nothing_and_can_begin_again(
-    store: JobStore,
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_finalisation_that_broke_off_is_repeated_with_the_same_files(
+    store: JobStore, given_up: bool
 ) -> None:
     batch = started(store, 30)
     store.batches.end_due(EXPIRES_S)
@@ -195,9 +178,14 @@ def test_a_finalisation_that_is_given_up_leaves_nothing_and_can_begin_again(
     with pytest.raises(RuntimeError, match="broken"):
         store.batches.finalise(batch.id, WORKER, EXPIRES_S, breaks)
     assert rows_of(store, file_chunks) > before
-    store.batches.give_up(batch.id, WORKER)
-    assert rows_of(store, file_chunks) == before
-    assert finalise(store, EXPIRES_S).status == "expired"
+    assert len(store.files.list(OWNER, EXPIRES_S).data) == 1, "nothing of it is visible"
+    assert store.batches.get(OWNER, batch.id).status == "finalizing"
+    if given_up:
+        store.batches.give_up(batch.id, WORKER)
+        assert rows_of(store, file_chunks) == before
+    ended = finalise(store, EXPIRES_S)
+    assert ended.status == "expired"
+    assert len(lines_of(store, OWNER, ended.error_file_id, EXPIRES_S)) == 30
 
 
 def test_a_sweep_takes_as_many_ended_batches_as_there_are(store: JobStore) -> None:

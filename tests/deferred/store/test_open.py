@@ -52,22 +52,13 @@ def execute(url: str, statement: str) -> None:
 def test_a_folder_is_made_and_holds_the_database(data_dir: Path) -> None:
     folder = data_dir / "new" / "data"
     store = open_store(folder)
-    batch = create(store)
+    batch = started(store, 3)
     store.close()
     assert (folder / "jobs.db").exists()
     again = open_store(f"sqlite:///{folder}/jobs.db")
     assert again.batches.get(OWNER, batch.id) == batch
+    assert len(claim(again, 9)) == 3
     again.close()
-
-
-def test_a_store_opened_again_has_all_it_had(store_url: str) -> None:
-    store = open_store(store_url)
-    batch = started(store, 3)
-    store.close()
-    store = open_store(store_url)
-    assert store.batches.get(OWNER, batch.id) == batch
-    assert len(claim(store, 9)) == 3
-    store.close()
 
 
 def test_a_second_user_of_a_sqlite_database_is_refused_and_told_by_whom(data_dir: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -14,6 +13,7 @@ from tests.router.conftest import Farm, RouterProcess, until
 from tests.server.batches.jobs import ended, line, outcome, require_answers, submitted
 from tests.server.process import PATIENCE_S, Server, closed_at_end, serving
 
+Start = Callable[..., RouterProcess]
 TOKENS = 4
 BIG = b"x" * (3 * 2**20)
 
@@ -36,7 +36,9 @@ def router(server: Server, other: Server) -> Iterator[RouterProcess]:
     router = RouterProcess(
         other.url, server.url, batch_upstream=server.url, max_body_bytes=2**16, **with_key
     )
-    yield router.probed()
+    router.probed()
+    until(lambda: _ready(official(router)), "the upstream for batches to be probed")
+    yield router
     router.close()
 
 
@@ -55,24 +57,21 @@ def test_a_job_goes_to_the_upstream_that_is_named(
     router: RouterProcess, server: Server, other: Server
 ) -> None:
     client = official(router)
-    until(lambda: _ready(client), "the upstream for batches to be probed")
     batch = ended(client, submitted(client, [line(n, max_tokens=TOKENS) for n in range(20)]).id)
     assert batch.status == "completed"
     output, errors = outcome(client, batch, 20)
     assert not errors
     require_answers(output, TOKENS)
-    direct = requests.get(
-        f"{server.url}/v1/batches/{batch.id}",
-        headers={"Authorization": "Bearer one"},
-        timeout=PATIENCE_S,
-    )
-    assert direct.json()["status"] == "completed"
-    elsewhere = requests.get(
-        f"{other.url}/v1/batches/{batch.id}",
-        headers={"Authorization": "Bearer one"},
-        timeout=PATIENCE_S,
-    )
-    assert elsewhere.status_code == 404
+    found = [
+        requests.get(
+            f"{upstream.url}/v1/batches/{batch.id}",
+            headers={"Authorization": "Bearer one"},
+            timeout=PATIENCE_S,
+        )
+        for upstream in (server, other)
+    ]
+    assert found[0].json()["status"] == "completed"
+    assert found[1].status_code == 404
 
 
 def _ready(client: OpenAI) -> bool:
@@ -85,7 +84,6 @@ def _ready(client: OpenAI) -> bool:
 
 def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None:
     client = official(router)
-    until(lambda: _ready(client), "the upstream for batches to be probed")
     file = client.files.create(file=("big", BIG), purpose="batch")
     assert client.files.content(file.id).read() == BIG
     assert client.files.delete(file.id).deleted
@@ -96,57 +94,42 @@ def test_a_file_may_be_larger_than_any_other_body(router: RouterProcess) -> None
 
 def test_the_upstreams_refusals_reach_the_client(router: RouterProcess) -> None:
     client = official(router)
-    until(lambda: _ready(client), "the upstream for batches to be probed")
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=("f", b"{}"), purpose="vision")
     with pytest.raises(openai.AuthenticationError):
         official(router, "wrong").files.list()
 
 
-def test_without_an_upstream_for_them_the_setting_is_named(server: Server) -> None:
-    router = RouterProcess(server.url, upstream_api_key="one").probed()
-    try:
-        for method, path in (("GET", "files"), ("POST", "files"), ("POST", "batches/b/cancel")):
-            answer = requests.request(method, f"{router.url}/v1/{path}", timeout=PATIENCE_S)
-            assert answer.status_code == 501
-            assert answer.json()["error"]["code"] == "no_batch_upstream"
-            assert "BATCH_UPSTREAM" in answer.json()["error"]["message"]
-    finally:
-        router.close()
+def test_without_an_upstream_for_them_the_setting_is_named(server: Server, start: Start) -> None:
+    router = start(server.url, upstream_api_key="one").probed()
+    for method, path in (("GET", "files"), ("POST", "files"), ("POST", "batches/b/cancel")):
+        answer = requests.request(method, f"{router.url}/v1/{path}", timeout=PATIENCE_S)
+        assert answer.status_code == 501
+        assert answer.json()["error"]["code"] == "no_batch_upstream"
+        assert "BATCH_UPSTREAM" in answer.json()["error"]["message"]
 
 
-def test_an_upstream_for_them_that_is_down_is_503(server: Server) -> None:
-    router = RouterProcess(
-        server.url, upstream_api_key="one", batch_upstream="http://127.0.0.1:1"
-    ).probed()
-    try:
-        answer = requests.get(f"{router.url}/v1/batches", timeout=PATIENCE_S)
-        assert answer.status_code == 503
-        assert answer.headers["Retry-After"]
-        assert "127.0.0.1" not in answer.text
-    finally:
-        router.close()
+def test_an_upstream_for_them_that_is_down_is_503(server: Server, start: Start) -> None:
+    down = "http://127.0.0.1:1"
+    answer = start(server.url, upstream_api_key="one", batch_upstream=down).get("/v1/batches")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert "127.0.0.1" not in answer.text
 
 
-def test_any_upstream_is_taken_where_they_share_a_database(tmp_path: Path, server: Server) -> None:
-    router = RouterProcess(
-        "http://127.0.0.1:1", server.url, upstream_api_key="one", batch_upstream="any"
-    ).probed()
-    try:
-        answer = requests.get(f"{router.url}/v1/batches", timeout=PATIENCE_S)
-        assert answer.status_code == 200
-        assert answer.headers["X-Upstream-Origin"] == server.url
-    finally:
-        router.close()
+def test_any_upstream_is_taken_where_they_share_a_database(server: Server, start: Start) -> None:
+    down = "http://127.0.0.1:1"
+    router = start(down, server.url, upstream_api_key="one", batch_upstream="any").probed()
+    answer = router.get("/v1/batches")
+    assert answer.status_code == 200
+    assert answer.headers["X-Upstream-Origin"] == server.url
 
 
 def new_batch(router: RouterProcess, **headers: str) -> requests.Response:
     return router.post("/v1/batches", json={"input_file_id": "f"}, headers=headers)
 
 
-def test_a_new_batch_goes_to_an_upstream_of_its_model(
-    farm: Farm, start: Callable[..., RouterProcess]
-) -> None:
+def test_a_new_batch_goes_to_an_upstream_of_its_model(farm: Farm, start: Start) -> None:
     first, second = farm.new(models=["a"]), farm.new(models=["b"])
     router = start(first, second, batch_upstream="any").probed()
     for model, upstream in (("a", first), ("b", second)):
@@ -167,7 +150,7 @@ def test_a_new_batch_goes_to_an_upstream_of_its_model(
 
 
 def test_only_a_new_batch_must_name_its_model_and_only_where_there_are_several(
-    farm: Farm, start: Callable[..., RouterProcess]
+    farm: Farm, start: Start
 ) -> None:
     first, second, other = (farm.new(models=[name]) for name in ("a", "a", "b"))
     router = start(first, other, batch_upstream="any").probed()
@@ -178,7 +161,7 @@ def test_only_a_new_batch_must_name_its_model_and_only_where_there_are_several(
 
 
 def test_a_batch_is_put_off_while_no_upstream_of_its_model_is_ready(
-    farm: Farm, start: Callable[..., RouterProcess]
+    farm: Farm, start: Start
 ) -> None:
     first, second = farm.new(models=["a"]), farm.new(models=["b"])
     router = start(first, second, batch_upstream="any", probe_interval=0.1).probed()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
+from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, raw_post, until
 
 Start = Callable[..., RouterProcess]
 ADMIN = {"Authorization": "Bearer adm"}
@@ -220,12 +220,7 @@ def test_a_client_that_leaves_the_queue_is_never_sent_on(farm: Farm, start: Star
         running = pool.submit(router.post)
         until(lambda: router.in_flight() == 1, "a running request")
         with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as leaver:
-            body = b'{"model": "m"}'
-            head = (
-                "POST /v1/completions HTTP/1.1\r\nHost: [::]\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n"
-            )
-            leaver.sendall(head.encode() + body)
+            leaver.sendall(raw_post(b'{"model": "m"}'))
             until(lambda: router.waiting() == 1, "a queued request")
         until(lambda: router.waiting() == 0, "the leaver to leave the queue")
         farm("release", url=upstream)
@@ -276,9 +271,7 @@ def test_a_client_that_stops_reading_loses_its_place(farm: Farm, start: Start) -
     router = start(upstream, stream_idle=0.3).probed()
     with socket.create_connection(("127.0.0.1", router.port), timeout=TIMEOUT_S) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = b'{"model": "m", "stream": true}'
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+        client.sendall(raw_post(b'{"model": "m", "stream": true}'))
         until(lambda: farm.state(upstream)["seen"], "the request to run")
         until(lambda: farm.state(upstream)["current"] == 0, "the place to be taken back")
         assert farm.state(upstream)["cancelled"] == 1

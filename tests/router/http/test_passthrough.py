@@ -106,36 +106,6 @@ def test_events_come_while_the_upstream_still_works(shared: Shared, farm: Farm) 
         assert [line for line in lines if line][-1] == b"data: [DONE]"
 
 
-def test_client_headers_reach_the_upstream_and_hop_by_hop_ones_do_not(
-    shared: Shared, farm: Farm
-) -> None:
-    router, upstream = shared
-    sent = {
-        "X-Custom": "kept",
-        "User-Agent": "test/1",
-        "Cookie": "a=b",
-        "Connection": "keep-alive, X-Named",
-        "X-Named": "hop",
-        "Keep-Alive": "timeout=5",
-        "TE": "trailers",
-        "Proxy-Authorization": "secret",
-    }
-    router.post(headers=sent)
-    seen = farm.state(upstream)["seen"][-1]["headers"]
-    assert (seen["x-custom"], seen["user-agent"], seen["cookie"]) == ("kept", "test/1", "a=b")
-    assert not {"x-named", "keep-alive", "te", "proxy-authorization"} & set(seen)
-    assert seen["host"] == upstream.removeprefix("http://")
-
-
-def test_upstream_headers_reach_the_client_and_hop_by_hop_ones_do_not(shared: Shared) -> None:
-    router, upstream = shared
-    how = {"headers": {"X-Usage": "7", "Connection": "X-Hop", "X-Hop": "1", "Keep-Alive": "x"}}
-    answer = router.post(json={"model": "m", "behave": how})
-    assert answer.headers["X-Usage"] == "7"
-    assert not {"X-Hop", "Keep-Alive"} & set(answer.headers)
-    assert answer.headers["X-Upstream-Origin"] == upstream
-
-
 def test_the_request_id_is_the_clients_where_it_is_sane_and_new_otherwise(
     shared: Shared, farm: Farm
 ) -> None:

@@ -24,23 +24,6 @@ def succeeding(breaker: Breaker, times: int, now: float) -> None:
         breaker.success(breaker.sent(now), now)
 
 
-def test_it_opens_after_five_failures_of_a_server_that_only_fails() -> None:
-    breaker = Breaker(open_s=5)
-    failing(breaker, LEAST_FAILURES - 1, 0.0)
-    assert breaker.admits(0.0)
-    failing(breaker, 1, 0.0)
-    assert not breaker.admits(4.9)
-
-
-def test_failures_among_many_good_answers_never_open_it() -> None:
-    """Five in a row, of one client's making, among the good answers that others get."""
-    breaker = Breaker(open_s=5)
-    for second in range(100):
-        succeeding(breaker, 3 * LEAST_FAILURES, float(second))
-        failing(breaker, LEAST_FAILURES, float(second))
-    assert breaker.state(100.0) is State.CLOSED
-
-
 def test_a_server_that_dies_after_a_long_good_time_is_left_after_ten_failures() -> None:
     breaker = Breaker(open_s=5)
     succeeding(breaker, 10_000, 0.0)

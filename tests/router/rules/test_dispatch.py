@@ -36,29 +36,6 @@ def at(request: RoutedRequest) -> Upstream:
     return request.upstream
 
 
-def test_simultaneous_arrivals_never_exceed_the_limit() -> None:
-    dispatcher, _ = dispatcher_over(fleet_of(2, 1))
-    requests = [dispatcher.arrive("m", 0.0) for _ in range(5)]
-    assert [t.state for t in requests] == [State.PLACED] * 3 + [State.WAITING] * 2
-
-
-def test_the_limit_holds_over_all_models_of_an_upstream_together() -> None:
-    fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}", "c": b"{}"}, 0.01)
-    dispatcher, _ = dispatcher_over(fleet)
-    states = [dispatcher.arrive(m, 0.0).state for m in "abc"]
-    assert states == [State.PLACED, State.WAITING, State.WAITING]
-
-
-def test_a_freed_place_goes_to_the_oldest_at_once() -> None:
-    dispatcher, decided = dispatcher_over(fleet_of(1))
-    running, second, third = (dispatcher.arrive("m", float(i)) for i in range(3))
-    dispatcher.release(running, Outcome.SUCCESS, 3.0)
-    assert decided == [second]
-    assert second.queued_s == 2.0
-    assert third.state is State.WAITING
-
-
 def test_across_models_of_one_upstream_the_oldest_is_first() -> None:
     fleet = fleet_of(1)
     next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}"}, 0.01)
@@ -273,12 +250,6 @@ def test_one_slow_probe_is_forgiven_and_two_are_not() -> None:
     assert upstream.ready
     upstream.probe_failed("no answer in 5 s", timed_out=True)
     assert not upstream.ready
-
-
-def test_a_model_that_an_upstream_drops_is_dropped() -> None:
-    fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"new": b"{}"}, 0.01)
-    assert list(fleet.models()) == ["new"]
 
 
 def test_reconciling_a_source_keeps_counters_and_other_sources() -> None:
