@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -53,7 +54,13 @@ def play(
     begins. The X-Request-Id of a request is ``name`` and ``index_of`` of its index, as in
     `Run.name`. KeyboardInterrupt ends the run early and keeps what was measured."""
     with _no_collector_pauses(), first_in_line():
-        player = _Player(workload, target, drain_s, silence_s, watch, name, index_of)
+        bodies = [
+            json.dumps(target.dialect.body(r, stream=target.stream)).encode()
+            for r in workload.requests
+        ]
+        progress = Progress(len(workload.requests), ttfts=[])
+        context = Context(target, bodies, name, index_of, progress)
+        player = _Player(workload, context, drain_s, silence_s, watch)
         return asyncio.run(player.run(begin))
 
 
@@ -93,34 +100,21 @@ def _collect() -> None:
         signal.raise_signal(one)
 
 
+@dataclass(slots=True)
 class _Player:
-    def __init__(
-        self,
-        workload: Workload,
-        target: Target,
-        drain_s: float | None,
-        silence_s: float,
-        watch: Watcher | None,
-        name: str,
-        index_of: Callable[[int], int],
-    ) -> None:
-        self.workload, self.target = workload, target
-        self.drain_s, self.silence_s, self.watch = drain_s, silence_s, watch
-        self.progress = Progress(len(workload.requests), ttfts=[])
-        bodies = [
-            json.dumps(target.dialect.body(r, stream=target.stream)).encode()
-            for r in workload.requests
-        ]
-        self.context = Context(target, bodies, name, index_of, self.progress)
-        self.now = self.context.now
-        self.samples: list[tuple[float, int]] = []
-        self.outcomes: dict[int, Outcome] = {}
-        self.interrupted: str | None = None
+    workload: Workload
+    context: Context
+    drain_s: float | None
+    silence_s: float
+    watch: Watcher | None
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    interrupted: str | None = None
 
     async def run(self, begin: Callable[[], float]) -> Run:
         # By default a connection per request, as independent users have.
         kept: dict[str, Any] = {"force_close": True}
-        if self.target.keep_alive:
+        if self.context.target.keep_alive:
             kept = {"keepalive_timeout": _KEPT_S}
         connector = aiohttp.TCPConnector(limit=0, **kept)
         async with aiohttp.ClientSession(
@@ -141,16 +135,16 @@ class _Player:
                     await self._closed_loop(session, self.workload.users)
             except asyncio.CancelledError:
                 self.interrupted = "interrupted from the keyboard"
-            wall_s = self.now()
+            wall_s = self.context.now()
             sampler.cancel()
         return Run(
-            target=self.target.name,
+            target=self.context.target.name,
             workload=self.workload,
             outcomes=tuple(self.outcomes[i] for i in sorted(self.outcomes)),
             in_flight=tuple(self.samples),
             wall_s=wall_s,
-            counted=self.target.dialect.counted,
-            streamed=self.target.stream,
+            counted=self.context.target.dialect.counted,
+            streamed=self.context.target.stream,
             interrupted=self.interrupted,
             began_unix_s=start + _unix_offset_s(),
             name=self.context.name,
@@ -161,7 +155,7 @@ class _Player:
         try:
             for index, request in enumerate(self.workload.requests):
                 assert request.at_s is not None  # a file without users has times
-                wait = request.at_s - self.now()
+                wait = request.at_s - self.context.now()
                 if wait > 0:
                     await asyncio.sleep(wait)
                 elif index % 64 == 0:
@@ -169,7 +163,7 @@ class _Player:
                 tasks.add(asyncio.create_task(self._send(session, index, request)))
             left = None
             if self.drain_s is not None:
-                left = max(0.0, self.workload.duration_s + self.drain_s - self.now())
+                left = max(0.0, self.workload.duration_s + self.drain_s - self.context.now())
             if tasks:
                 await asyncio.wait(tasks, timeout=left)
         finally:
@@ -194,8 +188,8 @@ class _Player:
                 task.result()
 
     async def _send(self, session: aiohttp.ClientSession, index: int, request: Request) -> None:
-        exchange = Exchange(self.context, index, request, self.now())
-        self.progress.sent += 1
+        exchange = Exchange(self.context, index, request, self.context.now())
+        self.context.progress.sent += 1
         failure: str | None = None
         unfinished = False
         try:
@@ -211,17 +205,17 @@ class _Player:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             failure = f"not a response of this API: {type(error).__name__}: {error}"
         self.outcomes[index] = exchange.outcome(failure, unfinished)
-        self.progress.done += 1
-        self.progress.failed += failure is not None and not unfinished
+        self.context.progress.done += 1
+        self.context.progress.failed += failure is not None and not unfinished
         if unfinished:  # a user of a closed loop would continue with the next request
             raise asyncio.CancelledError
 
     async def _sample(self) -> None:
         while True:
-            self.progress.elapsed_s = self.now()
-            self.samples.append((self.progress.elapsed_s, self.progress.in_flight))
+            self.context.progress.elapsed_s = self.context.now()
+            self.samples.append((self.context.progress.elapsed_s, self.context.progress.in_flight))
             if self.watch is not None:
-                self.watch(self.progress)
+                self.watch(self.context.progress)
             await asyncio.sleep(_SAMPLE_S)
 
 

@@ -150,11 +150,6 @@ def test_the_expected_maximum_is_that_of_all_draws(values: list[int], batch: int
     assert found == pytest.approx(draws.max(axis=0).mean())
 
 
-def test_for_exponential_lengths_the_expected_maximum_is_the_harmonic_number() -> None:
-    lengths = -np.log(1 - (np.arange(200_000) + 0.5) / 200_000)
-    assert expected_max(lengths, 8) / lengths.mean() == pytest.approx(2.7179, rel=1e-3)
-
-
 def test_mser_cuts_a_transient_and_leaves_a_settled_series_alone() -> None:
     rng = np.random.default_rng(3)
     settled = rng.normal(10, 1, 400)

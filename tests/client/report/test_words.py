@@ -51,28 +51,15 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
         capacities=(Bracket("nobatch", None, 1.0), Bracket("dynamic", 1.0, 8.0)),
     )
     throughput, latency, capacity = sentences(found, POINTS, {})
-    assert throughput == (
-        "At its limit (load 8), dynamic batching delivered 2,190 output tokens a second, 6 times "
-        "[5.4, 6.7] those of one request at a time (load 2.7). Each counts at the load where it "
-        "delivered most."
-    )
+    assert "load 8), dynamic batching delivered 2,190 output tokens a second" in throughput
+    assert "6 times [5.4, 6.7] those of one request at a time (load 2.7)" in throughput
+    (row,) = (row.cells for row in limit_table(found).rows if row.cells[0] == "dynamic")
+    assert row[1:] == ("8", "2,190", "70", "8 s", "6.00 [5.40, 6.70]")
     assert "within 19 ms (10 requests) with dynamic batching and within 140 ms (10" in latency
     assert "no difference is certain" not in latency
-    assert capacity == (
-        "With TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90% of the requests, dynamic batching sustained "
-        "load 1 but not 8, the next one tried; one request at a time did not sustain even load 1."
-    )
-
-
-def test_a_limit_is_shown_with_its_load_and_with_what_it_rests_on() -> None:
-    found = headline(
-        limits=(limit("nobatch", 2.7, 365.0), limit("dynamic", 16.0, 2190.0)),
-        limit_ratios=(LimitRatio("dynamic", "nobatch", Interval(6.0, 5.4, 6.7)),),
-    )
-    lines = [" ".join(line.split()) for line in limit_table(found).as_text().splitlines()]
-    assert lines[0] == "at its limit load tok/s requests ended in / nobatch"
-    assert lines[1] == "nobatch 2.7 365 70 8 s -"
-    assert lines[2] == "dynamic 16 2,190 70 8 s 6.00 [5.40, 6.70]"
+    assert "TTFT ≤ 500 ms and TPOT ≤ 50 ms for 90%" in capacity
+    assert "dynamic batching sustained load 1 but not 8" in capacity
+    assert "one request at a time did not sustain even load 1" in capacity
 
 
 def test_the_wait_that_static_batching_chose_is_stated_beside_its_time() -> None:
@@ -101,10 +88,8 @@ def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_ab
     ratio = LimitRatio("dynamic:mine:Own", "dynamic", Interval(1.5, 1.4, 1.6))
     limits = (limit("dynamic", 8.0, 200.0), limit("dynamic:mine:Own", 8.0, 300.0))
     told = sentences(headline(limits=limits, limit_ratios=(ratio,)), points, {})[0]
-    assert told.startswith(
-        "At its limit (load 8), dynamic batching under mine:Own delivered 300 output tokens a "
-        "second, 1.5 times [1.4, 1.6] those of dynamic batching (load 8)."
-    )
+    assert "dynamic batching under mine:Own delivered 300 output tokens" in told
+    assert "1.5 times [1.4, 1.6] those of dynamic batching" in told
 
 
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
