@@ -43,7 +43,7 @@ from generate.modes import MODES
 from models.names import local_path
 from models.names import table as models_table
 from options import flag
-from scheduling.classes.predictor import Predictor
+from scheduling.classes.predictor import Predictor, StepTime
 from scheduling.contract import PolicyOptionError
 from scheduling.registry import IN_ORDER, options_of, with_deferred
 from seams import Policy
@@ -68,12 +68,12 @@ class StartError(Exception):
     """The server cannot be started with these options; the message says why."""
 
 
-def policy_of_mode(config: Config) -> Policy:
+def policy_of_mode(config: Config, predictor: StepTime) -> Policy:
     """Raises PolicyOptionError."""
     folder = os.environ.get(POLICY_FOLDER)
     if folder is not None and ":" in config.policy and folder not in sys.path:
         sys.path.append(folder)  # last, so that other files there shadow no module
-    return MODES[config.mode].policy(config)
+    return MODES[config.mode].policy(config, predictor)
 
 
 def make_intake(config: Config, manager: BatchingManager, stats: Stats) -> Intake[Any]:
@@ -120,7 +120,7 @@ def create_app(
     metrics = Metrics(stats)
     shared = partial(with_deferred, predictor=predictor, **options_of(with_deferred, config))
     manager = BatchingManager(
-        policy_of_mode(config),
+        policy_of_mode(config, predictor),
         Recorders(stats, metrics, predictor),
         max_batch_size=config.max_batch_size,
         max_waiting=config.max_waiting,
@@ -202,7 +202,7 @@ def main() -> None:
     # a custom policy is found in the folder where the command was typed
     os.environ.setdefault(POLICY_FOLDER, os.getcwd())
     try:
-        policy_of_mode(config)
+        policy_of_mode(config, Predictor())
         tokenizer = load_tokenizer(config.model, config.revision)
         load_chat_template(config.model, tokenizer, config.revision)
         _check_port(config)

@@ -22,7 +22,7 @@ from generate.modes import MODES, ModeName, make_ledger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import IterationRecord, Model, Policy, RequestRecord, Sampling
+from seams import IterationRecord, Model, Policy, Recorder, RequestRecord, Sampling
 
 GREEDY = Sampling(temperature=0)
 POLICY_OF: dict[ModeName, Callable[[], Policy]] = {
@@ -86,20 +86,26 @@ WORKS: dict[str, Callable[[int], list[Job]]] = {  # of a vocabulary size
 
 
 class Tally:
-    """A recorder that keeps what a benchmark needs of the records."""
+    """A recorder that keeps what a benchmark needs of the records, and passes them on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: Recorder) -> None:
+        self.others = others
         self.iterations: list[IterationRecord] = []
         self.requests: list[RequestRecord] = []
 
     def iteration(self, record: IterationRecord) -> None:
         self.iterations.append(record)
+        for other in self.others:
+            other.iteration(record)
 
     def request(self, record: RequestRecord) -> None:
         self.requests.append(record)
+        for other in self.others:
+            other.request(record)
 
     def busy(self, start_s: float, end_s: float) -> None:
-        pass
+        for other in self.others:
+            other.busy(start_s, end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +141,15 @@ def run_bare(
     lookahead: int = 0,
     ledger: Ledger | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    predictor: Recorder | None = None,
 ) -> BareRun:
     """Does the work in this thread with the mode's own loop; each request has its own seed.
 
     Iterations take real time, and time without work is skipped: a run lasts as long as its work,
-    and its latencies are those of a server. ``ledger`` keeps cached blocks from run to run.
+    and its latencies are those of a server. ``ledger`` keeps cached blocks from run to run, and
+    ``predictor``, that of the policy, what it has learnt.
     """
-    tally = Tally()
+    tally = Tally() if predictor is None else Tally(predictor)
     manager = BatchingManager(
         policy,
         tally,

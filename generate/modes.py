@@ -10,6 +10,7 @@ from typing import Any, Literal
 from engine.blocks import Ledger
 from generate import dynamic, nobatch, static
 from generate.rectangle import RectangleLedger
+from scheduling.classes.predictor import StepTime
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
 from scheduling.registry import make_policy
@@ -21,24 +22,25 @@ LayOut = Callable[[Sequence[Step]], Sequence[Step]]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`policy` is given the server's options, `ledger` what `make_ledger` is given."""
+    """`policy` is given the server's options and the step time, `ledger` what `make_ledger` is
+    given."""
 
-    policy: Callable[[Any], Policy]
+    policy: Callable[[Any, StepTime], Policy]
     lay_out: LayOut
     ledger: Callable[..., Ledger]
 
 
-def _nobatch_policy(_: Any) -> Policy:
+def _nobatch_policy(*_: Any) -> Policy:
     return NoBatch()
 
 
-def _static_policy(options: Any) -> Policy:
+def _static_policy(options: Any, _: StepTime) -> Policy:
     answers: Literal["own", "batch"] = "batch" if options.static_release == "batch" else "own"
     return Static(options.max_wait_ms / 1000, answers)
 
 
-def _dynamic_policy(options: Any) -> Policy:
-    return make_policy(options.policy, options)
+def _dynamic_policy(options: Any, predictor: StepTime) -> Policy:
+    return make_policy(options.policy, options, predictor)
 
 
 MODES: dict[ModeName, Mode] = {

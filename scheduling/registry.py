@@ -2,14 +2,15 @@
 ways in which deferred requests share the server.
 
 Your own policy is named `module:Class`. Parameters of its constructor that have the name of an
-option receive that option, and one named `options` all of them. `docs/write-a-policy.md` shows one.
+option receive that option, one named `options` all of them, and one named `predictor` the learnt
+step time. `docs/write-a-policy.md` shows one.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -37,22 +38,31 @@ IN_ORDER = frozenset({"orca", "tgi", "stall-free"})  # those that admit in order
 def options_of(make: Callable[..., Any], options: Any) -> dict[str, Any]:
     """The server's options that `make` takes: those that its parameters name."""
     names = {field.name for field in fields(options)}
-    parameters = inspect.signature(make).parameters
+    parameters = parameters_of(make)
     taken = {name: getattr(options, name) for name in parameters if name in names}
     return {**taken, "options": options} if "options" in parameters else taken
 
 
-def make_policy(name: str, options: Any) -> Policy:
+def parameters_of(make: Callable[..., Any]) -> Collection[str]:
+    return inspect.signature(make).parameters.keys()
+
+
+def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> Policy:
     """`options`: a dataclass, the server's. Raises PolicyOptionError."""
+
+    def made(make: Callable[..., Policy]) -> Policy:
+        learnt = {"predictor": predictor} if "predictor" in parameters_of(make) else {}
+        return make(**options_of(make, options), **learnt)
+
     if name in POLICIES:
-        return POLICIES[name](**options_of(POLICIES[name], options))
+        return made(POLICIES[name])
     allowed = f"allowed: {', '.join(POLICIES)}, or a policy of your own as module:Class"
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise PolicyOptionError(f"--policy is '{name}'; {allowed}")
     try:
         make = getattr(importlib.import_module(module_name), class_name)
-        policy: Policy = make(**options_of(make, options))
+        policy = made(make)
     except Exception as error:  # any error of the module is reported to its author
         reason = f"{type(error).__name__}: {error}"
         raise PolicyOptionError(

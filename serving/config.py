@@ -31,6 +31,16 @@ WATCH = Group("live page")
 PROCESS = Group("process")
 
 
+def _tokens_or_auto(text: str) -> int | Literal["auto"]:
+    """Raises ValueError."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither auto nor a whole number") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Config(Options):
     """The server's settings. Raises OptionError."""
@@ -145,8 +155,8 @@ class Config(Options):
     static_release: Literal["batch", "request"] = STATIC.option("batch")
     """when a response is sent: when its batch ends, or when its own request is complete"""
 
-    policy: str = DYNAMIC.option("orca")
-    """which requests run next: orca, tgi, stall-free, shortest-first, or your own policy as
+    policy: str = DYNAMIC.option("stall-free")
+    """which requests run next: stall-free, orca, tgi, shortest-first, or your own policy as
     MODULE:CLASS"""
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
     """reserve: a request is admitted when the KV memory can hold all tokens that it may generate,
@@ -165,8 +175,12 @@ class Config(Options):
     """running requests are interrupted when this many times as many are waiting"""
     max_waiting_tokens: int = TGI.option(20, least=1, most=2**31)
     """tokens that running requests generate before a waiting one may interrupt them"""
-    token_budget: int = STALL_FREE.option(512, least=2, most=2**31)
-    """most tokens in one iteration, decodes and prompt chunks together"""
+    token_budget: int | Literal["auto"] = STALL_FREE.option(
+        "auto", least=2, most=2**31, parse=_tokens_or_auto
+    )
+    """most tokens in one iteration, decodes and prompt chunks together: a number above
+    --max-batch-size, or auto (what takes 2.5 times as long as the decodes alone, learnt while the
+    server runs; until then 256 more than --max-batch-size)"""
     max_bypass: int = SHORTEST_FIRST.option(32, least=1, most=2**31)
     """how many later arrivals may overtake a request"""
 

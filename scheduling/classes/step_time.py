@@ -31,7 +31,7 @@ from seams import Advance, IterationRecord, Served
 ROUNDS = 3  # of fitting, each without the outliers of the previous one
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal
 LEAST_OUTLIER = 0.01  # of the duration: if most fit exactly, the median error is close to 0
-SEEN_OFTEN = 8  # iterations needed to learn the slope of a segment
+SEEN_OFTEN = 8  # iterations needed in a segment to learn its slope
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens at which the curve may bend
 FEATURES = len(KNOTS) + 6
 
@@ -84,9 +84,10 @@ class Work(NamedTuple):
             self.deferred or other.deferred,
         )
 
-    def plus(self, step: Advance) -> Work:
+    def plus(self, step: Advance, cached: int = 0) -> Work:
+        """`cached`: tokens of a waiting request that it need not compute."""
         request, n = step.request, step.num_tokens
-        start = request.computed
+        start = request.computed + cached
         return Work(
             self.num_tokens + n,
             self.num_rows + 1,
@@ -138,7 +139,15 @@ def features(record: IterationRecord) -> list[float]:
 def fit(features: Floats, durations_s: Floats, most_planning_s: float = math.inf) -> Curve:
     """`features` [n, FEATURES], `durations_s` [n]. `most_planning_s`: the most that
     planning for deferred requests may take."""
-    scaled = features / durations_s[:, None]  # relative errors
+    tokens, others = features[:, 1 : len(KNOTS) + 1], features[:, len(KNOTS) + 1 :]
+    sizes = np.searchsorted(KNOTS, tokens.sum(axis=1), "right") - 1
+    seen = np.bincount(sizes, minlength=len(KNOTS))
+    often = seen >= SEEN_OFTEN
+    # segments that few iterations ended in have the slope of the next one that many did
+    pieces = np.cumsum(often) - often
+    merged = np.eye(len(KNOTS))[pieces]
+    columns = np.hstack([features[:, :1], tokens @ merged, others])
+    scaled = columns / durations_s[:, None]  # relative errors
     scale = np.maximum(scaled.max(axis=0), 1e-300)
     scaled = scaled / scale
     good = np.ones(len(scaled), bool)
@@ -149,11 +158,10 @@ def fit(features: Floats, durations_s: Floats, most_planning_s: float = math.inf
     residuals_s = (1 - scaled[good] @ x) * durations_s[good]
     spread = float(((durations_s[good] - durations_s[good].mean()) ** 2).sum())
     x = x / scale
-    constant, slopes = float(x[0]), x[1 : len(KNOTS) + 1].tolist()
-    seen = (features[good, 1 : len(KNOTS) + 1] > 0).sum(axis=0)
+    constant, slopes = float(x[0]), x[1 + pieces].tolist()
     offsets = [constant]
     for i, (start, end) in enumerate(pairwise((*KNOTS, 2 * KNOTS[-1]))):
-        if seen[i] < SEEN_OFTEN:  # as on average up to here
+        if not often[i:].any():  # as on average up to here
             slopes[i] = (offsets[-1] - constant) / max(start, 1)
         offsets.append(offsets[-1] + slopes[i] * (end - start))
     r2 = 1 - float((residuals_s**2).sum()) / spread if spread else 0.0

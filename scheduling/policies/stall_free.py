@@ -5,53 +5,151 @@ section 4.3 and algorithm 3. Every iteration advances every decode by its token.
 prompts continue, then new ones begin in order of arrival, each with as many tokens as the budget
 still allows. A long prompt takes several iterations and stalls no other request.
 
-Bounds. Waiting: no request is overtaken, and a budget above the batch limit leaves tokens for
-prompts in every iteration. Decoding: every iteration advances every decode, so between two of a
-request's tokens lie fewer than `token_budget` tokens of prefill.
+The paper sets the budget once, from an objective and a profile. Here it is `auto`: as many tokens
+as the iteration may hold to take `MOST_STALL` times as long as its decodes alone, by the learnt
+step time. Its attention counts, so chunks shrink as a prompt's past grows. Sizes that were never
+seen are not trusted: the budget grows with `StepTime.reach_tokens`. While there is nothing to go
+by, it is the batch limit + `PROMPT_TOKENS`.
+
+Bounds. Waiting: no request is overtaken, and every iteration has tokens for prompts: a budget above
+the batch limit leaves some, and `auto` at least `LEAST_PROMPT_TOKENS`. Decoding: every iteration
+advances every decode, so between two of a request's tokens lie fewer than `token_budget` tokens of
+prefill, or one iteration of the predicted duration.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
+from scheduling.classes.predictor import StepTime
+from scheduling.classes.step_time import Work
 from scheduling.contract import PolicyOptionError
 from scheduling.fitting import fitting
 from seams import Advance, Plan, Request, View
 
+MOST_STALL = 2.5  # times the decodes alone: noise then leaves p99 ITL below 3 times the undisturbed
+PROMPT_TOKENS = 256  # of an iteration, until there are predictions, or if nobody decodes
+LEAST_PROMPT_TOKENS = 16  # of an iteration, however long they take
+NO_WORK = Work()
+LEAST_GAIN = 0.05  # of the time per token, for which a chunk is doubled if nobody decodes
+
 
 class StallFree:
     """`token_budget`: tokens of an iteration. Decodes are never left out for it, so it must be
-    above the batch limit if that is given; if not, prompts may wait until decodes have ended."""
+    above the batch limit if that is given; if not, prompts may wait until decodes have ended.
+    `predictor`: the step time for `auto`; without one, nothing is ever learnt."""
 
     answers: Literal["own", "batch"] = "own"
 
-    def __init__(self, token_budget: int = 512, max_batch_size: int = 0) -> None:
+    def __init__(
+        self,
+        token_budget: int | Literal["auto"] = "auto",
+        max_batch_size: int = 0,
+        predictor: StepTime | None = None,
+    ) -> None:
         """Raises PolicyOptionError."""
-        if token_budget <= max_batch_size:
+        if token_budget != "auto" and token_budget <= max_batch_size:
             raise PolicyOptionError(
-                f"--token-budget is {token_budget}; allowed with --policy stall-free: more than "
-                f"--max-batch-size ({max_batch_size}), or decodes leave no tokens for prompts"
+                f"--token-budget is {token_budget}; allowed with --policy stall-free: auto, or "
+                f"more than --max-batch-size ({max_batch_size}), or decodes leave no tokens for "
+                "prompts"
             )
         self.token_budget = token_budget
+        self.predictor = predictor
 
     def plan(self, view: View) -> Plan:
         decoding = [request for request in view.resident if _left(request) == 1]
         begun = [request for request in view.resident if _left(request) > 1]
         advance = [Advance(request, 1) for request in decoding]
-        budget = self.token_budget - len(decoding)
-        for request in (*begun, *fitting(view, view.waiting)):
-            if budget <= 0:
-                break
-            cached = 0 if request.resident else view.memory.hit_tokens(request)
-            advance.append(Advance(request, min(_left(request) - cached, budget)))
-            budget -= advance[-1].num_tokens
+        if prompts := (*begun, *fitting(view, view.waiting)):
+            room = self._room(view, decoding)
+            for request in prompts:
+                cached = 0 if request.resident else view.memory.hit_tokens(request)
+                if not (tokens := room.take(request, cached)):
+                    break
+                advance.append(Advance(request, tokens))
         return Plan(advance)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return [request for request in resident if request.done]
 
+    def _room(self, view: View, decoding: Sequence[Request]) -> _Room:
+        """What the decodes leave to prompts."""
+        n, predictor = len(decoding), self.predictor
+        if self.token_budget != "auto":
+            return _Room(self.token_budget - n)
+        unlearnt = view.max_batch_size + PROMPT_TOKENS
+        if predictor is None:
+            return _Room(unlearnt - n)
+        if not decoding:
+            return _Room(_efficient_tokens(predictor, unlearnt))
+        context = sum([request.computed for request in decoding]) + n
+        decodes = Work(n, n, n, context, context)
+        if (alone_s := predictor.seconds(decodes)) is None:
+            return _Room(unlearnt - n)
+        most_tokens = max(predictor.reach_tokens, unlearnt)  # reach: now that it has learnt
+        return _Room(most_tokens - n, predictor, decodes, MOST_STALL * alone_s)
+
+
+class _Room:
+    """The tokens and the predicted time that are left for prompts in an iteration."""
+
+    def __init__(
+        self,
+        tokens: int,
+        predictor: StepTime | None = None,
+        work: Work = NO_WORK,
+        most_s: float = math.inf,
+    ) -> None:
+        """`work`: what the iteration holds. `most_s`: its longest duration."""
+        self._tokens = tokens
+        self._predictor = predictor
+        self._work = work
+        self._most_s = most_s
+        self._taken = 0
+
+    def take(self, request: Request, cached: int) -> int:
+        """Tokens of its prompt that this request computes, 0 if there is no room. `cached`: those
+        that it need not compute."""
+        most = min(_left(request) - cached, self._tokens)
+        if most <= 0:
+            return 0
+        tokens = most
+        if not self._fits(request, cached, most):
+            sizes = range(1, most)
+            fit = bisect_left(sizes, True, key=lambda n: not self._fits(request, cached, n))
+            tokens = min(most, max(fit, LEAST_PROMPT_TOKENS - self._taken))
+            self._tokens = tokens  # no other prompt joins
+        self._tokens -= tokens
+        self._taken += tokens
+        if self._predictor is not None:
+            self._work = self._work.plus(Advance(request, tokens), cached)
+        return tokens
+
+    def _fits(self, request: Request, cached: int, tokens: int) -> bool:
+        if self._predictor is None:
+            return True
+        more = self._work.plus(Advance(request, tokens), cached)
+        return (self._predictor.seconds(more) or 0.0) <= self._most_s
+
 
 def _left(request: Request) -> int:
     """Tokens to compute before the next one can be drawn: 1 in decode."""
     return request.known - request.computed
+
+
+def _efficient_tokens(predictor: StepTime, least: int) -> int:
+    """Tokens of an iteration of prompts alone: doubled while that saves time per token."""
+
+    def token_s(tokens: int) -> float:
+        return (predictor.seconds(Work(tokens, 1, 1)) or 0.0) / tokens
+
+    tokens, now_s = least, token_s(least)
+    while 2 * tokens <= predictor.reach_tokens and now_s > 0:
+        if (next_s := token_s(2 * tokens)) > (1 - LEAST_GAIN) * now_s:
+            break
+        tokens, now_s = 2 * tokens, next_s
+    return tokens

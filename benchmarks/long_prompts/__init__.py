@@ -1,0 +1,1 @@
+"""Long prompts that arrive beside running decodes."""
