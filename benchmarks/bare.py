@@ -25,6 +25,7 @@ from scheduling.policies.static import Static
 from seams import IterationRecord, Model, Policy, Recorder, RequestRecord, Sampling
 
 GREEDY = Sampling(temperature=0)
+# the server's default, stall-free, plans by the times that it measures
 POLICY_OF: dict[ModeName, Callable[[], Policy]] = {
     "nobatch": NoBatch,
     "static": lambda: Static(max_wait_s=0.0),

@@ -25,9 +25,9 @@ from scheduling.policies.tgi import TGI
 from seams import Policy
 
 POLICIES: dict[str, Callable[..., Policy]] = {
+    "stall-free": StallFree,  # the default
     "orca": Orca,
     "tgi": TGI,
-    "stall-free": StallFree,
     "shortest-first": ShortestFirst,
 }
 

@@ -29,11 +29,12 @@ def free_port() -> int:
 
 @contextmanager
 def server(model: str, dtype: str, limit: int, *options: str) -> Iterator[str]:
-    """`./server.sh dynamic` on a free port; its URL."""
+    """`./server.sh dynamic --policy orca`, as the bare loop, on a free port; its URL."""
     port = free_port()
     command = [
         str(ROOT / "server.sh"), "dynamic", "--port", str(port), "--model", model,
         "--dtype", dtype, "--max-batch-size", str(limit), "--prefix-caching", "false",
+        "--policy", "orca",
         *options,
     ]  # fmt: skip
     # the user's environment must not change the measured server

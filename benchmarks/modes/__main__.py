@@ -4,7 +4,7 @@
     python -m benchmarks.modes --http                # also through the server, 64 streams
     python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
 
-One process, the same weights and the same work (see benchmarks/bare.py), in turns over three
+Dynamic runs under two policies: `orca`, and `stall-free`, the default of the server. One process, the same weights and the same work (see benchmarks/bare.py), in turns over three
 rounds. The ratios, each taken within a round, are the result; absolute figures depend on the
 machine. Slow methods run a stated part of the work: the first requests, complete.
 """
@@ -33,6 +33,7 @@ from generate.modes import ModeName
 from model import DTYPES, LoadOptions, load_model
 from models.gpt2 import GPT
 from models.weights.checkpoint import load_network, save_checkpoint
+from scheduling.classes.predictor import Predictor
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
@@ -44,9 +45,9 @@ OVER_HTTP, BARE_TEXTS = "dynamic over HTTP, texts", "dynamic, bare, texts"
 TRANSFORMERS_REQUESTS = 4
 # on average a token takes the original's method 102 positions in the whole work, 93 in these
 ORIGINAL_REQUESTS = 4
-POLICIES: dict[str, Callable[[], Policy]] = {
+STALL_FREE = "dynamic, stall-free"
+POLICIES: dict[str, Callable[[], Policy]] = {  # `dynamic` alone is orca
     "dynamic, tgi": TGI,
-    "dynamic, stall-free": StallFree,
     "dynamic, shortest-first": ShortestFirst,
 }
 
@@ -76,7 +77,13 @@ def measure_mode(
     if work is None:
         work = offline_work(model.vocab_size)[: NOBATCH_REQUESTS if mode == "nobatch" else None]
     model.warm_up()
-    run = run_bare(model, POLICIES.get(method, POLICY_OF[mode])(), mode, work, limit)
+    if method == STALL_FREE:  # with the step time that it learns in a first run
+        predictor = Predictor()
+        policy: Policy = StallFree(predictor=predictor)
+        run_bare(model, policy, mode, work, limit, predictor=predictor)
+        run = run_bare(model, policy, mode, work, limit, predictor=predictor)
+    else:
+        run = run_bare(model, POLICIES.get(method, POLICY_OF[mode])(), mode, work, limit)
     return Result(dtype, method, limit, len(work), run.tokens, run.seconds)
 
 
@@ -129,11 +136,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limits", nargs="+", type=int, default=[32, 64], help="batch limits")
     parser.add_argument("--http", action="store_true", help="also 64 streams through the server")
-    parser.add_argument("--policies", action="store_true", help="also dynamic's other policies")
+    parser.add_argument("--policies", action="store_true", help="also tgi and shortest-first")
     parser.add_argument("--without-peers", action="store_true", help="our modes only")
     args = parser.parse_args(argv)
 
-    batching = ["static", "dynamic", *(POLICIES if args.policies else ())]
+    batching = ["static", "dynamic", STALL_FREE, *(POLICIES if args.policies else ())]
     results: list[Result] = []
     with ExitStack() as scratch:
         for dtype in args.dtypes:
@@ -189,8 +196,10 @@ def ratios(results: Sequence[Result]) -> dict[str, dict[str, Ratio]]:
             at: [r.tokens_per_s for r in rounds] for at, rounds in by_method(results, dtype).items()
         }
         pairs = [(("dynamic", n), ("static", n)) for n in (32, 64)]
+        pairs += [((STALL_FREE, n), ("static", n)) for n in (32, 64)]
         pairs += [(("dynamic", n), ("nobatch", 1)) for n in (32, 64)]
-        pairs += [((policy, n), ("dynamic", n)) for policy in POLICIES for n in (32, 64)]
+        policies = [STALL_FREE, *POLICIES]
+        pairs += [((policy, n), ("dynamic", n)) for policy in policies for n in (32, 64)]
         pairs += [
             (("dynamic", 64), ("the original's method", ORIGINAL_REQUESTS)),
             (("nobatch", 1), ("transformers, one by one", 1)),

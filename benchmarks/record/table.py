@@ -112,7 +112,7 @@ TABLE: tuple[Recording, ...] = (
         "summary.json", COMPARE, drops=("requests.csv", "tokens.csv"),
     ),
     _bench(
-        "modes", 11, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
+        "modes", 13, "modes --http --dtypes bfloat16", _MODES, "modes.json", LOOP, "development",
     ),
     _peers("bfloat16", 7, "--dtypes bfloat16"),
     _peers("float32", 10, "--dtypes float32"),
@@ -131,6 +131,10 @@ TABLE: tuple[Recording, ...] = (
     _bench(
         "streams-embedded", 1, "http --streams 512 --model embedded", _HTTP,
         "streams-embedded.json", SERVER,
+    ),
+    _bench(
+        "long-prompts", 2, "long_prompts --curve docs/img/long-prompts.png",
+        "results/reference-long-prompts", "long-prompts.json", LOOP, "development",
     ),
     _rare(_bench("deferred", 20, "deferred", _DEFERRED, "deferred.json", LOOP)),
     _rare(_bench(

@@ -228,11 +228,13 @@ def handled(stats: dict[str, Any] | None) -> int | None:
 
 
 def described(stats: dict[str, Any] | None) -> str | None:
-    """The server's description of itself: mode, model with its note, hardware."""
+    """The server's description of itself: mode, policy, model with its note, hardware."""
     if not stats:
         return None
     model, machine = (_dict(stats, key) for key in ("model", "machine"))
     parts = [f"mode {stats['mode']}"] if "mode" in stats else []
+    if (policy := stats.get("policy")) not in (None, stats.get("mode")):
+        parts.append(f"policy {policy}")
     caches = _dict(stats, "options").get("prefix_caching")
     if stats.get("mode") == "dynamic" and caches is not None:
         parts.append(f"prefix caching {'on' if caches else 'off'}")

@@ -140,11 +140,11 @@ def fit(features: Floats, durations_s: Floats, most_planning_s: float = math.inf
     """`features` [n, FEATURES], `durations_s` [n]. `most_planning_s`: the most that
     planning for deferred requests may take."""
     tokens, others = features[:, 1 : len(KNOTS) + 1], features[:, len(KNOTS) + 1 :]
-    sizes = np.searchsorted(KNOTS, tokens.sum(axis=1), "right") - 1
+    sizes = np.searchsorted(KNOTS, tokens.sum(axis=1)) - 1  # a knot ends its segment
     seen = np.bincount(sizes, minlength=len(KNOTS))
     often = seen >= SEEN_OFTEN
     # segments that few iterations ended in have the slope of the next one that many did
-    pieces = np.cumsum(often) - often
+    pieces: npt.NDArray[np.int64] = np.cumsum(often) - often
     merged = np.eye(len(KNOTS))[pieces]
     columns = np.hstack([features[:, :1], tokens @ merged, others])
     scaled = columns / durations_s[:, None]  # relative errors

@@ -37,9 +37,13 @@ def test_a_request_that_takes_too_long_is_answered_with_504(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--policy", "fifo"], "allowed: orca, tgi, stall-free, shortest-first"),
+        (["--policy", "fifo"], "allowed: stall-free, orca, tgi, shortest-first"),
         (["--policy", "nowhere:Mine"], "No module named 'nowhere'"),
-        (["--policy", "stall-free", "--token-budget", "8"], "more than --max-batch-size (32)"),
+        (
+            ["--policy", "stall-free", "--token-budget", "8"],
+            "auto, or more than --max-batch-size (32)",
+        ),
+        (["--token-budget", "some"], "'some' is neither auto nor a whole number"),
         (["--kv-memory", "much"], "2GiB, 500MB, 30000tokens"),
         (["--waiting-served-ratio", "-1"], "0 to 1000"),
         (["--admission", "hopeful"], "reserve, optimistic"),

@@ -137,7 +137,7 @@ def test_a_reset_starts_a_new_window(server: Server) -> None:
 
 def test_stats_say_what_runs_and_where(server: Server) -> None:
     stats = server.stats()
-    assert (stats["mode"], stats["policy"]) == ("dynamic", "orca")
+    assert (stats["mode"], stats["policy"]) == ("dynamic", "stall-free")
     assert stats["model"]["note"].startswith("next token = hash")
     assert stats["machine"].keys() == {"cpu", "cores", "memory_gib", "gpu", "torch", "python"}
     assert stats["options"] == json.loads(json.dumps(server.config.as_dict()))

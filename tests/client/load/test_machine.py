@@ -35,11 +35,13 @@ def test_without_a_driver_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_server_is_described_in_its_own_words() -> None:
     stats = {
         "mode": "dynamic",
+        "policy": "orca",
         "model": {"name": "random:gpt2", "dtype": "bfloat16", "note": "random weights"},
         "machine": {"gpu": "NVIDIA H200", "cpu": "Xeon", "cores": 16},
     }
     assert described(stats) == (
-        "mode dynamic, model random:gpt2, bfloat16, random weights, on NVIDIA H200, Xeon, 16 cores"
+        "mode dynamic, policy orca, model random:gpt2, bfloat16, random weights, on NVIDIA H200, "
+        "Xeon, 16 cores"
     )
     assert note_of(stats) == "Model random:gpt2: random weights"
 

@@ -17,7 +17,7 @@ from scheduling.classes.predictor import (
     TTFTS_KEPT,
     Predictor,
 )
-from scheduling.classes.step_time import FEATURES, Work, features, fit, nnls
+from scheduling.classes.step_time import FEATURES, SEEN_OFTEN, Work, features, fit, nnls
 from seams import Advance, IterationRecord, RequestRecord
 from tests.scheduling.shown import Shown
 
@@ -218,6 +218,16 @@ def test_a_curve_is_the_same_for_one_iteration_and_for_many() -> None:
     assert matrix.shape == (200, FEATURES)
     curve = fit(matrix, np.array([law_s(work) for work in works]))
     assert [curve.seconds(work) for work in works] == pytest.approx(curve.all_seconds(matrix))
+
+
+def test_sizes_that_no_iteration_had_lie_between_those_that_many_had() -> None:
+    """Otherwise one segment has the whole difference, and the sizes below it look free."""
+    works = [Work(tokens, 4, 4, 100, 100) for tokens in (4, 16, 300)] * (2 * SEEN_OFTEN)
+    matrix = np.array([features(record(work, 1.0)) for work in works])
+    curve = fit(matrix, np.array([0.01 + 0.001 * work.num_tokens for work in works]))
+    for tokens in (4, 9, 16, 40, 100, 200, 300, 500):
+        foretold_s = curve.seconds(Work(tokens, 4, 4, 100, 100))
+        assert foretold_s == pytest.approx(0.01 + 0.001 * tokens, rel=0.05)
 
 
 def test_iterations_of_which_nothing_can_be_learnt_leave_the_step_time_unknown(

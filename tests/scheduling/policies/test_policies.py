@@ -28,6 +28,7 @@ POLICIES: list[Policy] = [
     Static(2.0, "own"),
     TGI(max_batch_prefill_tokens=40, max_batch_total_tokens=150),
     StallFree(token_budget=12),
+    StallFree(),
     ShortestFirst(max_bypass=3),
 ]
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)

@@ -1,0 +1,181 @@
+"""The token budget that stall-free takes from the step time: how long an iteration with prompts may
+take, and how it learns that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.classes.predictor import Load, Predictor
+from scheduling.classes.step_time import Work
+from scheduling.policies.stall_free import (
+    LEAST_PROMPT_TOKENS,
+    MOST_STALL,
+    PROMPT_TOKENS,
+    StallFree,
+)
+from scheduling.registry import make_policy
+from seams import Advance, View
+from serving.config import Config
+from tests.batching.virtual import MODES, TICK_S, World, check_closed
+from tests.scheduling.shown import Shown, view
+
+NO_LOAD = Load()
+
+
+@dataclass(slots=True)
+class Law:
+    """A step time that is known."""
+
+    constant_s: float = 0.010
+    token_s: float = 0.001
+    pair_s: float = 0.0
+    reach_tokens: int = 1 << 30
+    known: bool = True
+    margin: float = 0.0
+    ttft_s: float | None = None
+    load: Load = NO_LOAD
+
+    def seconds(self, work: Work) -> float | None:
+        taken_s = self.token_s * work.num_tokens + self.pair_s * work.attended
+        return self.constant_s + taken_s if self.known else None
+
+
+def decoding(count: int) -> list[Shown]:
+    return [Shown(id, generated=2, computed=5) for id in range(count)]
+
+
+def prompt_of(shown: View, law: Law) -> int:
+    """Tokens that the one prompt of a view computes."""
+    plan = StallFree(predictor=law).plan(shown)
+    return sum(step.num_tokens for step in plan.advance if step.request.generated == 0)
+
+
+def long(past: int = 0) -> Shown:
+    return Shown(100, prompt_tokens=8000, computed=past)
+
+
+@pytest.mark.parametrize("law", [None, Law(known=False)], ids=["no predictor", "nothing learnt"])
+@pytest.mark.parametrize("decodes", [0, 5])
+def test_before_anything_is_learnt_an_iteration_holds_the_batch_limit_and_some_tokens(
+    law: Law | None, decodes: int
+) -> None:
+    shown = view([long()], decoding(decodes), limit=9, budget=9000)
+    plan = StallFree(predictor=law).plan(shown)
+    assert sum(step.num_tokens for step in plan.advance) == 9 + PROMPT_TOKENS
+
+
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    begun=st.integers(0, 4000),
+    decodes=st.integers(1, 6),
+    law=st.builds(
+        Law,
+        constant_s=st.floats(0.001, 0.1),
+        token_s=st.floats(0.0, 0.01),
+        pair_s=st.floats(0.0, 1e-5),
+        reach_tokens=st.integers(0, 600),
+    ),
+)
+def test_prompts_fill_the_time_that_decodes_may_be_stalled_for(
+    lengths: Sequence[int], begun: int, decodes: int, law: Law
+) -> None:
+    waiting = [Shown(200 + n, prompt_tokens=length) for n, length in enumerate(lengths)]
+    residents = [*decoding(decodes), long(begun)] if begun else decoding(decodes)
+    shown = view(waiting, residents, limit=12, budget=20_000)
+    plan = StallFree(predictor=law).plan(shown)
+    alone_s = law.seconds(Work.of(plan.advance[:decodes])) or 0.0
+    assert [step.num_tokens for step in plan.advance[:decodes]] == [1] * decodes
+    prompts = plan.advance[decodes:]
+    total = sum(step.num_tokens for step in plan.advance)
+    taken_s = law.seconds(Work.of(plan.advance)) or 0.0
+    most_tokens = max(law.reach_tokens, 12 + PROMPT_TOKENS)
+    assert total <= most_tokens
+    assert total - decodes <= LEAST_PROMPT_TOKENS or taken_s <= MOST_STALL * alone_s
+    wanted = ([long(begun)] if begun else []) + waiting
+    assert [step.request for step in prompts] == wanted[: len(prompts)]
+    last, left = prompts[-1], prompts[-1].request.known - prompts[-1].request.computed
+    if last.num_tokens < left and total < most_tokens:
+        one_more = Advance(last.request, last.num_tokens + 1)
+        longer_s = law.seconds(Work.of([*plan.advance[:-1], one_more])) or 0.0
+        assert longer_s > MOST_STALL * alone_s
+        assert total - decodes >= LEAST_PROMPT_TOKENS
+
+
+def test_chunks_shrink_as_the_past_of_a_prompt_grows_but_not_to_nothing() -> None:
+    law = Law(pair_s=1e-6)
+    chunks = [
+        prompt_of(view([], [*decoding(20), long(past)], limit=32, budget=9000), law)
+        for past in (1, 1000, 4000, 7000)
+    ]
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[0] > 1.8 * chunks[1] > 1.8 * chunks[3]
+    costly = replace(law, pair_s=1e-3)
+    assert prompt_of(view([], [*decoding(20), long(7000)], limit=32), costly) == LEAST_PROMPT_TOKENS
+
+
+def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
+    shown = view([long()], decoding(20), limit=32, budget=9000)
+
+    class Cached:
+        num_blocks, used, cached = 9000, 0, 0
+        fit, freed, trial = shown.memory.fit, shown.memory.freed, shown.memory.trial
+
+        def hit_tokens(self, _: object) -> int:
+            return 4000
+
+    law = Law(pair_s=1e-6)
+    resumed = prompt_of(view([], [*decoding(20), long(4000)], limit=32, budget=9000), law)
+    assert prompt_of(replace(shown, memory=Cached()), law) == resumed
+
+
+@pytest.mark.parametrize(
+    ("law", "tokens"),
+    [
+        (Law(constant_s=0.0), 288),  # twice the tokens save nothing
+        (Law(constant_s=1.0, token_s=0.0, reach_tokens=3000), 2304),  # more were never seen
+        (Law(constant_s=1.0, token_s=0.001), 9216),  # a token takes 1.108 ms, then 1.054 ms
+    ],
+)
+def test_where_nobody_decodes_a_chunk_is_as_large_as_is_efficient(law: Law, tokens: int) -> None:
+    shown = view([Shown(1, prompt_tokens=20_000)], limit=32, budget=30_000)
+    assert prompt_of(shown, law) == tokens
+
+
+def test_the_server_gives_its_step_time_to_the_policy() -> None:
+    predictor = Predictor()
+    policy = make_policy("stall-free", Config(mode="dynamic"), predictor)
+    assert isinstance(policy, StallFree)
+    assert (policy.token_budget, policy.predictor) == ("auto", predictor)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_decodes_are_not_stalled_by_long_prompts_once_the_step_time_is_learnt(
+    lookahead: int,
+) -> None:
+    """In virtual time, where an iteration takes what its rows and tokens say."""
+    predictor = Predictor()
+    world = World(
+        replace(MODES[3], policy=lambda _: StallFree(predictor=predictor)),
+        max_batch_size=24, context=1024, budget=30_000, lookahead=lookahead, also=predictor,
+    )  # fmt: skip
+
+    def burst(at_s: float) -> list[tuple[float, object]]:
+        others = [partial(world.submit, [n % 12] * 8, 900) for n in range(8)]
+        prompts = [partial(world.submit, [n % 12] * 700, 4) for n in range(16)]
+        return [(at_s, one) for one in others] + [(at_s + 100 * TICK_S, one) for one in prompts]
+
+    world.run([*burst(0.0), *burst(8.0)])  # type: ignore[list-item]
+    check_closed(world)
+    ends_s = [(r.start_s, r.start_s + r.duration_s) for r in world.books.iterations]
+    learnt = [(a, b) for a, b in ends_s if a > 8.0]
+    itl_s = [later - earlier for (_, earlier), (_, later) in pairwise(learnt)]
+    undisturbed_s = sorted(itl_s)[len(itl_s) // 2]
+    assert max(itl_s) <= 3 * undisturbed_s
+    assert max(record.num_tokens for record in world.books.iterations) > 2 * 24 + PROMPT_TOKENS
