@@ -179,7 +179,7 @@ class Config(Options):
         "auto", least=2, most=2**31, parse=_tokens_or_auto
     )
     """most tokens in one iteration, decodes and prompt chunks together: a number above
-    --max-batch-size, or auto (what takes 2.5 times as long as the decodes alone, learnt while the
+    --max-batch-size, or auto (what takes 2.25 times as long as the decodes alone, learnt while the
     server runs; until then 256 more than --max-batch-size)"""
     max_bypass: int = SHORTEST_FIRST.option(32, least=1, most=2**31)
     """how many later arrivals may overtake a request"""

@@ -4,9 +4,10 @@
     python -m benchmarks.modes --http                # also through the server, 64 streams
     python -m benchmarks.modes --model random:gpt2 --dtypes bfloat16
 
-Dynamic runs under two policies: `orca`, and `stall-free`, the default of the server. One process, the same weights and the same work (see benchmarks/bare.py), in turns over three
-rounds. The ratios, each taken within a round, are the result; absolute figures depend on the
-machine. Slow methods run a stated part of the work: the first requests, complete.
+Dynamic runs under two policies: `orca`, and `stall-free`, the default of the server. One process,
+the same weights and the same work (see benchmarks/bare.py), in turns over three rounds. The ratios,
+each taken within a round, are the result; absolute figures depend on the machine. Slow methods run
+a stated part of the work: the first requests, complete.
 """
 
 from __future__ import annotations
