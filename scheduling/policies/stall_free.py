@@ -30,7 +30,7 @@ from scheduling.contract import PolicyOptionError
 from scheduling.fitting import fitting
 from seams import Advance, Plan, Request, View
 
-MOST_STALL = 2.25  # times the decodes alone: noise then leaves p99 ITL below 3 times the undisturbed
+MOST_STALL = 2.25  # times the decodes alone; noise then leaves p99 ITL below 3 times as long
 PROMPT_TOKENS = 256  # of an iteration, until there are predictions, or if nobody decodes
 LEAST_PROMPT_TOKENS = 16  # of an iteration, however long they take
 NO_WORK = Work()
