@@ -138,7 +138,7 @@ class Predictor:
 
     def foretell(self, work: Work) -> float | None:
         """As `seconds`, but changes nothing: from any thread."""
-        curve = self._fitted()
+        curve = self._fitted() or self._curve
         return None if curve is None else curve.seconds(work)
 
     def _refit(self) -> None:
@@ -148,7 +148,7 @@ class Predictor:
             errors = np.array([step_s for _, step_s in self._newest]) / foretold_s - 1
             drift = float(np.median(errors))  # not a stall
             self.margin = max(0.0, drift) if math.isfinite(drift) else 0.0
-        self._curve = self._fitted()
+        self._curve = self._fitted() or self._curve
         largest = round(max(sum(row[1 : 1 + len(KNOTS)]) for row, _ in self._newest))
         self.reach_tokens = max(self.reach_tokens, TRUSTED_BEYOND * largest)
 

@@ -121,6 +121,16 @@ def test_without_enough_iterations_or_a_fit_nothing_is_foretold() -> None:
     assert taught(REFIT_EVERY).seconds(Work(1, 1, 1, 1, 1)) is not None
 
 
+def test_what_was_learnt_stays_while_newer_iterations_fit_no_curve() -> None:
+    predictor, work = taught(REFIT_EVERY), Work(30, 30, 30, 900, 900)
+    learnt_s = predictor.seconds(work)
+    rng = random.Random(3)
+    for _ in range(20 * KEPT):
+        predictor.iteration(record(random_work(rng), rng.uniform(0.001, 10.0)))
+    assert learnt_s is not None
+    assert predictor.seconds(work) == predictor.foretell(work) == learnt_s
+
+
 @pytest.mark.parametrize(("noise", "stalls", "off"), [(0.0, 0.0, 0.02), (0.1, 0.1, 0.1)])
 def test_a_curve_with_a_floor_is_learnt_in_spite_of_noise_and_stalls(
     noise: float, stalls: float, off: float
