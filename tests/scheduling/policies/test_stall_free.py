@@ -3,7 +3,7 @@ take, and how it learns that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -166,12 +166,14 @@ def test_decodes_are_not_stalled_by_long_prompts_once_the_step_time_is_learnt(
         max_batch_size=24, context=1024, budget=30_000, lookahead=lookahead, also=predictor,
     )  # fmt: skip
 
-    def burst(at_s: float) -> list[tuple[float, object]]:
-        others = [partial(world.submit, [n % 12] * 8, 900) for n in range(8)]
+    def burst(at_s: float) -> list[tuple[float, Callable[[], object]]]:
+        others: list[Callable[[], object]] = [
+            partial(world.submit, [n % 12] * 8, 900) for n in range(8)
+        ]
         prompts = [partial(world.submit, [n % 12] * 700, 4) for n in range(16)]
         return [(at_s, one) for one in others] + [(at_s + 100 * TICK_S, one) for one in prompts]
 
-    world.run([*burst(0.0), *burst(8.0)])  # type: ignore[list-item]
+    world.run([*burst(0.0), *burst(8.0)])
     check_closed(world)
     ends_s = [(r.start_s, r.start_s + r.duration_s) for r in world.books.iterations]
     learnt = [(a, b) for a, b in ends_s if a > 8.0]
