@@ -48,7 +48,8 @@ def parameters_of(make: Callable[..., Any]) -> Collection[str]:
 
 
 def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> Policy:
-    """`options`: a dataclass, the server's. Raises PolicyOptionError."""
+    """`options`: a dataclass, the server's. `predictor`: its step time; None: nothing is learnt.
+    Raises PolicyOptionError."""
 
     def made(make: Callable[..., Policy]) -> Policy:
         learnt = {"predictor": predictor} if "predictor" in parameters_of(make) else {}
