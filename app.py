@@ -43,8 +43,8 @@ from generate.modes import MODES
 from models.names import local_path
 from models.names import table as models_table
 from options import flag
-from scheduling.classes.predictor import Predictor, StepTime
 from scheduling.contract import PolicyOptionError
+from scheduling.prediction.predictor import Predictor, StepTime
 from scheduling.registry import IN_ORDER, options_of, with_deferred
 from seams import Policy
 from serving.config import Config

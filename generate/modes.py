@@ -10,9 +10,9 @@ from typing import Any, Literal
 from engine.blocks import Ledger
 from generate import dynamic, nobatch, static
 from generate.rectangle import RectangleLedger
-from scheduling.classes.predictor import StepTime
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.static import Static
+from scheduling.prediction.predictor import StepTime
 from scheduling.registry import make_policy
 from seams import Model, Policy, Step
 

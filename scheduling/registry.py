@@ -15,13 +15,13 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from scheduling.classes.budget import Budget
-from scheduling.classes.predictor import StepTime
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.contract import PolicyOptionError
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
+from scheduling.prediction.predictor import StepTime
 from seams import Policy
 
 POLICIES: dict[str, Callable[..., Policy]] = {

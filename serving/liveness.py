@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batching import BatchingManager
-from scheduling.classes.step_time import Work
+from scheduling.prediction.step_time import Work
 
 PAUSE_S = 60.0  # without a look: the process was stopped
 

@@ -21,7 +21,7 @@ from batching import LOOPS, BatchingManager, EngineFailedError
 from deferred.jobs import Jobs
 from generate.modes import make_ledger
 from loading import LoadError, load_local_model
-from scheduling.classes.predictor import Predictor
+from scheduling.prediction.predictor import Predictor
 from seams import Model
 from serving.config import Config
 from serving.liveness import Limit, Liveness

@@ -47,7 +47,11 @@ FLOORS: dict[str, list[set[str]]] = {
     "model_server": [{"wire", "supervisor"}, {"remote"}, {"serving", "config"}, {"shards"}],
     "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "entities", "loop"}, {"lines", "store"}, {"maintenance", "worker"}],
-    "scheduling": [{"contract", "fitting", "growth"}, {"policies", "classes"}, {"registry"}],
+    "scheduling": [
+        {"contract", "fitting", "growth", "prediction"},
+        {"policies", "classes"},
+        {"registry"},
+    ],
 }
 UNBOUND = {"benchmarks", "tests"}  # these may import anything
 

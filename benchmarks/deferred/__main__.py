@@ -31,8 +31,8 @@ from benchmarks.deferred.report import report
 from benchmarks.deferred.sides import ALONE, BACKLOG, SHAPES, arrivals, policies
 from benchmarks.harness.report import options
 from model import LoadOptions, load_model
-from scheduling.classes.predictor import Predictor
 from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Predictor
 
 FACTORS = (1.05, 1.15, 1.3, 1.5, 2.0)
 WARM_UP_S = 0.5

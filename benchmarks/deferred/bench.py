@@ -23,8 +23,8 @@ from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import make_ledger
 from scheduling.classes.budget import Allowance, Budget
-from scheduling.classes.predictor import Predictor, StepTime
-from scheduling.classes.step_time import Work
+from scheduling.prediction.predictor import Predictor, StepTime
+from scheduling.prediction.step_time import Work
 from seams import Model, Plan, Policy, Sampling, ServiceClass, View
 from telemetry.stats import Recorders
 

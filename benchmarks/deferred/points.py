@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduling.classes.step_time import Curve, Work, features, fit
+from scheduling.prediction.step_time import Curve, Work, features, fit
 from seams import IterationRecord, RequestRecord
 from telemetry.durations import tpot_s, ttft_s
 

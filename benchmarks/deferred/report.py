@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.deferred.points import Cell, Point, Ratio, points
 from benchmarks.harness.report import machine, save, table
-from scheduling.classes.step_time import Work
+from scheduling.prediction.step_time import Work
 
 COLUMNS = (
     "load | shape | policy | requests | TTFT p50 | p99 (95 %) | TPOT p50 | p99 (95 %) "

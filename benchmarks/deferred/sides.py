@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks.deferred.bench import Noted
 from client.workloads.arrivals import horizon, parse_arrivals
-from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, Priority
 from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Predictor
 from seams import Policy
 
 SHAPES = {"poisson": "poisson", "medium": "plan:medium", "high": "plan:high"}

@@ -32,9 +32,9 @@ from benchmarks.harness.turns import in_turns, ratio
 from benchmarks.long_prompts.picture import Point, draw
 from benchmarks.prefix.play import CLOCKS
 from model import LoadOptions, load_model
-from scheduling.classes.predictor import Predictor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
+from scheduling.prediction.predictor import Predictor
 from seams import Model, Policy
 
 ALONE, AUTO = "alone", "stall-free, auto"

@@ -34,10 +34,10 @@ from generate.modes import ModeName
 from model import DTYPES, LoadOptions, load_model
 from models.gpt2 import GPT
 from models.weights.checkpoint import load_network, save_checkpoint
-from scheduling.classes.predictor import Predictor
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
+from scheduling.prediction.predictor import Predictor
 from seams import Policy
 
 NOBATCH_REQUESTS = 8

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduling.classes.gap import Gap
-from scheduling.classes.predictor import Load, StepTime
 from scheduling.classes.simple import Wrapper
-from scheduling.classes.step_time import Work
+from scheduling.prediction.predictor import Load, StepTime
+from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, Served, View
 
 DAY_S = 86_400.0  # the deadline of a request without one

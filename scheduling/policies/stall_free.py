@@ -24,10 +24,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
-from scheduling.classes.predictor import StepTime
-from scheduling.classes.step_time import Work
 from scheduling.contract import PolicyOptionError
 from scheduling.fitting import fitting
+from scheduling.prediction.predictor import StepTime
+from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Request, View
 
 MOST_STALL = 2.25  # times the decodes alone; noise then leaves p99 ITL below 3 times as long

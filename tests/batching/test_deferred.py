@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
-from scheduling.classes.predictor import Predictor
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
-from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Predictor
+from scheduling.prediction.step_time import Work
 from seams import Plan, Policy, View
 from telemetry.stats import Recorders
 from tests.batching.test_any_workload import Client, moments, play, workloads

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from scheduling.classes.budget import Budget
-from scheduling.classes.predictor import Predictor
 from scheduling.policies.orca import Orca
 from scheduling.policies.tgi import TGI
+from scheduling.prediction.predictor import Predictor
 from scheduling.registry import POLICIES, make_policy, options_of, with_deferred
 from seams import Plan, Policy, Served, View
 from serving.config import Config

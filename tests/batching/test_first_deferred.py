@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scheduling.classes.budget import Budget
-from scheduling.classes.predictor import Load, Predictor
 from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Load, Predictor
 from seams import Policy
 from tests.batching.virtual import MODES, World, check_closed
 

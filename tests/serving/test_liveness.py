@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from engine.iteration import Wait
-from scheduling.classes.step_time import Work
 from scheduling.policies.orca import Orca
+from scheduling.prediction.step_time import Work
 from seams import Plan, View
 from serving.liveness import Limit, Liveness
 from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed, drive, every

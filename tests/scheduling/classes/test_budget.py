@@ -16,11 +16,11 @@ from scheduling.classes.budget import (
     QUIET_S,
     Budget,
 )
-from scheduling.classes.predictor import Load
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
-from scheduling.classes.step_time import Work
 from scheduling.contract import check_plan
 from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Load
+from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 from tests.batching.virtual import POLICIES
 from tests.hash_model import virtual_duration_s

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.classes.predictor import (
+from scheduling.prediction.predictor import (
     KEPT,
     MOST_PLANNING_S,
     REFIT_EVERY,
     TTFTS_KEPT,
     Predictor,
 )
-from scheduling.classes.step_time import FEATURES, SEEN_OFTEN, Work, features, fit, nnls
+from scheduling.prediction.step_time import FEATURES, SEEN_OFTEN, Work, features, fit, nnls
 from seams import Advance, IterationRecord, RequestRecord
 from tests.scheduling.shown import Shown
 
@@ -248,7 +248,7 @@ def test_iterations_of_which_nothing_can_be_learnt_leave_the_step_time_unknown(
     def fails(*_: object) -> None:
         raise np.linalg.LinAlgError("singular")
 
-    monkeypatch.setattr("scheduling.classes.predictor.fit", fails)
+    monkeypatch.setattr("scheduling.prediction.predictor.fit", fails)
     assert predictor.seconds(Work(1, 1, 1, 1, 1)) is None
     monkeypatch.undo()
     for _ in range(REFIT_EVERY):

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from scheduling.classes.step_time import FEATURES, KNOTS, Curve, Work, features, fit
+from scheduling.prediction.step_time import FEATURES, KNOTS, Curve, Work, features, fit
 from seams import IterationRecord, RequestRecord
 
 KEPT = 64  # iterations of each segment of KNOTS, with deferred requests and without

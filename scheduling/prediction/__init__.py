@@ -1,0 +1,1 @@
+"""How long an iteration will take, for policies: a curve, and how it is learnt online."""
