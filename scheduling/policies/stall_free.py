@@ -31,10 +31,10 @@ from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Request, View
 
 MOST_STALL = 2.25  # times the decodes alone; noise then leaves p99 ITL below 3 times as long
-PROMPT_TOKENS = 256  # of an iteration, until there are predictions, or if nobody decodes
+PROMPT_TOKENS = 256  # of an iteration, until there are predictions, or if no request decodes
 LEAST_PROMPT_TOKENS = 16  # of an iteration, however long they take
 NO_WORK = Work()
-LEAST_GAIN = 0.05  # of the time per token, for which a chunk is doubled if nobody decodes
+LEAST_GAIN = 0.05  # of the time per token, for which a chunk is doubled if no request decodes
 
 
 class StallFree:
