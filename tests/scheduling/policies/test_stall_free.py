@@ -143,7 +143,9 @@ def test_a_prompt_whose_beginning_is_cached_has_a_past_already() -> None:
         (Law(constant_s=1.0, token_s=0.001), 9216),  # a token takes 1.108 ms, then 1.054 ms
     ],
 )
-def test_where_no_request_decodes_a_chunk_is_as_large_as_is_efficient(law: Law, tokens: int) -> None:
+def test_where_no_request_decodes_a_chunk_is_as_large_as_is_efficient(
+    law: Law, tokens: int
+) -> None:
     shown = view([Shown(1, prompt_tokens=20_000)], limit=32, budget=30_000)
     assert prompt_of(shown, law) == tokens
 
