@@ -5,8 +5,7 @@
 and some decoding, in one iteration. The linear layers see one flat axis of tokens in both; they
 differ in where keys and values are stored and in how attention is called.
 
-Only the thread that made the model uses torch, loading included: a second one slowed decoding by
-12-15 % (OpenMP keeps a team of threads per calling thread).
+Only the thread that made the model uses torch, loading included (serving/thread.py).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from models.weights.checkpoint import open_source
 from models.weights.loader import check as check_source
 from models.weights.loader import held_bytes, load
 from models.weights.pieces import is_linear, shapes_of
-from models.weights.source import WeightSource
+from models.weights.source import ROUNDED, WeightSource
 from runtime.allocator import returning_what_is_freed
 from runtime.attention import RectangleAttention, Span, attention_kernel
 from runtime.budget import (
@@ -105,11 +104,10 @@ def load_model(options: LoadOptions) -> Executor:
             f"--max-model-len is {context}, and the context of '{options.model}' has "
             f"{source.config.context} tokens; allowed: up to {source.config.context}"
         )
-    kept = {"auto": STORED.keys(), "int8": {"int8"}}.get(options.dtype, set())
-    if device.type != "cpu":
-        kept = set()
-    stored = {kind: STORED[kind] for kind in types_of(source) & kept}
-    int8 = options.dtype == "int8" or "int8" in stored
+    types = types_of(source) if device.type == "cpu" else set()
+    kept = {"auto": {*STORED, *ROUNDED}, "int8": {"int8"}}.get(options.dtype, set())
+    stored = STORED if types & kept else {}
+    int8 = options.dtype == "int8" or "int8" in types & kept
     if int8 or stored:
         dtype = DTYPES["int8"]  # which the kernels of quantised layers take
     else:

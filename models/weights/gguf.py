@@ -142,6 +142,11 @@ def _name(piece: str) -> str:
 def _describe(header: Header) -> Description:
     """Raises DescriptionError."""
     metadata = header.metadata
+    if (count := metadata.get("split.count", 1)) != 1:
+        raise DescriptionError(
+            f"split.count is {count!r}, supported: 1; llama-gguf-split --merge makes one file of a "
+            "set"
+        )
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise DescriptionError(

@@ -7,7 +7,7 @@ little memory is taken beside the weights themselves.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TypeVar
@@ -19,8 +19,16 @@ from models.decoder import RMSNorm
 from models.gpt2 import embedding as vocabulary_embedding
 from models.networks import Config, Network, make
 from models.part import WHOLE, Part, PartError
-from models.weights.pieces import pieces_of, shapes_of
-from models.weights.source import STORED_BITS, CheckpointError, Raw, WeightSource
+from models.weights.pieces import pieces_of, shapes_of, together
+from models.weights.rounding import BLOCK, quantise_q8_0
+from models.weights.source import (
+    CHUNK_VALUES,
+    ROUNDED,
+    STORED_BITS,
+    CheckpointError,
+    Raw,
+    WeightSource,
+)
 
 Thing = TypeVar("Thing")
 
@@ -82,16 +90,27 @@ def check(source: WeightSource, part: Part = WHOLE) -> None:
         raise CheckpointError(f"{source.place}: tensors are missing: {', '.join(missing[:5])}")
 
 
-def held_bytes(source: WeightSource, part: Part, dtype: torch.dtype, kinds: Iterable[str]) -> int:
-    """The memory that the weights will take on a CPU, where a head has a copy of its own. `kinds`:
-    of stored weights that stay as they are."""
-    bits, kept = 0.0, set(kinds)
+def held_kind(source: WeightSource, pieces: Iterable[str], kinds: Collection[str]) -> str | None:
+    """The type in which a linear layer's weights are held, one of `kinds`; None: as floating-point
+    numbers. Weights of a type that no layer computes, or of several, become 8 bits."""
+    found = {source.storage(piece) for piece in pieces}
+    if len(found) == 1 and found <= set(kinds):
+        return found.pop()
+    return "q8_0" if "q8_0" in kinds and found <= {*kinds, *ROUNDED} else None
+
+
+def held_bytes(source: WeightSource, part: Part, dtype: torch.dtype, kinds: Collection[str]) -> int:
+    """The memory that the weights will take on a CPU, where a head has a copy of its own unless it
+    is quantised. `kinds`: of stored weights that stay as they are."""
+    bits = 0.0
     for piece, shape in shapes_of(source.config).items():
         values = torch.empty(shape, device="meta")[part.cut(piece, shape)[: len(shape)]].numel()
-        kind, plain = source.storage(piece), 8 * dtype.itemsize
-        as_stored = STORED_BITS[kind] if kind in kept else plain
+        kind = held_kind(source, together(piece), kinds) if len(shape) == 2 else None
+        plain = 8 * dtype.itemsize
+        as_stored = plain if kind is None else STORED_BITS[kind]
         if piece == "wte.weight":
-            bits += values * (plain + (as_stored if source.config.tied else 0))
+            shared = kind is not None and part == WHOLE
+            bits += values * ((0 if shared else plain) + as_stored if source.config.tied else plain)
         else:
             bits += values * as_stored
     return int(bits / 8)
@@ -115,27 +134,41 @@ class _Loading:
         return nn.Parameter(filled, requires_grad=False)
 
     def stored_layer(self, path: str, empty: nn.Linear) -> nn.Module | None:
-        """None: its weights are of several types, or of one that does not stay."""
+        """None: its weights become floating-point numbers."""
         tied = path == "head" and self._source.config.tied
         pieces = pieces_of("wte.weight" if tied else f"{path}.weight")
-        kinds = {self._source.storage(piece) for piece in pieces}
-        if len(kinds) > 1 or not kinds <= self._stored.keys():
+        kind = held_kind(self._source, pieces, self._stored.keys())
+        if kind is None:
             return None
-        cuts = [self._part.cut(piece, self._shapes[piece]) for piece in pieces]
-        raws = [self._source.raw(p, *cut) for p, cut in zip(pieces, cuts, strict=True)]
-        found = [raw for raw in raws if raw is not None]
-        if len(found) < len(raws):
-            return None
-        scales = [raw.scale for raw in found if raw.scale is not None]
-        raw = Raw(
-            found[0].kind,
-            found[0].data if len(found) == 1 else torch.cat([raw.data for raw in found]),
+        raws = []
+        for piece in pieces:
+            cut = self._part.cut(piece, self._shapes[piece])
+            as_stored = self._source.storage(piece) == kind
+            raw = self._source.raw(piece, *cut) if as_stored else self._rounded(piece, *cut)
+            if raw is None:
+                return None
+            raws.append(raw)
+        scales = [raw.scale for raw in raws if raw.scale is not None]
+        whole = Raw(
+            kind,
+            raws[0].data if len(raws) == 1 else torch.cat([raw.data for raw in raws]),
             torch.cat(scales) if scales else None,
         )
         bias = None
         if empty.bias is not None:
             bias = self.parameter(f"{path}.bias", empty.bias, empty).detach()
-        return self._stored[raw.kind](empty, raw, bias)
+        return self._stored[kind](empty, whole, bias)
+
+    def _rounded(self, piece: str, rows: slice, columns: slice) -> Raw | None:
+        """To 8 bits. None: its inputs are no whole blocks."""
+        start, stop, _ = rows.indices(self._shapes[piece][0])
+        width = len(range(self._shapes[piece][1])[columns])
+        if width % BLOCK:
+            return None
+        step = max(1, CHUNK_VALUES // width)
+        chunks = (slice(row, min(stop, row + step)) for row in range(start, stop, step))
+        made = [quantise_q8_0(self._source.values(piece, chunk, columns)) for chunk in chunks]
+        return Raw("q8_0", torch.cat(made))
 
 
 def _empty(config: Config, part: Part) -> Network:

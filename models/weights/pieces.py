@@ -26,6 +26,14 @@ def pieces_of(parameter: str) -> list[str]:
     return [f"{holder}{dot}{name}.{kind}" for name in FUSED.get(own, (own,))]
 
 
+def together(piece: str) -> list[str]:
+    """The pieces of its parameter, itself among them."""
+    layer, _, kind = piece.rpartition(".")
+    holder, dot, own = layer.rpartition(".")
+    fused = next((name for name, parts in FUSED.items() if own in parts), own)
+    return pieces_of(f"{holder}{dot}{fused}.{kind}")
+
+
 @functools.lru_cache(maxsize=16)
 def shapes_of(config: Config) -> Mapping[str, Shape]:
     """Every piece of the whole network; a head that is the embedding is none."""

@@ -17,6 +17,8 @@ CHUNK_VALUES = 1 << 22  # that are read at once, so that little memory is needed
 
 # bits of a value in each type of weights that linear layers compute as they are stored
 STORED_BITS = {"int8": 8.0, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0}
+# types of GGUF files that become 8 bits with a scale for each 32 inputs, where such layers compute
+ROUNDED = {"Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"}
 
 
 class CheckpointError(Exception):

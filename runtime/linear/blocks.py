@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.weights.rounding import BLOCK
+
 BlockKind = Literal["q8_0", "q4_0", "q4_1"]
 KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
-BLOCK = 32  # inputs to a scale
 PANEL = 16  # outputs that lie together, as in kernels/linear/linear.h
 LEAST = 1e-30  # a block of smaller inputs counts as zeros, as in kernels/linear/linear.h
 
@@ -189,29 +190,3 @@ class BlockEmbedding(nn.Module):
         """int64 `[...]` -> `[..., in]`"""
         panels = _Panels(self.kind, self.panels, self.embedding_dim)
         return panels.rows(tokens.flatten()).to(self.dtype).view(*tokens.shape, -1)
-
-
-def quantise_q8_0(weight: Tensor) -> Tensor:
-    """`[out, in]` -> uint8 `[out, bytes of a row]`, rounded as in llama.cpp's reference."""
-    blocks = weight.float().view(len(weight), -1, BLOCK)
-    scale = blocks.abs().amax(2, keepdim=True) / 127
-    scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
-    below = scaled.abs().floor()
-    whole = below + (2 * (scaled.abs() - below)).floor()  # halves away from zero
-    return _raw([scale], (whole * scaled.sign()).to(torch.int8).view(torch.uint8))
-
-
-def quantise_q4_0(weight: Tensor) -> Tensor:
-    """`[out, in]` -> uint8 `[out, bytes of a row]`, rounded as in llama.cpp's reference."""
-    blocks = weight.float().view(len(weight), -1, BLOCK)
-    largest = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))  # with its sign
-    scale = largest / -8
-    inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    whole = (blocks * inverse + 8.5).to(torch.uint8).clamp(max=15)
-    first, second = whole.chunk(2, dim=2)
-    return _raw([scale], first | second << 4)
-
-
-def _raw(numbers: list[Tensor], quants: Tensor) -> Tensor:
-    head = [number.half().view(torch.uint8) for number in numbers]
-    return torch.cat([*head, quants], dim=2).flatten(1)

@@ -23,7 +23,8 @@ from torch import nn
 
 from kernels import linear_identity
 from kernels.choice import CLEARLY_FASTER, Choices, kept_choices
-from runtime.linear.blocks import BLOCK, FORMATS, BlockLinear
+from models.weights.rounding import BLOCK
+from runtime.linear.blocks import FORMATS, BlockLinear
 from runtime.linear.layers import (
     AnyLinear,
     Int8Linear,

@@ -143,6 +143,19 @@ def test_a_shard_has_its_part_of_the_whole(kind: str, tmp_path: Path) -> None:
         assert torch.equal(both, getattr(whole, name).weight)
 
 
+def test_a_file_of_a_set_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"part\.gguf: split\.count is 3, supported: 1"):
+        GGUFSource(path)
+
+
 def test_columns_that_divide_no_block_stay_quantised_in_shards(tmp_path: Path) -> None:
     path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q4_1)
     source = GGUFSource(path)

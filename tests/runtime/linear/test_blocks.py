@@ -10,14 +10,13 @@ from gguf import quants
 from torch import Tensor, nn
 
 import runtime.linear.layers
+from models.weights.rounding import quantise_q4_0, quantise_q8_0
 from runtime.linear.blocks import (
     FORMATS,
     KINDS,
     BlockEmbedding,
     BlockKind,
     BlockLinear,
-    quantise_q4_0,
-    quantise_q8_0,
 )
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.layers import KernelLinear, Variant, variants

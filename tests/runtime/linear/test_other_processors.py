@@ -14,7 +14,8 @@ from torch import nn
 import kernels
 import runtime.linear.layers
 from models.gpt2 import GeluLinear
-from runtime.linear.blocks import KINDS, BlockLinear, quantise_q4_0, quantise_q8_0
+from models.weights.rounding import quantise_q4_0, quantise_q8_0
+from runtime.linear.blocks import KINDS, BlockLinear
 from runtime.linear.layers import (
     KERNELS,
     AnyLinear,

@@ -1,0 +1,111 @@
+"""Types of GGUF files that no layer computes become 8 bits with a scale for each 32 inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from model import LoadOptions, load_model
+from models.part import WHOLE, Part
+from models.weights.gguf import GGUFSource
+from models.weights.loader import held_bytes, load
+from models.weights.source import CHUNK_VALUES
+from runtime.linear.blocks import BlockLinear
+from runtime.linear.quantised import STORED, block_embedding
+from tests.models.families import FAMILIES
+from tests.models.test_gguf import k_file, written
+
+
+def kept(path: Path, part: Part = WHOLE) -> Any:
+    return load(GGUFSource(path), part, torch.float32, STORED, block_embedding)
+
+
+def rounded(weights: torch.Tensor) -> torch.Tensor:
+    values = gguf.quants.quantize(weights.numpy(), Kind.Q8_0)
+    return torch.from_numpy(gguf.quants.dequantize(values, Kind.Q8_0))
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1"])
+def test_every_linear_layer_is_that_of_the_gguf_package(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind[kind])
+    plain, whole = load(GGUFSource(path)), kept(path)
+    monkeypatch.setattr("models.weights.loader.CHUNK_VALUES", CHUNK_VALUES // 2**18)
+    by_chunks = dict(kept(path).named_modules())
+    own = dict(whole.named_modules())
+    for name, module in plain.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            assert isinstance(own[name], BlockLinear), name
+            assert own[name].kind == "q8_0"
+            assert torch.equal(own[name].dequantised(), rounded(module.weight)), name
+            assert torch.equal(own[name].panels, by_chunks[name].panels), name
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_k_types_are_rounded(kind: str, tmp_path: Path) -> None:
+    k_file(tmp_path / "k.gguf", Kind[kind])
+    plain: Any = load(GGUFSource(tmp_path / "k.gguf")).blocks[0]
+    block: Any = kept(tmp_path / "k.gguf").blocks[0]
+    for name in ("qkv", "attn_proj", "gate_up", "mlp_proj"):
+        expected = rounded(getattr(plain, name).weight)
+        assert torch.equal(getattr(block, name).dequantised(), expected), name
+
+
+def test_a_layer_of_several_types_is_rounded_and_others_stay(tmp_path: Path) -> None:
+    """As in files of llama.cpp's mixtures, whose values have more bits than queries and keys."""
+    path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q4_1)
+    plain: Any = load(GGUFSource(path))
+    source = GGUFSource(path)
+    name = "blk.0.attn_v.weight"
+    values = source.values("blocks.0.v.weight", slice(None), slice(None)).numpy()
+    of_file = gguf.GGUFReader(path)
+    other = tmp_path / "mixed.gguf"
+    writer = gguf.GGUFWriter(other, "llama")
+    for key, field in of_file.fields.items():
+        if key.startswith("llama."):
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for tensor in of_file.tensors:
+        if tensor.name == name:
+            data = gguf.quants.quantize(values, Kind.Q5_1)
+            writer.add_tensor(name, data, raw_dtype=Kind.Q5_1)
+        else:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    network = kept(other)
+    assert [network.blocks[layer].qkv.kind for layer in (0, 1)] == ["q8_0", "q4_1"]
+    assert network.blocks[0].gate_up.kind == "q4_1"
+    q, _, _ = (
+        network.blocks[0]
+        .qkv.dequantised()
+        .split([heads * plain.blocks[0].head_dim for heads in plain.blocks[0].heads])
+    )
+    expected = plain.blocks[0].qkv.weight[: len(q)]
+    assert torch.equal(q, rounded(expected))
+
+
+def test_the_sum_of_memory_counts_what_they_become(tmp_path: Path) -> None:
+    path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q5_0)
+    source, network = GGUFSource(path), kept(path)
+    panels = {id(p): p for p in network.buffers()}
+    norms = sum(p.numel() * 4 for p in network.parameters())
+    held = sum(p.numel() for p in panels.values()) + norms
+    counted = held_bytes(source, WHOLE, torch.float32, STORED)
+    assert counted <= held <= 1.1 * counted, "panels are padded to whole ones"
+
+
+def test_auto_computes_in_8_bits_and_says_so(tmp_path: Path) -> None:
+    path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind.Q5_0)
+    model = load_model(LoadOptions("dynamic", str(path), "cpu", "auto", 0, 2))
+    assert model.info.dtype == "q8_0"
+    assert {kernel.split()[0] for kernel in model.info.kernels.values()} == {"q8_0"}
+    plain = load_model(LoadOptions("dynamic", str(path), "cpu", "bfloat16", 0, 2))
+    assert {kernel.split()[0] for kernel in plain.info.kernels.values()} == {"bfloat16"}
