@@ -106,7 +106,8 @@ class Block(nn.Module):
         kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`normed`: `ln_1` of x; `kept`: as of Decoder. Returns two summands."""
-        q, k, v = self.qkv(normed).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=-2)
+        heads = self.qkv(normed).view(*normed.shape[:-1], -1, self.head_dim)
+        q, k, v = heads.split_with_sizes(self.heads, -2)
         q, k = self.rotation(q, k, turns, self.q_norm, self.k_norm)
         y = attend(layer, q, k, v).flatten(-2)
         if kept is not None:

@@ -3,6 +3,9 @@
 Torch takes half a dozen operators for a norm and a dozen for a rotation, each with an overhead and
 a tensor of its own; a kernel of `kernels/layers/layers.cpp` takes one pass. `models/decoder.py`
 defines what is computed. A row's result does not depend on the rows beside it, to the last bit.
+
+A call of a module goes to its `forward` at once: for one row, nn.Module's own call, which looks for
+hooks, takes as long as some of these kernels.
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ def use_kernels(network: nn.Module, dtype: torch.dtype) -> None:
                 setattr(module, name, KernelRMSNorm(child, dtype))
             elif isinstance(child, Gated):
                 setattr(module, name, KernelGated(child.activation, dtype))
+    for module in network.modules():
+        if isinstance(module, Block):
+            # Python finds them there before it asks nn.Module, which takes longer
+            vars(module).update(module._modules)
 
 
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
@@ -64,6 +71,8 @@ class KernelRMSNorm(nn.Module):
         )  # fmt: skip
         return normed
 
+    __call__ = forward
+
 
 class KernelAddRMSNorm(KernelRMSNorm):
     """An AddRMSNorm in one pass."""
@@ -76,6 +85,8 @@ class KernelAddRMSNorm(KernelRMSNorm):
             self.width, summed.data_ptr(), normed.data_ptr(),
         )  # fmt: skip
         return summed, normed
+
+    __call__ = forward  # type: ignore[assignment]
 
 
 class KernelGated(nn.Module):
@@ -93,6 +104,8 @@ class KernelGated(nn.Module):
         rows = out.numel() // width
         self.kernel(x.data_ptr(), rows, width, self.with_gelu, out.data_ptr())
         return out
+
+    __call__ = forward
 
 
 class KernelRotation(Rotation):
@@ -121,3 +134,5 @@ class KernelRotation(Rotation):
             cos.data_ptr(), sin.data_ptr(), *self.addresses, self.eps, self.query_scale,
         )  # fmt: skip
         return q, k
+
+    __call__ = forward
