@@ -34,7 +34,7 @@ MOST_STALL = 2.25  # times the decodes alone; noise then leaves p99 ITL below 3 
 PROMPT_TOKENS = 256  # of an iteration, until there are predictions, or if no request decodes
 LEAST_PROMPT_TOKENS = 16  # of an iteration, however long they take
 NO_WORK = Work()
-LEAST_GAIN = 0.05  # of the time per token, for which a chunk is doubled if no request decodes
+LEAST_GAIN = 0.02  # of the time per token, for which a chunk is doubled if no request decodes
 
 
 class StallFree:
