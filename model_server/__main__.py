@@ -133,13 +133,17 @@ def download(config: DownloadConfig) -> None:
 def quantize(config: QuantizeConfig) -> None:
     from model_server.quantise import quantise
     from models.weights.source import CheckpointError
+    from text.tokenizer import VocabularyError
 
     out = Path(config.output_dir).expanduser()
     try:
-        before, after = (size / 1e6 for size in quantise(config.model, out, config.revision))
-    except CheckpointError as error:
+        made = quantise(config.model, out, config.revision, config.weights)
+    except (CheckpointError, VocabularyError) as error:
         sys.exit(f"model-server: {error}")
-    print(f"{after:.1f} MB of weights instead of {before:.1f} MB; serve them with --model {out}")
+    print(
+        f"{made.bytes / 1e6:.1f} MB of weights instead of {made.bytes_before / 1e6:.1f} MB; serve "
+        f"them with --model {made.model}"
+    )
 
 
 if __name__ == "__main__":

@@ -141,14 +141,17 @@ class QuantizeConfig(Options):
     usage: ClassVar = "./server.sh model-server quantize MODEL_ID OUTPUT_DIR"
     description: ClassVar = (
         "Writes a checkpoint with int8 weights; --model OUTPUT_DIR then gives the results of "
-        "--dtype int8 with the original, to the last bit."
+        "--dtype int8 with the original, to the last bit. Or a GGUF file, OUTPUT_DIR/model.gguf, "
+        "with weights of 8 or 4 bits and a scale for each 32 inputs."
     )
     prefix: ClassVar = "EB_"
 
     model: str = MODEL.option(MISSING)
-    """embedded, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder in the Hugging Face layout"""
+    """a name, a folder in the Hugging Face layout or a GGUF file"""
     output_dir: str = MODEL.option(MISSING)
     """folder for the checkpoint, new or empty"""
+    weights: Literal["int8", "q8_0", "q4_0"] = MODEL.option("int8")
+    """type of the weights; q8_0 and q4_0 are those of GGUF files"""
     revision: str | None = MODEL.option(None, pattern=r"\S+")
     """branch, tag or commit of a downloaded model; none: its main branch"""
 

@@ -1,12 +1,14 @@
-"""`./server.sh model-server quantize`: a checkpoint with int8 weights, made from another one.
+"""`./server.sh model-server quantize`: a checkpoint with int8 weights, or a GGUF file with
+weights of 8 or 4 bits, made from another one.
 
-Its results equal those of `--dtype int8` with the original to the last bit: both round weights in
-the same way."""
+Results with int8 equal those of `--dtype int8` with the original to the last bit: both round
+weights in the same way."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -33,35 +35,77 @@ BESIDE = (
 )
 
 
-def quantise(model: str, out: Path, revision: str | None = None) -> tuple[int, int]:
-    """Writes the checkpoint `model`, at a revision, to `out`, a new or empty folder.
-    Returns the bytes of the weights before and after. Raises CheckpointError."""
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    model: Path  # as --model takes it
+    bytes_before: int  # of the weights
+    bytes: int
+
+
+def quantise(
+    model: str, out: Path, revision: str | None = None, weights: str = "int8"
+) -> Quantised:
+    """Writes the checkpoint `model`, at a revision, to `out`, a new or empty folder, with weights
+    of a type: int8, q8_0 or q4_0. Raises CheckpointError, VocabularyError."""
     if model.startswith(RANDOM_PREFIX):
         raise CheckpointError(
             f"model '{model}' has no checkpoint; --dtype int8 quantises it when it is loaded"
         )
-    folder = find_files(model, revision)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is a GGUF file; allowed: a folder with a checkpoint")
-    if has_int8(folder):
-        raise CheckpointError(f"{folder}: its weights are int8 already")
+    found = find_files(model, revision)
+    if weights == "int8" and found.is_file():
+        raise CheckpointError(
+            f"{found} is a GGUF file; allowed for it: --weights q8_0 or q4_0, and for int8 a folder"
+        )
+    if found.is_dir() and has_int8(found):
+        raise CheckpointError(f"{found}: its weights are int8 already")
     try:
         if out.exists() and any(out.iterdir()):
             raise CheckpointError(f"{out} is not empty; allowed: a new or an empty folder")
-        check(FolderSource(folder))  # a checkpoint that cannot be served is refused
-        tensors, weights = _quantised(folder), out / "model.safetensors"
-        out.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, weights, metadata={"format": "pt"})
-        weights.chmod(0o644)  # safetensors writes files that only their owner may read
-        for name in BESIDE:
-            if (folder / name).exists():
-                shutil.copyfile(folder / name, out / name)
-        fields = read_fields(folder) | {"quantization_config": SCHEME}
-        (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # written last
+        if found.is_dir():
+            check(FolderSource(found))  # a checkpoint that cannot be served is refused
+        if weights == "int8":
+            return _as_int8(found, out)
+        return _as_gguf(found, out, weights)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out} cannot be written: {error}") from error
-    before = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return before, weights.stat().st_size
+
+
+def _as_int8(folder: Path, out: Path) -> Quantised:
+    tensors, weights = _quantised(folder), out / "model.safetensors"
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors writes files that only their owner may read
+    for name in BESIDE:
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, out / name)
+    fields = read_fields(folder) | {"quantization_config": SCHEME}
+    (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n")  # written last
+    return Quantised(out, _bytes_of(folder), weights.stat().st_size)
+
+
+def _as_gguf(found: Path, out: Path, weights: str) -> Quantised:
+    # imported here: int8 does not need it
+    from gguf import GGMLQuantizationType
+
+    from model_server.gguf_writer import from_file, from_folder
+
+    made = out.is_dir()
+    out.mkdir(parents=True, exist_ok=True)
+    partial, file = out / ".partial", out / "model.gguf"
+    try:
+        write = from_folder if found.is_dir() else from_file
+        write(found, partial, GGMLQuantizationType[weights.upper()])
+        partial.rename(file)
+    finally:
+        partial.unlink(missing_ok=True)
+        if not made and not file.exists():
+            out.rmdir()
+    return Quantised(file, _bytes_of(found), file.stat().st_size)
+
+
+def _bytes_of(found: Path) -> int:
+    files = [found] if found.is_file() else found.glob("*.safetensors")
+    return sum(path.stat().st_size for path in files)
 
 
 def _quantised(folder: Path) -> dict[str, Tensor]:

@@ -143,18 +143,22 @@ def load_chat_template(
     path = locate_files(model, revision)
     if path.suffix == GGUF_SUFFIX:
         return _from_gguf(path, tokenizer)
-    try:
-        settings = _settings(path)
-        if (file := path / TEMPLATE_FILE).exists():
-            source = file.read_text(encoding="utf-8")
-        else:
-            source = _default(settings.get("chat_template"))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise VocabularyError(f"{path}: the chat template cannot be read: {error}") from error
+    source, settings = template_of(path), _settings(path)
     names = {
         name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None
     }
     return ChatTemplate(source, tokenizer, names)
+
+
+def template_of(folder: Path) -> str:
+    """Raises VocabularyError."""
+    try:
+        declared = _settings(folder).get("chat_template")
+        if (file := folder / TEMPLATE_FILE).exists():
+            return file.read_text(encoding="utf-8")
+        return _default(declared)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise VocabularyError(f"{folder}: the chat template cannot be read: {error}") from error
 
 
 def _from_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate:

@@ -46,7 +46,7 @@ class _Cut:
     adds_bos: bool = False  # where the file does not say
 
 
-_CUTS = {
+CUTS = {
     "gpt-2": _Cut([_GPT2]),
     "smollm": _Cut([_DIGIT, _GPT2]),
     "llama-bpe": _Cut([_LLAMA3], whole_words=True, adds_bos=True),
@@ -117,12 +117,12 @@ class _Vocabulary:
 
     def _byte_level(self) -> tuple[HubTokenizer, bool]:
         name = self._get("pre")
-        if name not in _CUTS:
+        if name not in CUTS:
             raise VocabularyError(
                 f"{self._source}: the pre-tokenizer (tokenizer.ggml.pre) is {name!r}; allowed: "
-                f"{', '.join(_CUTS)}"
+                f"{', '.join(CUTS)}"
             )
-        cut = _CUTS[name]
+        cut = CUTS[name]
         ordinary = self._ordinary()
         merges = [
             (left, right)

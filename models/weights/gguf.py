@@ -78,17 +78,17 @@ class GGUFSource(WeightSource):
         self._check_names()
 
     def shape(self, piece: str) -> Shape | None:
-        found = self._header.tensors.get(_name(piece))
+        found = self._header.tensors.get(name_of(piece))
         return None if found is None else found.shape
 
     def storage(self, piece: str) -> str:
-        kind = self._header.tensors[_name(piece)].kind
+        kind = self._header.tensors[name_of(piece)].kind
         return _BLOCKS.get(kind, kind)
 
     def values(self, piece: str, rows: slice, columns: slice) -> Tensor:
-        info = self._header.tensors[_name(piece)]
+        info = self._header.tensors[name_of(piece)]
         if len(info.shape) == 1:
-            return self._floats(_name(piece))[rows]
+            return self._floats(name_of(piece))[rows]
         data = self._rows(piece, info, rows)
         if info.kind in _FLOATS:
             return torch.from_numpy(data).view(_FLOATS[info.kind])[:, columns]
@@ -98,7 +98,7 @@ class GGUFSource(WeightSource):
         return torch.from_numpy(gguf.quants.dequantize(data, kind))[:, columns]
 
     def raw(self, piece: str, rows: slice, columns: slice) -> Raw | None:
-        info = self._header.tensors[_name(piece)]
+        info = self._header.tensors[name_of(piece)]
         start, stop, _ = columns.indices(info.shape[1])
         if start % _BLOCK_VALUES or stop % _BLOCK_VALUES:
             return None
@@ -125,7 +125,7 @@ class GGUFSource(WeightSource):
 
     def _check_names(self) -> None:
         """A tensor that is not read would be computed with by others."""
-        known = {_name(piece) for piece in shapes_of(self.config)} | {ROPE_FREQUENCIES}
+        known = {name_of(piece) for piece in shapes_of(self.config)} | {ROPE_FREQUENCIES}
         unknown = sorted(self._header.tensors.keys() - known)
         if unknown:
             raise CheckpointError(
@@ -133,7 +133,7 @@ class GGUFSource(WeightSource):
             )
 
 
-def _name(piece: str) -> str:
+def name_of(piece: str) -> str:
     layer, _, kind = piece.rpartition(".")
     block, _, own = layer.rpartition(".")
     return f"{block.replace('blocks', 'blk') + '.' if block else ''}{_NAMES[own]}.{kind}"

@@ -25,8 +25,8 @@ from tests.server.process import ROOT, environment, free_port, spawned, wait_rea
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("int8")
-    before, after = quantise("embedded", out)
-    assert after < 0.65 * before, "its weights were of 16 bits"
+    made = quantise("embedded", out)
+    assert made.bytes < 0.65 * made.bytes_before, "its weights were of 16 bits"
     return out
 
 

@@ -1,0 +1,180 @@
+"""`model-server quantize --weights q8_0`: GGUF files that are served, and compute what the gguf
+package rounds to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from model_server.__main__ import main
+from model_server.gguf_writer import from_file
+from model_server.quantise import quantise
+from models.weights.folder import FolderSource
+from models.weights.gguf import GGUFSource
+from models.weights.loader import load
+from models.weights.source import CheckpointError
+from tests.models.families import FAMILIES, VOCAB, write
+from tests.models.test_gguf import WRITTEN, written
+from text.chat import load_chat_template
+from text.vocabulary import load_tokenizer
+
+CHAT = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+
+
+def with_vocabulary(folder: Path) -> None:
+    """Byte-level BPE of all but seven of the model's tokens."""
+    hub = Tokenizer(models.BPE())
+    hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hub.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB - 10, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    hub.train_from_iterator(["the cat sat on the mat, and the dog ran over the hill"] * 9, trainer)
+    hub.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    hub.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    end = hub.token_to_id("<|im_end|>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+
+
+def folder_of(name: str, folder: Path) -> Path:
+    write({**FAMILIES, **WRITTEN}[name](), folder)
+    with_vocabulary(folder)
+    return folder
+
+
+def rounded(weights: torch.Tensor, kind: Kind) -> torch.Tensor:
+    values = gguf.quants.quantize(weights.float().numpy(), kind)
+    return torch.from_numpy(gguf.quants.dequantize(values, kind))
+
+
+def same_network(source: Path, made: Path, kind: Kind) -> None:
+    """Of the networks in float32; embedding and head have 8 bits."""
+    original: Any = load(GGUFSource(source) if source.is_file() else FolderSource(source))
+    own = dict(load(GGUFSource(made)).named_parameters())
+    for name, parameter in original.named_parameters():
+        if parameter.dim() < 2:
+            assert torch.equal(own[name], parameter), name
+        else:
+            of = Kind.Q8_0 if name in ("wte.weight", "head.weight") else kind
+            assert torch.allclose(own[name], rounded(parameter, of), atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "llama-linear",
+        "llama-yarn",
+        "llama-dynamic",
+        "mistral",
+        "smollm3",
+        "qwen3",
+        "gemma3",
+    ],
+)
+def test_a_folder_becomes_a_file_that_says_the_same(name: str, tmp_path: Path) -> None:
+    folder = folder_of(name, tmp_path)
+    made = quantise(str(folder), tmp_path / "out", weights="q8_0")
+    same_network(folder, made.model, Kind.Q8_0)
+    assert made.bytes < made.bytes_before
+
+
+def test_four_bits_but_for_embedding_and_head(tmp_path: Path) -> None:
+    folder = folder_of("llama", tmp_path)
+    made = quantise(str(folder), tmp_path / "out", weights="q4_0")
+    same_network(folder, made.model, Kind.Q4_0)
+
+
+def test_its_vocabulary_and_template_are_those_of_the_folder(tmp_path: Path) -> None:
+    folder = folder_of("qwen3", tmp_path)
+    made = str(quantise(str(folder), tmp_path / "out", weights="q8_0").model)
+    own, other = load_tokenizer(made), load_tokenizer(str(folder))
+    text = "the cat's 1234 mats\n\n  <|im_end|> ünï"
+    assert own.encode(text) == other.encode(text)
+    assert (own.end_ids, own.bos_id) == (other.end_ids, other.bos_id)
+    messages = [{"role": "user", "content": "the hill <|im_end|>"}]
+    conversations = [
+        load_chat_template(path, tokenizer).encode(messages)
+        for path, tokenizer in ((made, own), (str(folder), other))
+    ]
+    assert conversations[0] == conversations[1]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_a_file_becomes_another_with_the_same_metadata(kind: str, tmp_path: Path) -> None:
+    source, _ = written(FAMILIES["llama"](), tmp_path, Kind.Q5_1)
+    from_file(source, tmp_path / "out.gguf", Kind[kind])
+    same_network(source, tmp_path / "out.gguf", Kind[kind])
+    keys = [
+        {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+        for path in (source, tmp_path / "out.gguf")
+    ]
+    added = keys[1].pop("general.file_type")
+    assert added == {"Q8_0": 7, "Q4_0": 2}[kind]
+    for of_file in keys:
+        of_file.pop("GGUF.kv_count")
+    assert keys[0] == keys[1]
+
+
+def test_the_command_names_the_file_to_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of("llama", tmp_path)
+    main(["quantize", str(folder), str(tmp_path / "out"), "--weights", "q4_0"])
+    assert f"serve them with --model {tmp_path}/out/model.gguf" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
+
+
+def test_a_decoders_folder_becomes_int8(tmp_path: Path) -> None:
+    folder = folder_of("qwen3", tmp_path)
+    quantise(str(folder), tmp_path / "out")
+    own: Any = load(FolderSource(tmp_path / "out"))
+    original: Any = load(FolderSource(folder))
+    for name, parameter in original.named_parameters():
+        error = (own.get_parameter(name) - parameter).abs().max()
+        assert error <= parameter.abs().max() / 200, name
+
+
+def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["quantize", *typed])
+    return f"{ended.value.code} {capsys.readouterr().err}"
+
+
+def test_what_cannot_be_written_is_refused_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, source = str(tmp_path / "out"), tmp_path / "source"
+    file, _ = written(FAMILIES["llama"](), tmp_path, Kind.F32)
+    assert "allowed for it: --weights q8_0 or q4_0" in refused(capsys, str(file), out)
+    assert "GPT-2 is not written" in refused(capsys, "embedded", out, "--weights", "q8_0")
+    assert "int8, q8_0, q4_0" in refused(capsys, "embedded", out, "--weights", "q5_0")
+    write(FAMILIES["llama"](), source)
+    assert "no vocabulary" in refused(capsys, str(source), out, "--weights", "q8_0")
+    with_vocabulary(source)
+    fields = json.loads((source / "config.json").read_text())
+    fields["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0}
+    for name in ("low_freq_factor", "high_freq_factor"):
+        del fields["rope_parameters"][name]
+    (source / "config.json").write_text(json.dumps(fields))
+    said = refused(capsys, str(source), out, "--weights", "q8_0")
+    assert "a GGUF file cannot say what its config.json says" in said
+    assert not Path(out).exists()
+
+
+def test_gemmas_windows_that_a_file_cannot_say_are_refused(tmp_path: Path) -> None:
+    folder = folder_of("gemma3", tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["layer_types"] = ["sliding_attention"] * 7
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match="cannot say"):
+        quantise(str(folder), tmp_path / "out", weights="q8_0")
