@@ -124,20 +124,6 @@ def admitted_s(inference: Inference) -> float:
     return inference.record.end_s if at_s is None else at_s
 
 
-@every_mode
-@examples(40)
-@given(workload=WORKLOADS, limits=WORLDS)
-def test_every_request_ends_once_with_the_tokens_it_has_alone(
-    mode: Mode, workload: list[Client], limits: dict[str, float]
-) -> None:
-    world = World(mode, **limits)  # type: ignore[arg-type]
-    play(world, workload)
-    check_closed(world)
-    assert {i.record.end for i in world.submitted if i.record} <= {"length", "stop", "cancelled"}
-    if all(client.patience_s is None for client in workload):
-        assert not any(i.record.end == "cancelled" for i in world.submitted if i.record)
-
-
 IN_ORDER = [MODES[0], *(mode for mode in DYNAMIC_MODES if "shortest" not in mode.name)]
 
 

@@ -61,6 +61,8 @@ def test_failures_and_shortage_late_or_not_change_no_token_and_the_books_close(
     failed = [i for i in world.submitted if i.record and i.record.end == "failed"]
     assert all("fails" in (i.error or "") for i in failed)
     assert failing or not failed
+    if all(client.patience_s is None for client in workload):
+        assert not any(i.record.end == "cancelled" for i in world.submitted if i.record)
 
 
 @every_policy

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import pytest
 
-from batching import BatchingManager
-from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Wait
-from generate import dynamic
 from scheduling.contract import PolicyError, check_plan, check_retired
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from seams import Advance, Plan, Policy, Request, Sampling, Served, View
-from tests.hash_model import HashModel, reference, virtual_duration_s
+from tests.batching.virtual import MODES, World, check_closed
 
 
-def manager_of(
-    model: HashModel, policy: Policy, growth_tokens: int | None = None
-) -> BatchingManager:
-    manager = BatchingManager(policy, Tally(), max_batch_size=8, max_waiting=99)
-    manager.serve(model, Ledger(model.num_blocks, growth_tokens=growth_tokens))
-    return manager
-
-
-def run(manager: BatchingManager, inferences: Sequence[Inference]) -> None:
-    for inference in inferences:
-        manager.enqueue(inference)
-    for _ in range(1000):
-        if isinstance(manager.step(dynamic.lay_out, time.monotonic), Wait):
-            return
-    raise AssertionError("the requests do not end")
+def world_of(policy: Policy, budget: int = 4096, **ledger: int) -> World:
+    mode = replace(MODES[3], policy=lambda _: policy, ledger=partial(Ledger, **ledger))
+    return World(mode, budget=budget)
 
 
 class Forgetful(Orca):
@@ -48,10 +33,10 @@ class Forgetful(Orca):
 
 
 def test_a_policy_that_forgets_the_memory_is_told_so() -> None:
-    model = HashModel(budget=50, duration_s=virtual_duration_s)
-    requests = [Inference([i, 1], 18, Sampling(seed=i), 0.0) for i in range(3)]
+    world = world_of(Forgetful(), budget=50)
+    requests = [world.submit([seed, 1], 18, seed) for seed in range(3)]
     told = r"admits 3 requests; the 50 blocks .* hold 2 of them \(ask memory.fit\)"
-    run(manager_of(model, Forgetful()), requests)
+    world.manager.step(world.mode.lay_out, lambda: world.now_s)
     for inference in requests:
         assert inference.end == "failed"
         assert re.search(told, inference.error or "")
@@ -70,23 +55,24 @@ class PreemptsTheDone(Orca):
 
 
 def test_a_request_that_is_done_when_its_place_is_taken_is_answered() -> None:
-    model = HashModel(duration_s=virtual_duration_s)
-    requests = [Inference([i], 2 + 3 * i, Sampling(seed=i), 0.0) for i in range(2)]
-    run(manager_of(model, PreemptsTheDone()), requests)
-    assert all(request.event.is_set() for request in requests)
+    world = world_of(PreemptsTheDone())
+    requests = [world.submit([i], 2 + 3 * i, i) for i in range(2)]
+    world.run()
+    check_closed(world)
     assert requests[0].record is not None
     assert requests[0].record.num_preemptions == 0
 
 
 def test_prompt_logprobs_are_told_once_however_often_a_request_is_preempted() -> None:
-    model = HashModel(budget=48, duration_s=virtual_duration_s)
-    wanted = Sampling(seed=1, prompt_logprobs=0)
-    requests = [Inference([i, 2, 3, 4, 5, 6], 24, wanted, 0.0) for i in range(3)]
-    run(manager_of(model, Orca(), growth_tokens=4), requests)
+    world = world_of(Orca(), budget=48, growth_tokens=4)
+    requests = [world.submit([i, 2, 3, 4, 5, 6], 24, seed=1) for i in range(3)]
+    for request in requests:
+        request.sampling = replace(request.sampling, prompt_logprobs=0)
+    world.run()
+    check_closed(world)
     assert any(request.num_preemptions for request in requests)
-    for i, request in enumerate(requests):
+    for request in requests:
         assert [entry.token for entry in request.prompt_logprobs] == [2, 3, 4, 5, 6]
-        assert request.ids[6:] == reference([i, 2, 3, 4, 5, 6], 24, seed=1)
 
 
 def arrived(id: int, max_tokens: int) -> Inference:

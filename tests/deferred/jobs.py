@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from sqlalchemy import Table, func, select
+
 from deferred.entities import Batch, Item, NewBatch, NewItem, Result, Unrun, Usage
 from deferred.store import JobStore
 
@@ -35,13 +37,14 @@ def create(
     return store.batches.create(owner, spec, NOW_S, expires_at=expires_at)
 
 
-def started(store: JobStore, lines: int, **options) -> Batch:
+def started(store: JobStore, lines: int | Sequence[NewItem], **options) -> Batch:
     """A batch in progress."""
     batch = create(store, **options)
     claimed = store.batches.claim_validation(WORKER, batch.spec.model, NOW_S)
     assert claimed is not None
     assert claimed.id == batch.id
-    store.items.add(batch.id, WORKER, new_items(lines))
+    items = new_items(lines) if isinstance(lines, int) else lines
+    store.items.add(batch.id, WORKER, items)
     store.batches.start(batch.id, WORKER, NOW_S)
     return store.batches.get(batch.owner, batch.id)
 
@@ -80,6 +83,13 @@ def _raw_lines(store: JobStore, owner: str, file_id: str | None, now_s: float) -
         content = b"".join(store.files.content(owner, file_id, now_s))
         assert content.endswith(b"\n")
         yield from content.splitlines()
+
+
+def rows_of(store: JobStore, table: Table) -> int:
+    """Of all batches and files."""
+    with store._database.read() as connection:
+        count: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        return count
 
 
 def ids(lines: Sequence[dict[str, Any]]) -> list[str]:

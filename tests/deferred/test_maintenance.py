@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from sqlalchemy import func, select
 
 from deferred import lines
 from deferred.entities import Batch, Duplicate, NewBatch, NewItem, Progress, Unrun
@@ -20,7 +19,7 @@ from deferred.loop import StoppedError
 from deferred.maintenance import Maintenance
 from deferred.store import JobStore, open_store
 from deferred.store.schema import batch_items
-from tests.deferred.jobs import MODEL, OWNER, claim, save, started, upload
+from tests.deferred.jobs import MODEL, OWNER, claim, rows_of, save, started, upload
 from tests.deferred.test_worker import PATIENCE_S, eventually
 
 URL = "/v1/completions"
@@ -55,13 +54,6 @@ def submitted(store: JobStore, count: int, prompt_bytes: int = 0) -> Batch:
 
 def status(store: JobStore, batch: Batch) -> str:
     return store.batches.get(OWNER, batch.id).status
-
-
-def items_in(store: JobStore) -> int:
-    """The rows, of all batches."""
-    with store._database.read() as connection:
-        count: int = connection.execute(select(func.count()).select_from(batch_items)).scalar_one()
-        return count
 
 
 def test_the_worker_is_woken_once_a_batch_has_lines_to_claim(store: JobStore) -> None:
@@ -152,7 +144,7 @@ def test_a_job_that_does_not_fit_on_the_disk_lets_others_go_on(
             "in_progress",
             "completed",
         ]
-        assert items_in(store) == 3
+        assert rows_of(store, batch_items) == 3
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.setattr("deferred.maintenance.SKIP_S", 0.0)

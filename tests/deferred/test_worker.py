@@ -18,7 +18,7 @@ from deferred.store.transitions import CANCELLING_S
 from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from engine.inference import Inference
 from seams import Sampling
-from tests.deferred.jobs import MODEL, OWNER, create, new_items, unrun
+from tests.deferred.jobs import MODEL, OWNER, new_items, started, unrun
 
 PATIENCE_S = 60.0
 WINDOW = 8
@@ -111,12 +111,7 @@ def working(store: JobStore, endpoints: Endpoints, name: str = "w1") -> Iterator
 
 
 def begun(store: JobStore, lines: int, lasts_s: float = 3600) -> Batch:
-    now_s = time.time()
-    batch = create(store, expires_at=now_s + lasts_s)
-    store.batches.claim_validation("v", MODEL, now_s)
-    store.items.add(batch.id, "v", new_items(lines))
-    store.batches.start(batch.id, "v", now_s)
-    return batch
+    return started(store, lines, expires_at=time.time() + lasts_s)
 
 
 def done(store: JobStore, batch: Batch) -> int:

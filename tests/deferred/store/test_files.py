@@ -2,19 +2,13 @@ import hashlib
 import random
 
 import pytest
-from sqlalchemy import func, select
 
 from deferred.entities import Order
 from deferred.errors import FileTooLargeError, NotFoundError
 from deferred.store import JobStore
 from deferred.store.files import ABANDONED_S
 from deferred.store.schema import CHUNK_BYTES, file_chunks
-from tests.deferred.jobs import MODEL, NOW_S, OWNER, WORKER, create, upload
-
-
-def chunks_left(store: JobStore) -> int:
-    with store._database.read() as connection:
-        return connection.execute(select(func.count()).select_from(file_chunks)).scalar_one()
+from tests.deferred.jobs import MODEL, NOW_S, OWNER, WORKER, create, rows_of, upload
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,7 @@ def test_a_file_at_its_limit_is_taken_and_one_byte_more_leaves_nothing(store: Jo
         store.files.create(OWNER, "batch", "x", [*pieces, b"x"], NOW_S, max_bytes=limit)
     assert len(store.files.list(OWNER, NOW_S).data) == 1
     store.sweep(NOW_S, 0.0)
-    assert chunks_left(store) == 3
+    assert rows_of(store, file_chunks) == 3
 
 
 def test_an_upload_that_breaks_off_is_never_seen_and_swept(store: JobStore) -> None:
@@ -99,9 +93,9 @@ def test_an_upload_that_breaks_off_is_never_seen_and_swept(store: JobStore) -> N
     with pytest.raises(ConnectionResetError):
         store.files.create(OWNER, "batch", "x", broken(), NOW_S)
     assert store.files.list(OWNER, NOW_S).data == ()
-    assert chunks_left(store) > 0
+    assert rows_of(store, file_chunks) > 0
     assert store.sweep(NOW_S, 0.0).files == 1
-    assert chunks_left(store) == 0
+    assert rows_of(store, file_chunks) == 0
 
 
 def test_an_upload_that_nobody_ends_is_swept_after_a_day(store: JobStore) -> None:
@@ -113,7 +107,7 @@ def test_an_upload_that_nobody_ends_is_swept_after_a_day(store: JobStore) -> Non
 
     with pytest.raises(Exception, match="removed"):
         store.files.create(OWNER, "batch", "x", endless(), NOW_S)
-    assert chunks_left(store) == 0
+    assert rows_of(store, file_chunks) == 0
 
 
 def test_a_deleted_file_is_gone_at_once_and_its_bytes_after_a_sweep(store: JobStore) -> None:
@@ -125,7 +119,7 @@ def test_a_deleted_file_is_gone_at_once_and_its_bytes_after_a_sweep(store: JobSt
             call(OWNER, file_id, NOW_S)
     assert [file.id for file in store.files.list(OWNER, NOW_S).data] == [kept]
     assert store.sweep(NOW_S, 0.0).files == 1
-    assert chunks_left(store) == 1
+    assert rows_of(store, file_chunks) == 1
 
 
 def test_an_expired_file_is_gone_at_that_moment(store: JobStore) -> None:
@@ -135,7 +129,7 @@ def test_an_expired_file_is_gone_at_that_moment(store: JobStore) -> None:
         store.files.get(OWNER, file.id, NOW_S + 1)
     assert store.sweep(NOW_S + 0.9, 0.0).files == 0
     assert store.sweep(NOW_S + 1, 0.0).files == 1
-    assert chunks_left(store) == 0
+    assert rows_of(store, file_chunks) == 0
 
 
 def test_a_reader_whose_file_is_swept_is_told_rather_than_given_less(store: JobStore) -> None:
@@ -157,6 +151,6 @@ def test_a_deleted_input_file_stays_readable_until_its_batch_is_validated(store:
     assert b"".join(store.batches.input(claimed)) == b"a\n"
     store.batches.start(batch.id, WORKER, NOW_S)
     assert store.sweep(NOW_S, 0.0).files == 1
-    assert chunks_left(store) == 0
+    assert rows_of(store, file_chunks) == 0
     with pytest.raises(NotFoundError):
         store.batches.input(claimed)

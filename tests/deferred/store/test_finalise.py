@@ -1,5 +1,4 @@
 import pytest
-from sqlalchemy import Table, func, select
 
 from deferred.entities import NewBatch, Result
 from deferred.errors import LeaseLostError, NotFoundError
@@ -18,6 +17,7 @@ from tests.deferred.jobs import (
     ids,
     lines_of,
     new_items,
+    rows_of,
     save,
     started,
     unrun,
@@ -140,12 +140,6 @@ def test_others_may_write_while_a_batch_is_finalised_and_swept(store: JobStore) 
     rests = 0
     assert store.sweep(EXPIRES_S, 0.0, rest).items == 1100
     assert rests >= 3  # a file, and twice items
-
-
-def rows_of(store: JobStore, table: Table) -> int:
-    with store._database.read() as connection:
-        count: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
-        return count
 
 
 def test_a_validation_that_is_given_up_leaves_nothing_and_can_begin_again(store: JobStore) -> None:

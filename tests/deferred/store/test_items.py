@@ -88,13 +88,9 @@ def test_a_claim_takes_no_more_than_asked_and_the_earliest_deadline_first(store:
 
 def sized(store: JobStore, sizes_bytes: list[int], expires_at: float = EXPIRES_S) -> str:
     """A batch in progress, of lines with such bodies."""
-    batch = create(store, expires_at=expires_at)
-    store.batches.claim_validation(WORKER, MODEL, NOW_S)
     bodies = enumerate(sizes_bytes, start=1)
     items = [NewItem(line, f"id-{line}", b"x" * size_bytes) for line, size_bytes in bodies]
-    store.items.add(batch.id, WORKER, items)
-    store.batches.start(batch.id, WORKER, NOW_S)
-    return batch.id
+    return started(store, items, expires_at=expires_at).id
 
 
 def test_a_claim_takes_no_more_bytes_than_asked_but_one_line(store: JobStore) -> None:

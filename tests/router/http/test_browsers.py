@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import requests
 
-from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess
+from tests.router.conftest import Farm, RouterProcess
 
 EVIL = "evil.example"
 PAGE = "https://friend.example"
@@ -76,15 +75,3 @@ def test_with_a_key_every_host_is_accepted_and_a_star_means_every_page(
     assert "--cors-origin (* only with --api-keys)" in refused.json()["error"]["message"]
     # the page may read why
     assert refused.headers["Access-Control-Allow-Origin"] == "*"
-
-
-def test_a_multipart_form_of_the_routers_own_page_and_of_curl_pass(
-    start: Start, farm: Farm
-) -> None:
-    upstream = farm.new()
-    router = start(upstream, batch_upstream=upstream).probed()
-    for headers in ({}, {"Origin": router.url}, {"Sec-Fetch-Site": "same-origin"}):
-        requests.post(
-            f"{router.url}/v1/files", files={"file": b"{}"}, headers=headers, timeout=TIMEOUT_S
-        )
-    assert [seen["path"] for seen in farm.state(upstream)["seen"]] == ["/v1/files"] * 3
