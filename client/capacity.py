@@ -135,14 +135,11 @@ class Findings:
 class Search:
     """Plays probes and remembers them. All of a seed are one path, scaled in time."""
 
+    found: Findings
     server: Server
     crew: Crew
-    recipe: Recipe
-    objectives: Objectives
-    share: float
     drain_s: float | None
     requests: int
-    probes: list[Probe]
 
     def probe(self, seed: int, rate: float) -> bool:
         """Whether the rate passes: repeated until the binomial interval excludes the share.
@@ -150,8 +147,9 @@ class Search:
         Judged from the intended times and from the sends, which must agree: if the client was late,
         the one overestimates the server's latency and the other underestimates it.
         """
-        workload = make(replace(self.recipe, requests=self.requests, rate=rate, seed=seed))
+        workload = make(replace(self.found.recipe, requests=self.requests, rate=rate, seed=seed))
         title = f"seed {seed}, {rate:.3g} requests/s"
+        share = self.found.share
         played: list[tuple[Measured, Backlog]] = []
         for _ in range(PLAYS):
             settled_stats(self.server.target)  # requests that were cut must have ended
@@ -161,25 +159,25 @@ class Search:
                 )
             if run.interrupted:
                 raise KeyboardInterrupt
-            measured = measure(run, self.objectives)
+            measured = measure(run, self.found.objectives)
             verdict = judge(run, measured)
             if verdict.word == INVALID_CLIENT:
                 continue
             played.append((measured, verdict.backlog))
-            if verdict.word == FAILED or evidence(played).decided(self.share):
+            if verdict.word == FAILED or evidence(played).decided(share):
                 break
         if not played:
             raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s: {verdict.reason}")
         e = evidence(played)
         word = FAILED if verdict.word == FAILED else VALID if e.keeps_up else SATURATED
-        passed = word == VALID and e.passes(self.share)
+        passed = word == VALID and e.passes(share)
         shares = e.good / e.asked, e.good_sent / e.asked
-        self.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
+        self.found.probes.append(Probe(seed, rate, *shares, passed, word, len(played)))
         say(f"{title}: {shares[0]:.1%} good, {'passed' if passed else 'failed'} ({word})")
         # A server that refuses requests is alive, and the rate too high.
         if word == FAILED and (why := self.server.failure()) is not None:
             raise ServerError(f"at {rate:.3g} requests/s: {verdict.reason}; {why}")
-        if word == VALID and not e.agrees(self.share):
+        if word == VALID and not e.agrees(share):
             raise SearchError(INVALID_CLIENT, f"at {rate:.3g} requests/s the client was too late")
         return passed
 
@@ -274,9 +272,9 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
         latest = _latest_good_end(objectives, longest)
         search = Search(
-            server, fleet.crew, recipe, objectives, args.share,
+            found, server, fleet.crew,
             None if latest is None else max(latest, 5 * alone.longest_s),
-            max(args.requests, math.ceil(limit * least_s)), found.probes,
+            max(args.requests, math.ceil(limit * least_s)),
         )  # fmt: skip
         for seed in range(args.seed, args.seed + args.seeds):
             found.brackets.append(

@@ -156,8 +156,8 @@ def _resampled(n: int) -> Floats:
 
 
 @lru_cache
-def student_t(degrees: int, confidence: float = 0.95) -> float:
-    """The two-sided Student-t quantile, from its density summed by Simpson's rule.
+def student_t(degrees: int) -> float:
+    """The two-sided 95 % quantile of Student's t, from its density summed by Simpson's rule.
 
     Substituting t = sqrt(v) tan(a) makes the density cos(a)^(v-1) over a finite range.
     """
@@ -166,7 +166,7 @@ def student_t(degrees: int, confidence: float = 0.95) -> float:
     step = angle[1]
     simpson = (density[:-2:2] + 4 * density[1:-1:2] + density[2::2]) * step / 3
     mass = np.concatenate([[0.0], np.cumsum(simpson)])
-    at = float(np.interp(confidence, mass / mass[-1], angle[::2]))
+    at = float(np.interp(0.95, mass / mass[-1], angle[::2]))
     return math.sqrt(degrees) * math.tan(at)
 
 

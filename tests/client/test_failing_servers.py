@@ -302,14 +302,12 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
 
 
 def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Faulty) -> None:
-    probes: list[capacity.Probe] = []
     server = Server(parse_target(faulty("busy", after=0)))
+    system = System("busy", None, server.target)
+    found = capacity.Findings(system, RECIPE, Objectives(ttft_s=60.0), 0.9, 0.05)
     with Crew() as crew:
-        search = capacity.Search(
-            server, crew, RECIPE, Objectives(ttft_s=60.0), 0.9, None, 12, probes
-        )
-        assert not search.probe(0, 50.0)
-    assert [(p.good, p.passed, p.verdict) for p in probes] == [(0.0, False, "FAILED")]
+        assert not capacity.Search(found, server, crew, None, 12).probe(0, 50.0)
+    assert [(p.good, p.passed, p.verdict) for p in found.probes] == [(0.0, False, "FAILED")]
 
 
 def test_a_limit_is_measured_for_longer_until_tokens_arrive(faulty: Faulty, tmp_path: Path) -> None:
