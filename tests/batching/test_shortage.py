@@ -19,8 +19,9 @@ from seams import Advance, Plan, Policy, Request, Sampling, Served, View
 from tests.batching.virtual import MODES, World, check_closed
 
 
-def world_of(policy: Policy, budget: int = 4096, **ledger: int) -> World:
-    mode = replace(MODES[3], policy=lambda _: policy, ledger=partial(Ledger, **ledger))
+def world_of(policy: Policy, budget: int = 4096, growth_tokens: int | None = None) -> World:
+    ledger = partial(Ledger, growth_tokens=growth_tokens)
+    mode = replace(MODES[3], policy=lambda _: policy, ledger=ledger)
     return World(mode, budget=budget)
 
 
