@@ -17,8 +17,9 @@ share of the limit and not the limit.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +28,9 @@ import torch
 from benchmarks.harness.report import options, save
 from kernels import linear_kernel, load_library
 from model import DTYPES
-from models.gpt2 import GPTConfig
+from models.networks import Config
+from models.weights.pieces import is_linear, shapes_of
+from models.weights.source import WeightSource
 
 READ_BYTES = 2**29
 TIMES = 200_000  # of a loop's round: milliseconds
@@ -47,6 +50,10 @@ ARGUMENTS = {
     "rate_amx_int8": [ctypes.c_int64],
 }
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+# pieces of a block that its attention needs
+BEFORE_ATTENTION = ("ln_1", "q", "k", "v", "q_norm", "k_norm")
+COMPUTES_STORED = "int8"  # the dtype whose instructions multiply a file's quantised weights
+Bits = Mapping[str, float]  # of a value of each piece (models/weights/pieces.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +88,82 @@ def pass_of(rows: Iterable[tuple[int, int, bool]]) -> Pass:
     )
 
 
-def weights_of(config: GPTConfig) -> int:
+def matrices_of(config: Config) -> list[tuple[str, int]]:
+    """The matrices of the blocks' linear layers, and how many weights each has."""
+    pieces = shapes_of(config).items()
+    return [(piece, math.prod(shape)) for piece, shape in pieces if is_linear(piece)]
+
+
+def weights_of(config: Config) -> int:
     """Parameters of the blocks that a token reads: matrices, biases, norms."""
-    c = config.n_embd
-    return config.n_layer * (12 * c * c + 13 * c)
+    pieces = shapes_of(config).items()
+    return sum(math.prod(shape) for piece, shape in pieces if piece.startswith("blocks."))
 
 
-def bytes_of(done: Pass, config: GPTConfig, dtype: str) -> int:
-    c = config.n_embd
-    # without a token to draw, neither the head nor the last block after its attention is computed
-    unread = 0 if done.drawn else 9 * c * c + 8 * c
-    head = config.vocab_size * c if done.drawn else 0
-    keys_and_values = 2 * config.n_layer * c * done.cached
-    weights = WEIGHT_BYTES[dtype] * (weights_of(config) - unread + head)
-    return weights + DTYPES[dtype].itemsize * keys_and_values
+def after_attention(piece: str, config: Config) -> bool:
+    """Whether a block's piece is in the last block and after its attention: it is needed for the
+    tokens to draw only."""
+    block, own = piece.split(".")[1:3]
+    return int(block) == config.n_layer - 1 and own not in BEFORE_ATTENTION
 
 
-def operations_of(done: Pass, config: GPTConfig) -> int:
-    c = config.n_embd
-    # of a block's 12, 9 follow its attention: the last block's are for the tokens to draw only
-    matrices = 12 * config.n_layer * done.tokens - 9 * (done.tokens - done.drawn)
-    linear = 2 * c * c * matrices
-    head = 2 * c * config.vocab_size * done.drawn
-    attention = 4 * c * config.n_layer * done.pairs
+def weight_bytes(piece: str, dtype: str, bits: Bits | None) -> float:
+    """Of one weight."""
+    return WEIGHT_BYTES[dtype] if bits is None else bits[piece] / 8
+
+
+def bytes_of(done: Pass, config: Config, dtype: str, bits: Bits | None = None) -> int:
+    """`bits`: of the weights, where they are not all of `dtype`."""
+    read = 0.0
+    for piece, shape in shapes_of(config).items():
+        if piece.startswith("blocks."):
+            needed = done.drawn or not after_attention(piece, config)
+        else:
+            needed = piece == head_of(config) and bool(done.drawn)
+        if needed:
+            read += math.prod(shape) * weight_bytes(piece, dtype, bits)
+    a_key = DTYPES[dtype].itemsize * config.kv_heads * config.head_dim
+    return int(read) + 2 * whole_layers(config) * a_key * done.cached
+
+
+def operations_of(done: Pass, config: Config) -> int:
+    linear = 0
+    for piece, weights in matrices_of(config):
+        linear += 2 * weights * (done.drawn if after_attention(piece, config) else done.tokens)
+    head = 2 * config.n_embd * config.vocab_size * done.drawn
+    attention = 4 * config.n_head * config.head_dim * whole_layers(config) * done.pairs
     return linear + head + attention
 
 
-def least_seconds(passes: Sequence[Pass], config: GPTConfig, dtype: str, limits: Limits) -> float:
+def stored_bits(source: WeightSource) -> Bits:
+    """Of the weights as they lie in a GGUF file, with the scales of their blocks."""
+    import gguf  # takes a while
+
+    def bits(piece: str) -> float:
+        values, size = gguf.GGML_QUANT_SIZES[
+            gguf.GGMLQuantizationType[source.storage(piece).upper()]
+        ]
+        return 8 * size / values
+
+    return {piece: bits(piece) for piece in shapes_of(source.config)}
+
+
+def head_of(config: Config) -> str:
+    return "wte.weight" if config.tied else "head.weight"
+
+
+def whole_layers(config: Config) -> int:
+    """Layers whose attention is counted. Those with a window read and compute less than the whole
+    context, so they count as free."""
+    return config.windows.count(None)
+
+
+def least_seconds(
+    passes: Sequence[Pass], config: Config, dtype: str, limits: Limits, bits: Bits | None = None
+) -> float:
     return sum(
         max(
-            bytes_of(done, config, dtype) / limits.read_bytes_per_s,
+            bytes_of(done, config, dtype, bits) / limits.read_bytes_per_s,
             operations_of(done, config) / limits.operations_per_s[dtype],
         )
         for done in passes

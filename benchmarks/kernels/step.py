@@ -3,6 +3,7 @@
     python -m benchmarks.kernels.step                        # 64 rows that decode over 130 tokens
     python -m benchmarks.kernels.step --dtype int8 --rows 1
     python -m benchmarks.kernels.step --rows 1 --tokens 512 --past 0    # a prefill
+    python -m benchmarks.kernels.step --model smollm2 --dtype auto    # as its file has them
 
 Each part has the bytes that it must read and the operations that it must do; its limit is the
 longer of the two times that the machine needs for them (benchmarks/limits.py). Optimise parts that
@@ -13,24 +14,39 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from torch import nn
-
 from benchmarks.harness.report import options, save, table
-from benchmarks.limits import WEIGHT_BYTES, Limits, describe, measure, pass_of
+from benchmarks.limits import (
+    COMPUTES_STORED,
+    Bits,
+    Limits,
+    after_attention,
+    describe,
+    head_of,
+    matrices_of,
+    measure,
+    pass_of,
+    stored_bits,
+    weight_bytes,
+    whole_layers,
+)
 from model import DTYPES, LoadOptions, load_model
-from models.gpt2 import GPTConfig
+from models.networks import Config
+from models.weights.checkpoint import open_source
+from models.weights.pieces import FUSED
 from runtime.attention import RaggedAttention
 from runtime.executor import Executor
 from seams import Opening, Sampling, Step
 
 ROUNDS = 7
-LINEARS = ("qkv", "attn_proj", "fc", "mlp_proj", "head")
-NORMS = ("ln_1", "ln_2", "ln_f")
+AS_STORED = "auto"  # the types of a GGUF file
+LINEARS = ("qkv", "attn_proj", "fc", "gate_up", "mlp_proj", "head")
+NORMS = ("ln_1", "ln_2", "ln_f", "attn_norm", "mlp_norm")  # a rotation contains its own
+OTHERS = ("rotation", "gated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +71,28 @@ class Part:
         )
 
 
-def needs(config: GPTConfig, dtype: str, shape: Shape) -> dict[str, tuple[int, int]]:
-    """Bytes and operations of the parts where they matter."""
-    c, tokens = config.n_embd, shape.rows * shape.tokens
+def needs(
+    config: Config, dtype: str, shape: Shape, bits: Bits | None = None
+) -> dict[str, tuple[int, int]]:
+    """Bytes and operations of the parts where they matter. `bits`: as of `bytes_of`."""
+    tokens = shape.rows * shape.tokens
     done = pass_of([(shape.past, shape.tokens, True)] * shape.rows)
-    sizes = {"qkv": 3 * c * c, "attn_proj": c * c, "fc": 4 * c * c, "mlp_proj": 4 * c * c}
-    after_attention = (config.n_layer - 1) * tokens + done.drawn
-    found = {
-        name: (
-            WEIGHT_BYTES[dtype] * size * config.n_layer,
-            2 * size * (config.n_layer * tokens if name == "qkv" else after_attention),
-        )
-        for name, size in sizes.items()
-    }
-    head = c * config.vocab_size
-    found["head"] = WEIGHT_BYTES[dtype] * head, 2 * head * done.drawn
-    of_cache = 2 * c * config.n_layer * done.cached * DTYPES[dtype].itemsize
-    found["attention"] = of_cache, 4 * c * config.n_layer * done.pairs
-    return found
+    layer_of = {piece: layer for layer, pieces in FUSED.items() for piece in pieces}
+    read: dict[str, float] = defaultdict(float)
+    computed: dict[str, int] = defaultdict(int)
+    for piece, weights in matrices_of(config):
+        own = piece.split(".")[-2]
+        part = layer_of.get(own, own)
+        read[part] += weights * weight_bytes(piece, dtype, bits)
+        computed[part] += 2 * weights * (done.drawn if after_attention(piece, config) else tokens)
+    head = config.n_embd * config.vocab_size
+    read["head"] = head * weight_bytes(head_of(config), dtype, bits)
+    computed["head"] = 2 * head * done.drawn
+    layers = whole_layers(config)
+    a_key = DTYPES[dtype].itemsize * config.kv_heads * config.head_dim
+    read["attention"] = 2 * layers * a_key * done.cached
+    computed["attention"] = 4 * config.n_head * config.head_dim * layers * done.pairs
+    return {part: (int(read[part]), computed[part]) for part in read}
 
 
 class Clock:
@@ -94,8 +114,8 @@ class Clock:
         """Wraps the parts of a model permanently."""
         for path, module in model.network.named_modules():
             name = path.rpartition(".")[2]
-            if name in LINEARS or name in NORMS or isinstance(module, nn.Embedding):
-                part = "norms" if name in NORMS else name if name in LINEARS else "embedding"
+            part = "norms" if name in NORMS else "embedding" if name in ("wte", "wpe") else name
+            if part in (*LINEARS, *OTHERS, "norms", "embedding"):
                 module.forward = self.over(part, module.forward)
         lay_out, watched = model.lay_out, self
 
@@ -109,12 +129,11 @@ class Clock:
         sampler.draw = self.over("sampling", sampler.draw)
 
 
-def timed_steps(model: Executor, shape: Shape, sampling: Sampling) -> list[Part]:
+def timed_steps(
+    model: Executor, shape: Shape, sampling: Sampling, needed: Mapping[str, tuple[int, int]]
+) -> list[Part]:
     clock = Clock()
     clock.watch(model)
-    config = model.network.config
-    assert isinstance(config, GPTConfig)
-    needed = needs(config, model.info.dtype, shape)
     blocks = -(-(shape.past + shape.tokens) // model.block_tokens)
     rounds: list[dict[str, float]] = []
     for _ in range(ROUNDS + 1):  # the first fills the kernels' caches
@@ -161,7 +180,10 @@ def card(parts: Sequence[Part], limits: Limits, dtype: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__doc__, rounds=None, model="random:gpt2-medium", dtype="bfloat16")
+    parser = options(
+        __doc__, rounds=None, model="random:gpt2-medium", dtype="bfloat16",
+        known_dtypes=(*DTYPES, AS_STORED),
+    )  # fmt: skip
     parser.add_argument("--rows", type=int, default=64, help="default: %(default)s")
     parser.add_argument(
         "--tokens", type=int, default=1,
@@ -172,11 +194,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
     args = parser.parse_args(argv)
     shape = Shape(args.rows, args.tokens, args.past)
-    limits = measure([args.dtype])
+    dtype, bits = args.dtype, None
+    if dtype == AS_STORED:
+        source = open_source(args.model, seed=0)
+        dtype, bits = COMPUTES_STORED, stored_bits(source)
+    limits = measure([dtype])
     model = load_model(LoadOptions("dynamic", args.model, "cpu", args.dtype, 0, args.rows))
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=0)
-    parts = timed_steps(model, shape, sampling)
-    limits = limits.or_better(measure([args.dtype]))
+    needed = needs(model.network.config, dtype, shape, bits)
+    parts = timed_steps(model, shape, sampling, needed)
+    limits = limits.or_better(measure([dtype]))
     head = (
         f"{args.model} in {args.dtype}: {shape.rows} rows of {shape.tokens} new tokens over "
         f"{shape.past}; the machine {describe(limits)}\n"
@@ -185,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = {"shape": asdict(shape), "limits": asdict(limits), "parts": [asdict(p) for p in parts]}
     save(
         report,
-        head + card(parts, limits, args.dtype),
+        head + card(parts, limits, dtype),
         args.out,
         "step" if args.tokens == 1 else "prefill",
     )

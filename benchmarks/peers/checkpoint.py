@@ -1,5 +1,5 @@
-"""A model as a folder that other engines read: weights in float32, and a tokenizer for engines that
-require one."""
+"""A model as other engines read it: a folder with weights in float32 and a tokenizer, and GGUF
+files. Each is written once."""
 
 from __future__ import annotations
 
@@ -10,22 +10,64 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.hub import write_folder
 from model_server.quantise import quantise
-from models.weights.checkpoint import load_network, save_checkpoint
+from models.gpt2 import GPTConfig
+from models.weights.checkpoint import find_files, load_network, open_source, save_checkpoint
+from models.weights.folder import FolderSource
+from models.weights.source import CheckpointError
+from seams import RANDOM_PREFIX
 from text.spelling import bytes_of_characters
 from text.vocabulary import load_tokenizer
 
 _END = "<|endoftext|>"
 
 
+class Prepared:
+    """The files of `model` under `root`; the folder is written at once."""
+
+    def __init__(self, model: str, root: Path) -> None:
+        self.model, self.folder = model, prepare(model, root)
+
+    @property
+    def file(self) -> Path | None:
+        """The GGUF file that the model is."""
+        if self.model.startswith(RANDOM_PREFIX):
+            return None
+        found = find_files(self.model)
+        return found if found.is_file() else None
+
+    def gguf(self, precision: str) -> Path:
+        """The file with weights in this precision, `file` being the model's own. Raises
+        CheckpointError."""
+        if precision == "file":
+            if self.file is None:
+                raise CheckpointError(
+                    f"model '{self.model}' is no GGUF file, which precision 'file' means"
+                )
+            return self.file
+        path = self.folder.with_name(f"{self.folder.name}-{precision}.gguf")
+        if not path.exists():
+            write_gguf(FolderSource(self.folder), path, precision)
+        return path
+
+
 def prepare(model: str, root: Path) -> Path:
-    """The folder of `model`, written unless it exists."""
+    """The folder of `model`, written unless it exists. Raises CheckpointError."""
     folder = root / model.replace(":", "-").replace("/", "-")
     done = folder / "tokenizer_config.json"  # written last
     if not done.exists():
-        network = load_network(model, torch.device("cpu"), torch.float32, seed=0)
-        save_checkpoint(network, folder, torch.float32)
-        _save_tokenizer(model, folder, network.config.vocab_size)
+        source = open_source(model, seed=0)
+        if isinstance(source.config, GPTConfig):
+            save_checkpoint(
+                load_network(model, torch.device("cpu"), torch.float32, seed=0),
+                folder,
+                torch.float32,
+            )
+        else:
+            write_folder(source, folder)
+        _save_tokenizer(model, folder, source.config.vocab_size)
         done.write_text(
             json.dumps(
                 {

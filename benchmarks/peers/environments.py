@@ -65,7 +65,7 @@ PEERS = [
         variables=VLLM_VARIABLES | {"PEER_EAGER": "1"},
         preload=(MALLOC,),
     ),
-    Peer("llama.cpp", "llamacpp", "with_llamacpp", dtypes=ALL),
+    Peer("llama.cpp", "llamacpp", "with_llamacpp", dtypes=(*ALL, "q8_0", "q4_0", "file")),
     Peer(
         "transformers, static",
         "transformers",

@@ -53,7 +53,8 @@ class Watched:
 def main() -> None:
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
     mode = cast(ModeName, task.runner)
-    model = load_model(LoadOptions(mode, task.folder, "cpu", task.dtype, 0, task.limit))
+    weights, dtype = (task.file, "auto") if task.file else (task.folder, task.dtype)
+    model = load_model(LoadOptions(mode, weights, "cpu", dtype, 0, task.limit))
     model.warm_up()
     jobs = [Job(p, n) for p, n in zip(task.prompts, task.output_tokens, strict=True)]
     few = [Job(job.prompt, min(job.output_tokens, WARM_UP_TOKENS)) for job in jobs]

@@ -26,7 +26,8 @@ WARM_UP_TOKENS = 8
 class Task:
     runner: str  # a module of engines/
     folder: str  # the weights, as a Hugging Face checkpoint in float32
-    dtype: str  # float32, bfloat16 or int8
+    file: str  # the weights, as a GGUF file; empty for engines that do not read it
+    dtype: str  # float32, bfloat16, int8, or what the file has: q8_0, q4_0, file
     limit: int  # requests that may run at once
     prompts: list[list[int]]
     output_tokens: list[int]

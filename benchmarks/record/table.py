@@ -78,9 +78,23 @@ def _bench(
 
 def _peers(work: str, minutes: float, options: str) -> Recording:
     """Beside the two peers that decode fastest; all peers take more than an hour."""
+    return _beside(work, minutes, f"""--peers "ours, nobatch" "OpenVINO GenAI" vLLM {options}""")
+
+
+def _beside(work: str, minutes: float, options: str) -> Recording:
     name = f"peers-{work}"
-    command = f"""peers --peers "OpenVINO GenAI" vLLM {options}"""
-    return _rare(_bench(name, minutes, command, _PEERS, f"{name}.json", LOOP, "peers"))
+    return _rare(_bench(name, minutes, f"peers {options}", _PEERS, f"{name}.json", LOOP, "peers"))
+
+
+def _decoder(model: str, file: str, work: str, minutes: float, options: str = "") -> Recording:
+    """llama.cpp reads the same file; in other precisions it takes minutes a round."""
+    short = model.replace(":", "-")
+    name = "-".join(filter(None, [short, work, "bfloat16", "int8", file]))
+    return _beside(
+        name, minutes,
+        f"--model {model} --dtypes bfloat16 int8 {file} {options} "
+        f'--peers "OpenVINO GenAI" llama.cpp={file}',
+    )  # fmt: skip
 
 
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
@@ -126,6 +140,16 @@ TABLE: tuple[Recording, ...] = (
     _peers(
         "single-float32-bfloat16-int8", 11, "--work single --dtypes float32 bfloat16 int8"
     ),
+    _decoder("smollm2", "file", "", 10),
+    _decoder("smollm2", "file", "mixed", 9, "--work mixed"),
+    _decoder("smollm2", "file", "sampled", 11, "--sampled"),
+    _decoder("smollm2", "file", "prefill", 9, "--work prefill"),
+    _decoder("smollm2", "file", "single", 4, "--work single"),
+    _decoder("random:qwen3-0.6b", "q4_0", "", 40),
+    _decoder("random:qwen3-0.6b", "q4_0", "mixed", 40, "--work mixed"),
+    _decoder("random:qwen3-0.6b", "q4_0", "sampled", 40, "--sampled"),
+    _decoder("random:qwen3-0.6b", "q4_0", "prefill", 40, "--work prefill"),
+    _decoder("random:qwen3-0.6b", "q4_0", "single", 8, "--work single"),
     _rare(_bench("http-peers", 11, "http.peers", _HTTP, "http-peers.json", SERVER, "peers")),
     _bench("streams", 4, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(

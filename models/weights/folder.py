@@ -50,10 +50,10 @@ _PREFIXES = ("transformer.", "model.")  # which some exports omit
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Stored:
     """Where a piece lies: a tensor, and which of the parts of its outputs is meant."""
 
-    tensor: str
+    name: str
     transposed: bool = False
     part: int = 0
     parts: int = 1
@@ -71,7 +71,7 @@ class FolderSource(WeightSource):
         self._read_bytes = 0
 
     def shape(self, piece: str) -> Shape | None:
-        where = self._where(piece)
+        where = tensor_of(piece, self.config)
         found = self._tensor(where)
         if found is None:
             return None
@@ -81,12 +81,12 @@ class FolderSource(WeightSource):
         is_int8 = self._int8 and is_linear(piece)
         if stored != implied:
             raise CheckpointError(
-                f"{self.place}: tensor '{where.tensor}' has shape {stored}, config.json implies "
+                f"{self.place}: tensor '{where.name}' has shape {stored}, config.json implies "
                 f"{implied}"
             )
         if (found.get_dtype() == "I8") != is_int8:
             raise CheckpointError(
-                f"{self.place}: tensor '{where.tensor}' is {found.get_dtype()}, config.json "
+                f"{self.place}: tensor '{where.name}' is {found.get_dtype()}, config.json "
                 f"implies {'I8' if is_int8 else 'a floating-point type'}"
             )
         if is_int8:
@@ -96,20 +96,20 @@ class FolderSource(WeightSource):
     def storage(self, piece: str) -> str:
         if self._int8 and is_linear(piece):
             return "int8"
-        return str(self._tensor(self._where(piece)).get_dtype())
+        return str(self._tensor(tensor_of(piece, self.config)).get_dtype())
 
     def values(self, piece: str, rows: slice, columns: slice) -> Tensor:
-        where = self._where(piece)
+        where = tensor_of(piece, self.config)
         found = self._slice(piece, where, rows, columns)
         if self._int8 and is_linear(piece):
             return found.float() * self._scale(piece, rows)[:, None]
         return found.float() + where.added if where.added else found
 
     def raw(self, piece: str, rows: slice, columns: slice) -> Raw | None:
-        data = self._slice(piece, self._where(piece), rows, columns)
+        data = self._slice(piece, tensor_of(piece, self.config), rows, columns)
         return Raw("int8", data.contiguous(), self._scale(piece, rows))
 
-    def _slice(self, piece: str, where: _Place, rows: slice, columns: slice) -> Tensor:
+    def _slice(self, piece: str, where: Stored, rows: slice, columns: slice) -> Tensor:
         start, stop, _ = rows.indices(self._shapes[piece][0])
         first = where.part * self._shapes[piece][0]
         rows = slice(first + start, first + stop)
@@ -122,46 +122,28 @@ class FolderSource(WeightSource):
         return found
 
     def _scale(self, piece: str, rows: slice) -> Tensor:
-        where = self._where(piece)
+        where = tensor_of(piece, self.config)
         start, stop, _ = rows.indices(self._shapes[piece][0])
         first = where.part * self._shapes[piece][0]
-        scale: Tensor = self._named(f"{where.tensor}_scale")[first + start : first + stop]
+        scale: Tensor = self._named(f"{where.name}_scale")[first + start : first + stop]
         return scale.float().flatten()
 
     def _check_scale(self, piece: str) -> None:
-        where = self._where(piece)
-        found = self._named(f"{where.tensor}_scale")
+        where = tensor_of(piece, self.config)
+        found = self._named(f"{where.name}_scale")
         implied = (where.parts * self._shapes[piece][0], 1)
         if found is None:
             raise CheckpointError(
-                f"{self.place}: tensors are missing: {where.tensor}_scale, which config.json "
-                "implies"
+                f"{self.place}: tensors are missing: {where.name}_scale, which config.json implies"
             )
         if tuple(found.get_shape()) != implied:
             raise CheckpointError(
-                f"{self.place}: tensor '{where.tensor}_scale' has shape "
+                f"{self.place}: tensor '{where.name}_scale' has shape "
                 f"{tuple(found.get_shape())}, config.json implies {implied}"
             )
 
-    def _where(self, piece: str) -> _Place:
-        layer, _, kind = piece.rpartition(".")
-        block, _, own = layer.rpartition(".")
-        if isinstance(self.config, GPTConfig):
-            if not block:
-                return _Place(piece)
-            name = f"{block.replace('blocks', 'h')}.{GPT2_NAMES[own]}.{kind}"
-            place = "qkv".find(own)  # of one tensor
-            transposed = not own.startswith("ln_") and kind == "weight"
-            return _Place(name, transposed, max(place, 0), 1 if place < 0 else 3)
-        names = _DECODER_NAMES | (_WITH_NORMS_AFTER if self.config.norms_after else {})
-        holder = f"{block.replace('blocks', 'layers')}." if block else ""
-        # Gemma's norms multiply by one more than what is stored
-        is_norm = own.startswith("ln_") or own.endswith("_norm")
-        added = 1.0 if is_norm and self.config.family == "gemma3_text" else 0.0
-        return _Place(f"{holder}{names[own]}.{kind}", added=added)
-
-    def _tensor(self, where: _Place) -> Any:
-        return self._named(where.tensor)
+    def _tensor(self, where: Stored) -> Any:
+        return self._named(where.name)
 
     def _named(self, name: str) -> Any:
         """A tensor of which what is asked for is read; None: there is none."""
@@ -174,6 +156,25 @@ class FolderSource(WeightSource):
         if path not in self._handles:
             self._handles[path] = _opened(path)
         return self._handles[path].get_slice(full)
+
+
+def tensor_of(piece: str, config: Config) -> Stored:
+    """Where a piece lies. Prefixes, which some exports omit, are no part of the name."""
+    layer, _, kind = piece.rpartition(".")
+    block, _, own = layer.rpartition(".")
+    if isinstance(config, GPTConfig):
+        if not block:
+            return Stored(piece)
+        name = f"{block.replace('blocks', 'h')}.{GPT2_NAMES[own]}.{kind}"
+        place = "qkv".find(own)  # of one tensor
+        transposed = not own.startswith("ln_") and kind == "weight"
+        return Stored(name, transposed, max(place, 0), 1 if place < 0 else 3)
+    names = _DECODER_NAMES | (_WITH_NORMS_AFTER if config.norms_after else {})
+    holder = f"{block.replace('blocks', 'layers')}." if block else ""
+    # Gemma's norms multiply by one more than what is stored
+    is_norm = own.startswith("ln_") or own.endswith("_norm")
+    added = 1.0 if is_norm and config.family == "gemma3_text" else 0.0
+    return Stored(f"{holder}{names[own]}.{kind}", added=added)
 
 
 def _opened(path: Path) -> Any:
@@ -217,8 +218,10 @@ def linear_names(folder: Path) -> dict[str, bool]:
     """The matrices of a folder's linear layers, and whether they are stored transposed. Raises
     CheckpointError."""
     source = FolderSource(folder)
-    places = [source._where(piece) for piece in shapes_of(source.config) if is_linear(piece)]
-    return {source._files[place.tensor][1]: place.transposed for place in places}
+    places = [
+        tensor_of(piece, source.config) for piece in shapes_of(source.config) if is_linear(piece)
+    ]
+    return {source._files[place.name][1]: place.transposed for place in places}
 
 
 def read_config(folder: Path) -> Config:

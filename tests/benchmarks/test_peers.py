@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 
 from benchmarks.bare import Job
 from benchmarks.limits import Limits, Pass
-from benchmarks.peers import __main__ as peers
+from benchmarks.peers import results, work
+from benchmarks.peers.__main__ import chosen
 from benchmarks.peers.checkpoint import prepare_int8
 from benchmarks.peers.environments import HERE, PEERS
 from models.gpt2 import GPT, GPTConfig
@@ -18,7 +21,7 @@ from models.weights.checkpoint import save_checkpoint
 from models.weights.folder import has_int8
 
 
-class SmallWork(peers.Work):
+class SmallWork(work.Work):
     """Two requests, without a checkpoint."""
 
     def __init__(self, scratch: Path) -> None:
@@ -28,7 +31,7 @@ class SmallWork(peers.Work):
         self.temperature, self.top_p = 0.0, 1.0
 
 
-def run(tmp_path: Path, program: str) -> peers.Result:
+def run(tmp_path: Path, program: str) -> results.Result:
     """A program in the place of a runner."""
     script = tmp_path / "runner.py"
     script.write_text(f"import json, pathlib, sys\n{program}\n")
@@ -61,27 +64,56 @@ def test_a_peer_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     assert "none" in result.error
 
 
-def rounds_of(engine: str, *tokens: int) -> list[peers.Result]:
+def rounds_of(engine: str, *tokens: int) -> list[results.Result]:
     """A second each."""
-    return [peers.Result("float32", engine, 2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
+    return [results.Result("float32", engine, 2, n, 1.0, passes=[Pass(1, 1, 1, 1)]) for n in tokens]
 
 
 def test_ours_is_compared_with_the_fastest_valid_peer_round_by_round(tmp_path: Path) -> None:
-    results = [
-        *rounds_of(peers.OURS, 100, 120, 80),  # the machine drifts by half
+    rounds = [
+        *rounds_of(results.OURS, 100, 120, 80),  # the machine drifts by half
         *rounds_of("slow", 40, 40, 40),
         *rounds_of("fast", 80, 96, 64),
-        *[peers.Result("float32", "broken", 2, error="no tokens")] * 3,
+        *[results.Result("float32", "broken", 2, error="no tokens")] * 3,
     ]
     limits = Limits(1e9, {"float32": 1e9})
-    work = SmallWork(tmp_path)
-    found = peers.summary(results, limits, work)
+    found = results.summary(rounds, limits, SmallWork(tmp_path))
     best = found["float32"]["ours / the best peer (fast)"]
     assert (best.value, best.low, best.high) == pytest.approx((1.25, 1.25, 1.25))
     assert best.drift == pytest.approx(1.5)
-    card = peers.card("it", results, limits, found)
+    card = results.card("it", rounds, limits, found)
     assert "| float32 | fast | 3 | 2 | 80 | 80.0 | 1.25 [1.25, 1.25], a tie |" in card
     assert "| float32 | broken | - | 2 | - | - | - | - | no tokens |" in card
+
+
+def test_ours_is_also_compared_with_the_fastest_peer_in_any_precision(tmp_path: Path) -> None:
+    rounds = [*rounds_of(results.OURS, 100, 120), *rounds_of("float", 50, 60)]
+    rounds += [replace(r, dtype="int8") for r in rounds_of("narrow", 80, 96)]
+    found = results.summary(rounds, Limits(1e9, {"float32": 1e9}), SmallWork(tmp_path))
+    assert found["float32"]["ours / the best peer (float)"].value == pytest.approx(2)
+    in_any = found["float32"]["ours / the best peer in any precision (narrow in int8)"]
+    assert in_any.value == pytest.approx(1.25)
+
+
+def test_peers_are_chosen_with_some_of_their_precisions() -> None:
+    peers, with_nobatch = chosen(["llama.cpp=file,int8", "vLLM"])
+    assert [(peer.name, peer.dtypes) for peer in peers] == [
+        ("llama.cpp", ("file", "int8")),
+        ("vLLM", ("bfloat16", "float32", "int8")),
+    ]
+    assert not with_nobatch
+    assert chosen([results.NOBATCH]) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("vllm", "OpenVINO GenAI"), ("vLLM=q4_0", "allowed: bfloat16, float32, int8")],
+)
+def test_an_unknown_peer_or_precision_is_refused_with_those_that_exist(
+    name: str, allowed: str
+) -> None:
+    with pytest.raises(ArgumentTypeError, match=allowed):
+        chosen([name])
 
 
 def test_an_engine_that_reads_our_int8_gets_it_in_a_folder_beside_the_others(

@@ -1,0 +1,104 @@
+"""A decoder's weights as a folder in the Hugging Face layout, as its publishers distribute it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.description import Description
+from models.gpt2 import GPTConfig
+from models.rope import Rope
+from models.weights.folder import tensor_of
+from models.weights.pieces import shapes_of
+from models.weights.source import CheckpointError, WeightSource
+
+CLASSES = {
+    "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+}  # fmt: skip
+EVERYTHING = slice(None)
+
+
+def write_folder(source: WeightSource, folder: Path) -> None:
+    """`config.json` and `model.safetensors` in float32; quantised weights are dequantised. Raises
+    CheckpointError."""
+    config = source.config
+    if isinstance(config, GPTConfig) or config.family not in CLASSES:
+        raise CheckpointError(f"{source.place}: written here are {', '.join(CLASSES)}")
+    fields = fields_of(config)
+    tensors: dict[str, Tensor] = {}
+    for piece, shape in shapes_of(config).items():
+        values = torch.empty(shape)
+        source.read(piece, EVERYTHING, EVERYTHING, values)
+        tensor = tensor_of(piece, config)
+        prefix = "" if tensor.name.startswith("lm_head") else "model."
+        tensors[f"{prefix}{tensor.name}"] = values - tensor.added
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def fields_of(config: Description) -> dict[str, Any]:
+    """A `config.json`, with RoPE's fields by the names that `transformers` 4 and 5 both read."""
+    whole = next(
+        rope
+        for rope, window in zip(config.ropes, config.windows, strict=True)
+        if rope is not None and window is None
+    )
+    fields: dict[str, Any] = {
+        "model_type": config.family,
+        "architectures": [CLASSES[config.family]],
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_size": config.n_embd,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "rope_theta": whole.base,
+        "rope_scaling": _scaling(whole),
+        "attention_bias": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    if config.family == "gemma3_text":
+        local = next(
+            rope
+            for rope, window in zip(config.ropes, config.windows, strict=True)
+            if rope is not None and window is not None
+        )
+        del fields["hidden_act"]
+        fields |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": next(window for window in config.windows if window is not None),
+            "layer_types": [
+                "full_attention" if window is None else "sliding_attention"
+                for window in config.windows
+            ],
+            "rope_local_base_freq": local.base,
+            "query_pre_attn_scalar": round(config.head_dim / config.query_scale**2),
+        }
+    return fields
+
+
+def _scaling(rope: Rope) -> dict[str, Any] | None:
+    if rope.scaling == "default" and rope.divisors is None:
+        return None
+    if rope.scaling != "llama3" or rope.divisors is not None:
+        raise CheckpointError(f"RoPE scaling '{rope.scaling}'; written here are default and llama3")
+    return {
+        "rope_type": "llama3",
+        "factor": rope.factor,
+        "original_max_position_embeddings": rope.original,
+        "low_freq_factor": rope.low,
+        "high_freq_factor": rope.high,
+    }

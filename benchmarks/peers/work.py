@@ -1,0 +1,140 @@
+"""The tasks of a run, and each engine's process that does them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bare import WORKS
+from benchmarks.limits import COMPUTES_STORED, Limits, Pass, least_seconds, stored_bits
+from benchmarks.peers.checkpoint import Prepared, prepare_int8
+from benchmarks.peers.environments import BUILD, HERE, ROOT, Peer, python_of, variables_of
+from benchmarks.peers.results import Result
+from benchmarks.peers.runner import Task
+from models.weights.folder import read_config
+from models.weights.gguf import GGUFSource
+
+LIMIT = 64
+SAMPLED = 0.8, 0.9  # temperature and top_p, as clients often send them
+TIMEOUT_S = 900
+STORED = ("q8_0", "q4_0", "file")  # the types of a GGUF file, which ours and llama.cpp read
+
+
+def computing(dtype: str) -> str:
+    """The dtype whose instructions compute this precision."""
+    return COMPUTES_STORED if dtype in STORED else dtype
+
+
+class Work:
+    """The tasks, and the folder with them and their results during the run."""
+
+    def __init__(
+        self, model: str, kind: str, requests: int | None, sampled: bool, scratch: Path
+    ) -> None:
+        self.prepared = Prepared(model, BUILD / "models")
+        self.folder = self.prepared.folder
+        self.config = read_config(self.folder)
+        self.jobs = WORKS[kind](self.config.vocab_size)[:requests]
+        self.temperature, self.top_p = SAMPLED if sampled else (0.0, 1.0)
+        self.scratch = scratch
+
+    def prepare(self, dtypes: Sequence[str]) -> None:
+        """Writes the GGUF files that ours reads. Raises CheckpointError."""
+        for dtype in dtypes:
+            if dtype in STORED:
+                self.prepared.gguf(dtype)
+
+    def least_seconds(self, passes: Sequence[Pass], dtype: str, limits: Limits) -> float:
+        bits = stored_bits(GGUFSource(self.prepared.gguf(dtype))) if dtype in STORED else None
+        return least_seconds(passes, self.config, computing(dtype), limits, bits)
+
+    def do(
+        self,
+        engine: str,
+        command: Sequence[str],
+        runner: str,
+        dtype: str,
+        requests: int | None,
+        variables: Mapping[str, str],
+    ) -> Result:
+        jobs = self.jobs[:requests]
+        limit = 1 if runner == "nobatch" else LIMIT
+        if (runner, dtype) == ("with_vllm", "int8"):
+            prepare_int8(self.folder)
+        reads_gguf = dtype in STORED or runner == "with_llamacpp"
+        file = str(self.prepared.gguf(dtype)) if reads_gguf else ""
+        task = Task(
+            runner, str(self.folder), file, dtype, limit,
+            [job.prompt for job in jobs], [job.output_tokens for job in jobs],
+            self.temperature, self.top_p,
+        )  # fmt: skip
+        given, written = self.scratch / "task.json", self.scratch / "result.json"
+        given.write_text(json.dumps(asdict(task)))
+        written.unlink(missing_ok=True)
+        log = self.scratch / f"{engine}-{dtype}.log"
+        with log.open("w") as out:
+            try:
+                subprocess.run(
+                    [*command, str(given), str(written)],
+                    env=variables, cwd=ROOT, stdout=out, stderr=out, timeout=TIMEOUT_S, check=False,
+                )  # fmt: skip
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return Result(dtype, engine, len(jobs), error=str(error))
+        if not written.exists():
+            last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            return Result(dtype, engine, len(jobs), error=last[-1] if last else "no result")
+        return checked(dtype, engine, task, json.loads(written.read_text()))
+
+
+def checked(dtype: str, engine: str, task: Task, done: Mapping[str, Any]) -> Result:
+    """A result counts only if every request has exactly the requested number of tokens."""
+    wrong = [
+        (len(output), wanted)
+        for output, wanted in zip(done["outputs"], task.output_tokens, strict=True)
+        if len(output) != wanted
+    ]
+    if wrong:
+        error = f"{len(wrong)} requests have a wrong number of tokens: {wrong[0][0]}, "
+        return Result(dtype, engine, len(task.prompts), error=f"{error}asked for {wrong[0][1]}")
+    return Result(
+        dtype=dtype,
+        engine=engine,
+        requests=len(task.prompts),
+        tokens=sum(map(len, done["outputs"])),
+        seconds=done["seconds"],
+        settings=done["settings"],
+        outputs=done["outputs"],
+        passes=[Pass(**each) for each in done.get("passes", [])],
+    )
+
+
+def run_ours(work: Work, engine: str, mode: str, dtype: str, requests: int | None) -> Result:
+    command = [sys.executable, "-m", "benchmarks.peers.ours"]
+    variables = {n: v for n, v in os.environ.items() if not n.startswith(("EB_", "OMP_"))}
+    return work.do(engine, command, mode, dtype, requests, variables)
+
+
+def run_peer(work: Work, peer: Peer, dtype: str) -> Result:
+    command = [str(python_of(peer.environment)), "-P", str(HERE / "runner.py")]
+    variables = variables_of(peer)
+    return work.do(peer.name, command, peer.runner, dtype, peer.requests.get(dtype), variables)
+
+
+def once(measure: Callable[[], Result]) -> Callable[[], Result]:
+    """A peer that cannot run is not tried again in the next round."""
+    failed: list[Result] = []
+
+    def turn() -> Result:
+        result = failed[0] if failed else measure()
+        if result.error and not failed:
+            failed.append(result)
+            print(f"{result.dtype} {result.engine}: {result.error}", file=sys.stderr)
+        return result
+
+    return turn

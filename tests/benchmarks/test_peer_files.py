@@ -1,0 +1,120 @@
+"""What other engines read has the weights and the shape of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from benchmarks.peers.checkpoint import Prepared
+from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.hub import write_folder
+from models.gpt2 import GPTConfig
+from models.networks import Config
+from models.shapes import SHAPES
+from models.weights.checkpoint import save_checkpoint
+from models.weights.folder import FolderSource
+from models.weights.gguf import GGUFSource
+from models.weights.loader import load
+from models.weights.pieces import shapes_of
+from models.weights.source import CheckpointError, RandomSource, WeightSource
+
+EVERYTHING = slice(None)
+LAYERS = 6  # the last one of Gemma's has no window
+
+
+def small(name: str) -> RandomSource:
+    """A model of the shape `name`, with fewer and narrower layers."""
+    shape: Any = SHAPES[name]
+    config: Config = replace(
+        shape, vocab_size=96, context=64, n_layer=LAYERS, n_head=4, kv_heads=2, head_dim=32,
+        n_embd=64, mlp_width=96, ropes=shape.ropes[:LAYERS], windows=shape.windows[:LAYERS],
+    )  # fmt: skip
+    return RandomSource(config, 3, shapes_of(config))
+
+
+def values(source: WeightSource, piece: str) -> torch.Tensor:
+    return source.values(piece, EVERYTHING, EVERYTHING).float()
+
+
+DECODERS = ["llama-3.2-1b", "smollm2-135m", "qwen3-0.6b", "gemma-3-270m"]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_folder_has_the_weights_and_computes_the_same_in_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = small(name)
+    write_folder(source, tmp_path)
+    for piece in shapes_of(source.config):
+        assert torch.equal(values(FolderSource(tmp_path), piece), values(source, piece)), piece
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.arange(20) % 17
+    with torch.no_grad():
+        theirs = peer(ids[None]).logits[0]
+    assert (theirs - logits(source, ids)).abs().max() < 1e-4
+
+
+def logits(source: WeightSource, ids: torch.Tensor) -> torch.Tensor:
+    network = load(source)
+    scale = source.config.head_dim**-0.5
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        y = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+        return y.transpose(0, 1)
+
+    with torch.no_grad():
+        found: torch.Tensor = network.head(network(ids, torch.arange(len(ids)), attend))
+    return found
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_gguf_file_has_the_same_weights_and_shape(name: str, tmp_path: Path) -> None:
+    source = small(name)
+    write_gguf(source, tmp_path / "model.gguf", "float32")
+    found = GGUFSource(tmp_path / "model.gguf")
+    for piece in shapes_of(source.config):
+        assert torch.equal(values(found, piece), values(source, piece)), piece
+    ids = torch.arange(20) % 17
+    assert torch.allclose(logits(found, ids), logits(source, ids), atol=1e-5)
+
+
+def test_a_gguf_file_in_4_bits_has_its_head_in_8(tmp_path: Path) -> None:
+    source = small("qwen3-0.6b")
+    write_gguf(source, tmp_path / "model.gguf", "q4_0")
+    found = GGUFSource(tmp_path / "model.gguf")
+    kinds = {piece: found.storage(piece) for piece in shapes_of(source.config)}
+    assert kinds["wte.weight"] == "q8_0"
+    assert kinds["blocks.0.q.weight"] == kinds["blocks.5.mlp_proj.weight"] == "q4_0"
+    assert kinds["blocks.0.ln_1.weight"] == "F32"
+    error = values(found, "blocks.0.q.weight") - values(source, "blocks.0.q.weight")
+    assert error.abs().max() < 0.02  # a tenth of the largest of 32 weights of 0.02
+
+
+def test_gpt2_in_a_gguf_file_has_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
+    config = GPTConfig(vocab_size=11, context=16, n_layer=1, n_head=1, n_embd=32)
+    source = RandomSource(config, 3, shapes_of(config))
+    save_checkpoint(load(source), tmp_path, torch.float32)  # type: ignore[arg-type]
+    write_gguf(FolderSource(tmp_path), tmp_path / "model.gguf", "bfloat16")
+    tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    fused = tensors["blk.0.attn_qkv.weight"]
+    expected = torch.cat([values(source, f"blocks.0.{own}.weight") for own in "qkv"])
+    read = gguf.quants.dequantize(fused.data, fused.tensor_type)
+    assert torch.equal(torch.from_numpy(read), expected.bfloat16().float())
+    assert tensors["position_embd.weight"].tensor_type.name == "F32"
+
+
+def test_a_model_that_is_no_file_has_none_to_read(tmp_path: Path) -> None:
+    prepared = Prepared.__new__(Prepared)
+    prepared.model, prepared.folder = "random:qwen3-0.6b", tmp_path
+    with pytest.raises(CheckpointError, match="no GGUF file"):
+        prepared.gguf("file")
