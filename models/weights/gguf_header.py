@@ -7,24 +7,21 @@ little-endian. Types are those of ggml.h (`enum ggml_type`).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
+Thing = TypeVar("Thing")
+MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_HEADER_BYTES = 1 << 28  # vocabularies and merges take most of it: some 10 MB for 256,000
 MOST_TENSORS, MOST_KEYS = 1 << 16, 1 << 16
 MOST_STRING_BYTES, MOST_ARRAY_VALUES = 1 << 24, 1 << 24
 MOST_DIMENSIONS, MOST_VALUES = 4, 1 << 40  # of a tensor
-DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 1 << 20
+DEFAULT_ALIGNMENT, ALIGNMENTS = 32, [1 << power for power in range(21)]
 STRING, ARRAY = 8, 9
-SCALARS = {
-    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
-    12: "<d",
-}  # fmt: skip
+SCALARS = dict(zip([*range(8), 10, 11, 12], "BbHhIif?Qqd", strict=True))  # codes of struct
 # number in the file -> name, values of a block, bytes of a block
 TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
@@ -37,18 +34,14 @@ class GGUFError(ValueError):
     """A file that is not read; the message says what was found and what is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """`shape` has the outputs first: the file has them last."""
-
+class TensorInfo(NamedTuple):
     kind: str  # a name of TYPES
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # outputs first: the file has them last
     offset: int  # in the file
     row_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
@@ -75,31 +68,24 @@ class _Reader:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
             end = "; it is big-endian, allowed: little-endian" if swapped in VERSIONS else ""
             raise self._error(f"its version is {version}, allowed: 2, 3{end}")
-        tensors = self._count(MOST_TENSORS, "tensors")
-        keys = self._count(MOST_KEYS, "keys")
-        metadata: dict[str, Any] = {}
-        for _ in range(keys):
-            key = self._string("a key")
-            if key in metadata:
-                raise self._error(f"key '{key}' occurs twice")
-            metadata[key] = self._value(key)
+        tensors, keys = self._count(MOST_TENSORS, "tensors"), self._count(MOST_KEYS, "keys")
+        metadata = self._named(keys, "key", self._value)
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if (
-            not isinstance(alignment, int)
-            or not 1 <= alignment <= MOST_ALIGNMENT
-            or alignment & (alignment - 1)
-        ):
+        if not isinstance(alignment, int) or alignment not in ALIGNMENTS:
             raise self._error(f"general.alignment is {alignment!r}, allowed: a power of two")
-        found: dict[str, tuple[int, tuple[int, ...], int]] = {}
-        for _ in range(tensors):
-            name = self._string("a tensor's name")
-            if name in found:
-                raise self._error(f"tensor '{name}' occurs twice")
-            found[name] = self._tensor(name)
+        found = self._named(tensors, "tensor", self._tensor)
         start = -(-self._file.tell() // alignment) * alignment
-        return Header(
-            metadata, {n: self._placed(n, *of, start, alignment) for n, of in found.items()}
-        )
+        placed = {name: self._placed(name, *of, start, alignment) for name, of in found.items()}
+        return Header(metadata, placed)
+
+    def _named(self, count: int, what: str, read: Callable[[str], Thing]) -> dict[str, Thing]:
+        found: dict[str, Thing] = {}
+        for _ in range(count):
+            name = self._string(f"a {what}")
+            if name in found:
+                raise self._error(f"{what} '{name}' occurs twice")
+            found[name] = read(name)
+        return found
 
     def _tensor(self, name: str) -> tuple[int, tuple[int, ...], int]:
         dimensions = self._count(MOST_DIMENSIONS, f"dimensions of tensor '{name}'", "<I")
@@ -112,12 +98,10 @@ class _Reader:
         if kind not in TYPES:
             names = ", ".join(known for known, _, _ in TYPES.values())
             raise self._error(f"tensor '{name}' is of type {kind}, supported: {names}")
-        values, (known, block, block_bytes) = 1, TYPES[kind]
-        for size in shape:
-            values *= size
-            if not size >= 1 or values > MOST_VALUES:
-                raise self._error(f"tensor '{name}' has shape {shape}")
-        if not shape or shape[-1] % block:
+        values, (known, block, block_bytes) = math.prod(shape), TYPES[kind]
+        if min(shape, default=0) < 1 or values > MOST_VALUES:
+            raise self._error(f"tensor '{name}' has shape {shape}")
+        if shape[-1] % block:
             raise self._error(f"tensor '{name}' has rows that are no multiple of {block} values")
         if offset % alignment:
             raise self._error(f"tensor '{name}' is not aligned to {alignment} bytes")
@@ -129,27 +113,23 @@ class _Reader:
     def _value(self, key: str) -> Any:
         kind = self._number("<I", f"key '{key}'")
         if kind != ARRAY:
-            return self._reader(kind, key)()
+            return self._entry(kind, key)
         of = self._number("<I", f"key '{key}'")
         count = self._count(MOST_ARRAY_VALUES, f"values of key '{key}'")
         if of in SCALARS:
-            size = struct.calcsize(SCALARS[of])
-            taken = self._take(count * size, f"key '{key}'")
-            return list(struct.unpack(f"<{count}{SCALARS[of][1]}", taken))
-        read = self._reader(of, key)
-        return [read() for _ in range(count)]
+            taken = self._take(count * struct.calcsize(f"<{SCALARS[of]}"), f"key '{key}'")
+            return list(struct.unpack(f"<{count}{SCALARS[of]}", taken))
+        return [self._entry(of, key) for _ in range(count)]
 
-    def _reader(self, kind: int, key: str) -> Callable[[], Any]:
+    def _entry(self, kind: int, key: str) -> Any:
         if kind == STRING:
-            return lambda: self._string(f"key '{key}'")
+            return self._string(f"key '{key}'")
         if kind not in SCALARS:
             raise self._error(f"key '{key}' is of type {kind}, allowed: scalars, strings, lists")
-        return lambda: self._number(SCALARS[kind], f"key '{key}'")
+        return self._number(f"<{SCALARS[kind]}", f"key '{key}'")
 
     def _string(self, what: str) -> str:
-        size = self._number("<Q", what)
-        if size > MOST_STRING_BYTES:
-            raise self._error(f"{what} has {size} bytes, allowed: up to {MOST_STRING_BYTES}")
+        size = self._count(MOST_STRING_BYTES, f"bytes in {what}")
         return self._take(size, what).decode("utf-8", errors="replace")
 
     def _count(self, most: int, what: str, code: str = "<Q") -> int:

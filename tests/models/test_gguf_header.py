@@ -75,7 +75,7 @@ def tensor(name: str, sizes: tuple[int, ...], kind: int = 0, offset: int = 0) ->
         (b"GGUF" + number("<I", 1) + bytes(64), "its version is 1, allowed: 2, 3"),
         (file(named=2**40), "it has 1099511627776 tensors, allowed: up to 65536"),
         (file(count=2**63), "keys, allowed: up to 65536"),
-        (file(number("<Q", 2**60), 1), "a key has 1152921504606846976 bytes, allowed"),
+        (file(number("<Q", 2**60), 1), "it has 1152921504606846976 bytes in a key, allowed"),
         (file(number("<Q", 2000), 1), "it ends within a key"),
         (file(text("a") + number("<I", 13), 1), "key 'a' is of type 13, allowed"),
         (file((text("a") + number("<I", 0) + b"\1") * 2, 2), "key 'a' occurs twice"),
