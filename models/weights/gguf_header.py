@@ -133,10 +133,9 @@ class _Reader:
         return self._take(size, what).decode("utf-8", errors="replace")
 
     def _count(self, most: int, what: str, code: str = "<Q") -> int:
-        count: int = self._number(code, what)
-        if count > most:
+        if (count := self._number(code, what)) > most:
             raise self._error(f"it has {count} {what}, allowed: up to {most}")
-        return count
+        return int(count)
 
     def _number(self, code: str, what: str) -> Any:
         return struct.unpack(code, self._take(struct.calcsize(code), what))[0]
