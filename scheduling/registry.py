@@ -10,60 +10,102 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from scheduling.classes.budget import Budget
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
+from scheduling.composed import Joining, Order, Pausing
 from scheduling.contract import PolicyOptionError
+from scheduling.policies.fair_slack import FairSlack
 from scheduling.policies.orca import Orca
+from scheduling.policies.orders.deadline import Deadline
+from scheduling.policies.orders.dlpm import DLPM
+from scheduling.policies.orders.hrrn import HRRN
+from scheduling.policies.orders.mlfq import MLFQ
+from scheduling.policies.orders.priority import ByPriority
+from scheduling.policies.orders.program import Program
+from scheduling.policies.orders.srpt import SRPT
+from scheduling.policies.orders.vtc import VTC
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
 from scheduling.prediction.predictor import StepTime
 from seams import Policy
 
+Made = TypeVar("Made")
+
+JOINING: dict[str, Callable[..., Order]] = {
+    "hrrn": HRRN,
+    "vtc": VTC,
+    "dlpm": DLPM,
+    "deadline": Deadline,
+}
+PAUSING: dict[str, Callable[..., Order]] = {
+    "mlfq": MLFQ,
+    "priority": ByPriority,
+    "program": Program,
+    "srpt": SRPT,
+}
+
+
+def _composed(
+    admission: Callable[[Order, Policy], Policy],
+    order: Callable[..., Order],
+    options: Any,
+    predictor: StepTime | None = None,
+) -> Policy:
+    chunks = _made(StallFree, options, predictor)
+    return admission(_made(order, options, predictor), chunks)
+
+
+def _fair_slack(options: Any, predictor: StepTime | None = None) -> Policy:
+    chunks = _made(StallFree, options, predictor)
+    return _made(partial(FairSlack, chunks), options, predictor)
+
+
 POLICIES: dict[str, Callable[..., Policy]] = {
     "stall-free": StallFree,  # the default
     "orca": Orca,
     "tgi": TGI,
     "shortest-first": ShortestFirst,
+    **{name: partial(_composed, Joining, order) for name, order in JOINING.items()},
+    **{name: partial(_composed, Pausing, order) for name, order in PAUSING.items()},
+    "fair-slack": _fair_slack,
 }
 
-PAUSING = frozenset[str]()  # those that pause residents, so that others run instead
-IN_ORDER = frozenset({"orca", "tgi", "stall-free"})  # those that admit in order of arrival
+# those that admit in order of arrival
+IN_ORDER = frozenset({"orca", "tgi", "stall-free", "fair-slack"})
 
 
 def options_of(make: Callable[..., Any], options: Any) -> dict[str, Any]:
     """The server's options that `make` takes: those that its parameters name."""
     names = {field.name for field in fields(options)}
-    parameters = parameters_of(make)
+    parameters = inspect.signature(make).parameters
     taken = {name: getattr(options, name) for name in parameters if name in names}
     return {**taken, "options": options} if "options" in parameters else taken
 
 
-def parameters_of(make: Callable[..., Any]) -> Collection[str]:
-    return inspect.signature(make).parameters.keys()
+def _made(make: Callable[..., Made], options: Any, predictor: StepTime | None) -> Made:
+    learnt = inspect.signature(make).parameters
+    further = {"predictor": predictor} if "predictor" in learnt else {}
+    return make(**options_of(make, options), **further)
 
 
 def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> Policy:
     """`options`: a dataclass, the server's. `predictor`: its step time; None: nothing is learnt.
     Raises PolicyOptionError."""
-
-    def made(make: Callable[..., Policy]) -> Policy:
-        learnt = {"predictor": predictor} if "predictor" in parameters_of(make) else {}
-        return make(**options_of(make, options), **learnt)
-
     if name in POLICIES:
-        return made(POLICIES[name])
+        return _made(POLICIES[name], options, predictor)
     allowed = f"allowed: {', '.join(POLICIES)}, or a policy of your own as module:Class"
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise PolicyOptionError(f"--policy is '{name}'; {allowed}")
     try:
         make = getattr(importlib.import_module(module_name), class_name)
-        policy = made(make)
+        policy: Policy = _made(make, options, predictor)
     except Exception as error:  # any error of the module is reported to its author
         reason = f"{type(error).__name__}: {error}"
         raise PolicyOptionError(

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal
 
 from options import Group, OptionError, Options, flag
-from scheduling.registry import PAUSING
+from scheduling.registry import JOINING, PAUSING
 from web.browsers import host_names
 
 MODES = ("nobatch", "static", "dynamic")
@@ -22,7 +22,14 @@ QUEUE = Group("batch and queue")
 STATIC = Group("mode static", only="static")
 DYNAMIC = Group("mode dynamic", only="dynamic")
 TGI = Group("mode dynamic with --policy tgi", only="policy tgi")
-STALL_FREE = Group("mode dynamic with --policy stall-free", only="policy stall-free")
+CHUNKING = ("stall-free", *JOINING, *PAUSING, "fair-slack")
+STALL_FREE = Group(
+    "mode dynamic with --policy stall-free and those that build on it",
+    only=f"policy {', '.join(CHUNKING)}",
+)
+TARGETS = Group(
+    "mode dynamic with --policy deadline or fair-slack", only="policy deadline, fair-slack"
+)
 SHORTEST_FIRST = Group("mode dynamic with --policy shortest-first", only="policy shortest-first")
 DEFERRED = Group("deferred requests")
 TGI_API = Group("TGI's API")
@@ -156,8 +163,12 @@ class Config(Options):
     """when a response is sent: when its batch ends, or when its own request is complete"""
 
     policy: str = DYNAMIC.option("stall-free")
-    """which requests run next: stall-free, orca, tgi, shortest-first, or your own policy as
-    MODULE:CLASS"""
+    """which requests run next: stall-free (prompts in chunks beside decodes), orca (first come,
+    first served), tgi (prefill interrupts decode), shortest-first (fewest tokens to generate), hrrn
+    (longest wait for the work), vtc (the user who was served least), dlpm (the same, with prefix
+    hits), deadline (deadline and work), mlfq (who was served little), priority (X-Priority),
+    program (the program that was served least), srpt (least predicted work), fair-slack (prompts
+    use the slack of decodes), or your own policy as MODULE:CLASS"""
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
     """reserve: a request is admitted when the KV memory can hold all tokens that it may generate,
     and is never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs
@@ -181,6 +192,10 @@ class Config(Options):
     """most tokens in one iteration, decodes and prompt chunks together: a number above
     --max-batch-size, or auto (what takes 2.25 times as long as the decodes alone, learnt while the
     server runs; until then 256 more than --max-batch-size)"""
+    ttft_target_ms: float = TARGETS.option(1000.0, least=0.001, most=86_400_000)
+    """time to the first token that is due for requests that give no target"""
+    tpot_target_ms: float = TARGETS.option(100.0, least=0.001, most=86_400_000)
+    """time between tokens that is due for requests that give no target"""
     max_bypass: int = SHORTEST_FIRST.option(32, least=1, most=2**31)
     """how many later arrivals may overtake a request"""
 
@@ -310,7 +325,7 @@ class Config(Options):
             if only in MODES:
                 fits, where = only == self.mode, f"in mode {only}"
             else:  # the user's own policy may read the options of any other
-                fits = only == f"policy {self.policy}" or ":" in self.policy
+                fits = self.policy in only.removeprefix("policy ").split(", ") or ":" in self.policy
                 fits, where = fits and self.mode == "dynamic", f"with --{only}"
             if not fits:
                 found.append(f"{flag(option.name)} has an effect only {where}")

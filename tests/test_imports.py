@@ -48,8 +48,9 @@ FLOORS: dict[str, list[set[str]]] = {
     "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "entities", "loop"}, {"lines", "store"}, {"maintenance", "worker"}],
     "scheduling": [
-        {"contract", "fitting", "growth", "prediction"},
-        {"policies", "classes"},
+        {"contract", "fitting", "growth", "lending", "prediction", "waiting"},
+        {"classes", "composed"},
+        {"policies"},
         {"registry"},
     ],
 }

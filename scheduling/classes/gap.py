@@ -8,37 +8,11 @@ preempts the latest arrivals, which costs twice as many tokens).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
-from seams import Advance, Memory, Plan, Policy, Request, Trial, View
-
-
-class LentMemory(Memory):
-    """The memory as immediate requests see it: what deferred ones hold counts as available.
-    `lent`: the deferred residents."""
-
-    def __init__(self, memory: Memory, lent: Sequence[Request]) -> None:
-        self.memory = memory
-        self.lent = lent
-        self.num_blocks = memory.num_blocks
-
-    @property
-    def used(self) -> int:
-        return self.memory.used - self.memory.freed(self.lent)
-
-    @property
-    def cached(self) -> int:
-        return self.memory.cached
-
-    def freed(self, requests: Iterable[Request]) -> int:
-        return self.memory.freed(requests)
-
-    def hit_tokens(self, request: Request) -> int:
-        return self.memory.hit_tokens(request)
-
-    def trial(self, releasing: Iterable[Request] = ()) -> Trial:
-        return self.memory.trial([*self.lent, *releasing])
+from scheduling.lending import LentMemory
+from seams import Advance, Plan, Policy, Request, Trial, View
 
 
 def by_class(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:

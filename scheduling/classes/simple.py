@@ -42,13 +42,16 @@ class Wrapper(ABC):
 class Priority(Wrapper):
     """Immediate requests are admitted first; all residents are treated alike and decode in every
     iteration. A wrapped policy may sort its queue, so it sees only as many deferred requests as fit
-    beside all waiting immediate ones."""
+    beside all waiting immediate ones; and none where tokens for those would run out."""
 
     def mixed(self, view: View) -> Plan:
         waiting, queue = by_class(view.waiting)
         places = view.max_batch_size - len(view.resident) - len(waiting)
         besides = view.memory.fit([*waiting, *queue[: max(0, places)]]) - len(waiting)
         plan = self.inner.plan(replace(view, waiting=[*waiting, *queue[: max(0, besides)]]))
+        new, deferred = by_class(s.request for s in plan.advance if not s.request.resident)
+        if deferred and len(new) < len(waiting):
+            plan = self.inner.plan(replace(view, waiting=waiting))
         # if residents grow, the last newcomers may have to wait again
         return replace(plan, advance=sorted(plan.advance, key=_is_deferred_newcomer))
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.inference import Inference, TooLongError
+from scheduling.registry import IN_ORDER as ADMIT_IN_ORDER
 from seams import ServiceClass
 from tests.batching.virtual import (
     DYNAMIC_MODES,
@@ -124,7 +125,10 @@ def admitted_s(inference: Inference) -> float:
     return inference.record.end_s if at_s is None else at_s
 
 
-IN_ORDER = [MODES[0], *(mode for mode in DYNAMIC_MODES if "shortest" not in mode.name)]
+IN_ORDER = [
+    MODES[0],
+    *(mode for mode in DYNAMIC_MODES if mode.name.split(",")[0] in ADMIT_IN_ORDER),
+]
 
 
 @every(IN_ORDER)

@@ -3,14 +3,17 @@ than the policy says. The bounds are those of the docstrings in `scheduling/`.""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from engine.inference import Inference
+from scheduling.composed import Order
+from scheduling.registry import IN_ORDER, JOINING, POLICIES
 from tests.batching.test_any_workload import WORKLOADS, Client, admitted_s, play
 from tests.batching.virtual import (
     DYNAMIC_MODES,
@@ -21,7 +24,6 @@ from tests.batching.virtual import (
     World,
     check_closed,
     every,
-    every_policy,
 )
 from tests.examples import examples
 
@@ -34,10 +36,20 @@ STALL_BOUNDS: dict[str, Callable[[int, int], int]] = {
     "tgi": lambda _, longest: max(PREFILL_TOKENS, longest),
     "stall-free": lambda *_: TOKEN_BUDGET - 1,
     "shortest-first": lambda limit, longest: (limit - 1) * longest,
+    **dict.fromkeys(JOINING, lambda *_: TOKEN_BUDGET - 1),
 }
+MOST_OVERTAKING: dict[str, Callable[[int], int]] = {
+    **dict.fromkeys(IN_ORDER, lambda _: 0),
+    "shortest-first": lambda limit: MAX_BYPASS + limit - 1,
+}
+UNPROMISED = {"hrrn", "deadline", "srpt"}  # who waits for ever if short requests never cease
 
 
-@every_policy
+def modes_of(policies: Iterable[str]) -> pytest.MarkDecorator:
+    return every([mode for mode in DYNAMIC_MODES if mode.name.split(",")[0] in policies])
+
+
+@modes_of(STALL_BOUNDS)
 @examples(30, 80)
 @given(workload=WORKLOADS, limit=st.integers(2, 8), budget=st.integers(44, 200))
 def test_decoding_stalls_no_longer_than_the_policy_says(
@@ -60,7 +72,7 @@ def overtaken_by(inference: Inference, world: World) -> int:
     )  # fmt: skip
 
 
-@every_policy
+@modes_of(MOST_OVERTAKING)
 @examples(30, 80)
 @given(workload=WORKLOADS, limit=st.integers(1, 4), budget=st.integers(44, 100))
 def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
@@ -68,7 +80,7 @@ def test_a_request_is_overtaken_by_no_more_than_the_policy_says(
 ) -> None:
     world = World(mode, max_batch_size=limit, budget=budget)
     play(world, workload)
-    most = MAX_BYPASS + limit - 1 if "shortest" in mode.name else 0
+    most = MOST_OVERTAKING[mode.name.split(",")[0]](limit)
     assert max(overtaken_by(inference, world) for inference in world.submitted) <= most
 
 
@@ -90,7 +102,7 @@ def test_those_who_were_preempted_are_shown_first_and_in_order_of_arrival(
         before = set(decision.resident)
 
 
-@every_policy
+@modes_of(POLICIES.keys() - UNPROMISED)
 def test_a_long_request_amid_a_stream_of_short_ones_is_served(mode: Mode) -> None:
     """Two short ones arrive at every iteration, for as long as the long one waits."""
     world = World(mode, max_batch_size=2, budget=60)
@@ -107,6 +119,39 @@ def test_a_long_request_amid_a_stream_of_short_ones_is_served(mode: Mode) -> Non
     world.run()
     check_closed(world)
     assert overtaken_by(long, world) < MAX_BYPASS + 2
+
+
+@modes_of(["mlfq", "program"])
+def test_a_request_that_had_its_share_continues_although_new_ones_never_cease(mode: Mode) -> None:
+    """Its turn is one iteration in `oldest_every`, which is few here."""
+    world = World(mode, max_batch_size=2, budget=300)
+    order: Order = world.policy.policy.order  # type: ignore[attr-defined]
+    order.oldest_every = 4
+    long = world.submit([2] * 90, 30, program=1)
+    for _ in range(400):
+        world.step()
+        if long.ended:
+            break
+        world.submit([3], 3)
+        world.submit([4], 2)
+    assert long.end == "length"
+    assert any(record.generated < 4 for record in world.books.requests)
+    world.run()
+    check_closed(world)
+
+
+@modes_of(["hrrn"])
+def test_the_longest_wait_for_its_work_ends_where_the_queue_does_not_grow(mode: Mode) -> None:
+    world = World(mode, max_batch_size=1, budget=300)
+    world.submit([1], 20)
+    long = world.submit([2] * 40, 2)
+    for _ in range(400):
+        world.step()
+        if long.ended:
+            break
+        if not world.manager.queue.size > 1:
+            world.submit([3] * 2, 1)
+    assert long.end == "length"
 
 
 @every(OPTIMISTIC_MODES)

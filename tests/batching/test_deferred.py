@@ -33,7 +33,7 @@ from tests.batching.virtual import (
 )
 from tests.examples import examples
 from tests.hash_model import virtual_duration_s
-from tests.scheduling.classes.test_budget import Law
+from tests.scheduling.law import Law
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0])
 WAYS: dict[str, Callable[[Policy, Predictor], Policy]] = {

@@ -33,7 +33,7 @@ from tests.batching.virtual import (
     check_closed,
 )
 from tests.examples import examples
-from tests.scheduling.classes.test_budget import Law
+from tests.scheduling.law import Law
 
 
 class Doubtful(Wrapped):

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
+from scheduling.registry import JOINING, PAUSING, make_policy
 from seams import (
     IterationRecord,
     Observer,
@@ -42,8 +44,10 @@ from seams import (
     ServiceClass,
     View,
 )
+from serving.config import Config
 from telemetry.stats import Recorders
 from tests.hash_model import HashModel, reference, virtual_duration_s
+from tests.scheduling.law import Law
 
 TICK_S = 2**-10
 MAX_STEPS = 20_000  # far more than any test's work takes
@@ -156,11 +160,25 @@ MODES = [
 ]
 # limits as small as the tests' requests, so that they are met
 PREFILL_TOKENS, TOKEN_BUDGET, MAX_BYPASS = 16, 10, 3
+
+
+def registered(name: str) -> Policy:
+    options = Config(
+        mode="dynamic",
+        max_batch_size=8,
+        token_budget=TOKEN_BUDGET,
+        ttft_target_ms=10.0,
+        tpot_target_ms=5.0,
+    )
+    return make_policy(name, options, Law())
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     "orca": Orca,
     "tgi": lambda: TGI(PREFILL_TOKENS, 400, waiting_served_ratio=0.5, max_waiting_tokens=4),
     "stall-free": lambda: StallFree(TOKEN_BUDGET),
     "shortest-first": lambda: ShortestFirst(MAX_BYPASS),
+    **{name: partial(registered, name) for name in (*JOINING, *PAUSING, "fair-slack")},
 }
 SHARED = "optimistic, shared prefixes"
 ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
@@ -172,7 +190,7 @@ DYNAMIC_MODES = [
     Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.lay_out, ledger)
     for name, make in POLICIES.items()
     for admission, ledger in ADMISSIONS.items()
-    if admission != SHARED or name == "stall-free"  # no policy knows of shared blocks
+    if admission != SHARED or name in ("stall-free", "hrrn", "dlpm", "mlfq")
 ]
 
 
@@ -213,6 +231,8 @@ class World:
         with_deferred: Callable[[Policy], Policy] | None = None,
     ) -> None:
         """`also` receives the same records as the books."""
+        if max_resident is None and mode.name.split(",")[0] in PAUSING:
+            max_resident = 4 * max_batch_size
         self.mode = mode
         self.max_wait_s = max_wait_s
         self.model = HashModel(
@@ -252,8 +272,9 @@ class World:
         service_class: ServiceClass = "immediate",
         deadline_s: float | None = None,
         stored: bool = False,
+        **signals: Any,
     ) -> Inference:
-        """Submits a request; a refused one is not in `submitted`."""
+        """Submits a request; a refused one is not in `submitted`. `signals`: as of `Inference`."""
         inference = Inference(
             prompt,
             max_tokens,
@@ -263,6 +284,7 @@ class World:
             streaming=streaming,
             service_class=service_class,
             deadline_s=deadline_s,
+            **signals,
         )
         (self.manager.enqueue_stored if stored else self.manager.enqueue)(inference)
         self.submitted.append(inference)

@@ -80,7 +80,7 @@ def test_every_policy_is_made_from_the_defaults_and_plans() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fifo", "--policy is 'fifo'; allowed: stall-free, orca, tgi, shortest-first, or"),
+        ("fifo", "--policy is 'fifo'; allowed: stall-free, orca, tgi, shortest-first, hrrn, "),
         ("module:", "--policy is 'module:'; allowed"),
         (":Class", "allowed: stall-free"),
         ("nowhere_to_be_found:Class", "No module named 'nowhere_to_be_found'"),

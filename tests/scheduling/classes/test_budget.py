@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,34 +19,15 @@ from scheduling.classes.budget import (
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.contract import check_plan
 from scheduling.policies.orca import Orca
-from scheduling.prediction.predictor import Load
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
 from tests.batching.virtual import POLICIES
 from tests.hash_model import virtual_duration_s
+from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, batches, carried_out, queues, view
 
 FACTORS = st.sampled_from([1.0, 1.05, 1.15, 1.5, 2.0, 4.0])
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
-
-
-NO_LOAD = Load()
-
-
-@dataclass(slots=True)
-class Law:
-    """A step-time that is known: the hash model's in virtual time."""
-
-    ttft_s: float | None = None
-    reach_tokens: int = 1 << 30
-    margin: float = 0.0
-    known: bool = True
-    context_s: float = 0.0
-    load: Load = NO_LOAD
-
-    def seconds(self, work: Work) -> float | None:
-        taken_s = virtual_duration_s(work.num_rows, work.num_tokens) + self.context_s * work.context
-        return taken_s if self.known else None
 
 
 @st.composite

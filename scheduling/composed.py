@@ -1,0 +1,189 @@
+"""A policy out of three parts: an order, an admission, and chunks.
+
+The order says who comes first. The admission is `Joining`, where residents run until they are done
+and newcomers take free places, or `Pausing`, where the first of all run and the others pause. The
+chunks say how many tokens each computes: any policy that plans what it is shown, in its order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from scheduling.lending import LentMemory
+from scheduling.waiting import Group, Waiting
+from seams import Observer, Plan, Policy, Request, Served, View
+
+KEPT = 10_000  # users, programs or requests of which something is remembered
+
+
+class Order(ABC):
+    """Who comes first: groups by their rank, and within a group by `rank`, then by arrival.
+    `oldest_every`: of so many iterations that pause requests, one goes by arrival alone, so that no
+    request waits for ever; None: some may."""
+
+    oldest_every: int | None = None
+
+    def __init__(self) -> None:
+        self.waiting = Waiting(self)
+
+    def group(self, request: Request) -> Group:
+        return 0
+
+    def group_rank(self, group: Group) -> Any:
+        return 0
+
+    @abstractmethod
+    def rank(self, request: Request) -> Any:
+        """The lowest is the first."""
+
+    def key(self, request: Request) -> Any:
+        """Compares residents with waiting requests."""
+        return self.group_rank(self.group(request)), self.rank(request), request.id
+
+    def first(self, view: View, most: int) -> list[Request]:
+        """The first of the waiting requests."""
+        return self.waiting.first(view, most)
+
+    def observe(self, rows: Iterable[Served]) -> None:  # noqa: B027
+        """As `seams.Observer`."""
+
+    def joined(self, group: Group) -> None:  # noqa: B027
+        """As `waiting.Ranks`, as are the next two."""
+
+    def choose(self, request: Request, view: View) -> None:  # noqa: B027
+        pass
+
+    def forget_choices(self) -> None:  # noqa: B027
+        pass
+
+
+class Sorted(Order):
+    """An order that changes with time, so that every plan looks at all waiting requests."""
+
+    def first(self, view: View, most: int) -> list[Request]:
+        return heapq.nsmallest(most, view.waiting, key=lambda r: (self.rank_in(view, r), r.id))
+
+    def rank(self, request: Request) -> Any:
+        return 0
+
+    @abstractmethod
+    def rank_in(self, view: View, request: Request) -> Any: ...
+
+
+class Attained(OrderedDict[Any, float]):
+    """A number of each key, 0 at first. The keys that were idle for longest are forgotten."""
+
+    def add(self, key: Any, more: float) -> None:
+        self.raise_to(key, self.get(key, 0.0) + more)
+
+    def raise_to(self, key: Any, value: float) -> None:
+        self[key] = max(value, self.get(key, 0.0))
+        self.move_to_end(key)
+        if len(self) > KEPT:
+            self.popitem(last=False)
+
+
+class Turns:
+    """Within a user, the end users take turns: start-time fair queueing with requests of equal cost
+    (Goyal et al., SIGCOMM '96)."""
+
+    def __init__(self) -> None:
+        self._last = Attained()  # by user, and by user and end user: the newest turn
+
+    def next(self, request: Request, first: float | None) -> float:
+        """The turn of a request. `first`: the turn that is first now; None: no request waits."""
+        own = request.user, request.end_user
+        now = self._last.get(request.user, 0.0) if first is None else first
+        turn = max(self._last.get(own, 0.0) + 1, now)
+        self._last.raise_to(own, turn)
+        self._last.raise_to(request.user, turn)
+        return turn
+
+
+class Joining:
+    """Residents run until they are done; newcomers join in order while there are places."""
+
+    answers: Literal["own", "batch"] = "own"
+
+    def __init__(self, order: Order, chunks: Policy) -> None:
+        self.order = order
+        self.chunks = chunks
+
+    def plan(self, view: View) -> Plan:
+        places = view.max_batch_size - len(view.resident)
+        return self.chunks.plan(replace(view, waiting=self.order.first(view, max(0, places))))
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        self.order.observe(rows)
+        if isinstance(self.chunks, Observer):
+            self.chunks.observe(rows)
+
+    def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
+        return [request for request in resident if request.done]
+
+
+class Pausing(Joining):
+    """The first of all run, resident or not; other residents pause and keep their memory, unless
+    a request before them needs it."""
+
+    def __init__(self, order: Order, chunks: Policy) -> None:
+        super().__init__(order, chunks)
+        self._iterations = 0
+
+    def plan(self, view: View) -> Plan:
+        limit, order = view.max_batch_size, self.order
+        every = order.oldest_every
+        by_age = every is not None and self._iterations % every == every - 1
+        chosen = order.first(view, limit)
+        if by_age:
+            chosen = heapq.nsmallest(limit, view.waiting[:limit], key=_age)
+        key = _age if by_age else order.key
+        residents = sorted((r for r in view.resident if not r.done), key=key)
+        top = heapq.nsmallest(limit, [*residents, *chosen], key=key)
+        new = [request for request in top if not request.resident]
+        running = [request for request in top if request.resident]
+        paused = residents[len(running) :]
+        oldest = min((r.id for r in residents), default=None) if every is not None else None
+        victims = [request for request in paused if request.id != oldest]
+        new, dropped = _admitted(view, new, victims)
+        gone = {request.id for request in dropped}
+        spare = [request for request in paused if request.id not in gone]
+        running += spare[: limit - len(running) - len(new)]
+        if not (running or new):  # their last tokens are in flight
+            running = list(view.resident[:limit])
+        memory = LentMemory(view.memory, dropped)
+        plan = self.chunks.plan(replace(view, waiting=new, resident=running, memory=memory))
+        return replace(plan, preempt=dropped)
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        self._iterations += 1
+        super().observe(rows)
+
+
+def _age(request: Request) -> int:
+    return request.id
+
+
+def _admitted(
+    view: View, new: Sequence[Request], paused: Sequence[Request]
+) -> tuple[list[Request], list[Request]]:
+    """The first of `new` that can be admitted, and the last of `paused` that have to be preempted
+    for them."""
+    dropped = 0
+
+    def fit(count: int, dropped: int) -> bool:
+        leaving = paused[len(paused) - dropped :]
+        places = view.max_resident - len(view.resident) + dropped
+        return count <= places and view.memory.fit(new[:count], leaving) == count
+
+    for count in range(1, len(new) + 1):
+        if not fit(count, len(paused)):
+            return list(new[: count - 1]), list(paused[len(paused) - dropped :])
+        while not fit(count, dropped):
+            dropped += 1
+    return list(new), list(paused[len(paused) - dropped :])

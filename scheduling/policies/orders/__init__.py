@@ -1,0 +1,1 @@
+"""Who comes first: the orders that policies are composed of, one a file."""

@@ -1,0 +1,62 @@
+"""Fairness between users: the next request is of the user who was served least.
+
+Sheng et al., "Fairness in Serving Large Language Models", OSDI '24 (arXiv 2401.00588), algorithm 2:
+a counter per user grows by 1 for each prompt token of an admitted request and by 2 for each
+generated one; prefix hits cost nothing. A user whose queue was empty is lifted to the smallest
+counter of those who wait, or else to that of the user who left the queue last, so that an idle time
+is no credit. The paper proves that the service of two backlogged users differs by at most
+2 max(w_p L, w_q M), with prompts of up to L tokens and M tokens of KV memory, and that no
+work-conserving policy does better than half of it.
+
+Within a user, the end users take turns. O((c + k) log n) of n waiting requests, c of which changed
+and k of which are chosen. Without a queue, or with one user, it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduling.composed import Attained, Order, Turns
+from seams import Request, Served, View
+
+PROMPT_TOKEN, GENERATED_TOKEN = 1.0, 2.0
+
+
+class VTC(Order):
+    def __init__(self) -> None:
+        super().__init__()
+        self.served = Attained()  # by user
+        self._prompts = Attained()  # requests whose prompts were charged
+        self._chosen: dict[int, float] = {}  # by user: what the present plan is about to add
+        self._turns = Turns()
+
+    def group(self, request: Request) -> int:
+        return request.user
+
+    def group_rank(self, group: int) -> float:
+        return self.served.get(group, 0.0) + self._chosen.get(group, 0.0)
+
+    def rank(self, request: Request) -> float:
+        return self._turns.next(request, self.waiting.first_rank(request.user))
+
+    def joined(self, group: int) -> None:
+        least = self.waiting.best()
+        least = self.waiting.last_left if least is None else least
+        if least is not None:
+            self.served.raise_to(group, self.group_rank(least))
+
+    def choose(self, request: Request, view: View) -> None:
+        cost = PROMPT_TOKEN * (request.known - view.memory.hit_tokens(request))
+        self._chosen[request.user] = self._chosen.get(request.user, 0.0) + cost
+
+    def forget_choices(self) -> None:
+        self._chosen.clear()
+
+    def observe(self, rows: Iterable[Served]) -> None:
+        for request, computed, generated in rows:
+            cost = GENERATED_TOKEN * generated
+            if request.id not in self._prompts:
+                cost += PROMPT_TOKEN * (request.prompt_tokens - request.computed + computed)
+                self._prompts.add(request.id, 1)
+            self.served.add(request.user, cost)
+            self.waiting.moved(request.user)
