@@ -14,6 +14,8 @@ from benchmarks.limits import (
     weights_of,
 )
 from models.gpt2 import GPT, GPTConfig
+from models.networks import make
+from models.shapes import SHAPES
 
 CONFIG = GPTConfig(vocab_size=11, context=16, n_layer=2, n_head=2, n_embd=4)
 
@@ -63,6 +65,19 @@ def test_operations_are_those_that_torch_counts() -> None:
     done = pass_of([(0, 3, True)])
     attention = 4 * CONFIG.n_embd * CONFIG.n_layer * done.pairs
     assert operations_of(done, CONFIG) - attention == counter.get_total_flops()
+
+
+def test_a_decoder_reads_its_own_weights_and_the_keys_of_its_own_heads() -> None:
+    config = SHAPES["qwen3-0.6b"]
+    with torch.device("meta"):
+        network = make(config)
+    done = pass_of([(99, 1, True)])
+    weights = sum(p.numel() for p in network.parameters()) - config.n_embd  # but the last norm
+    keys_and_values = 2 * 28 * 8 * 128 * 100
+    assert bytes_of(done, config, "bfloat16") == 2 * (weights + keys_and_values)
+    attention = 4 * 28 * 16 * 128 * 100
+    matrices = sum(p.numel() for p in network.parameters() if p.dim() == 2)
+    assert operations_of(done, config) == 2 * matrices + attention
 
 
 @pytest.mark.parametrize(("bandwidth", "rate"), [(1.0, 1e30), (1e30, 1.0)])
