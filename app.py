@@ -159,7 +159,7 @@ def create_app(
     )
     generations = Generations(service, template)
     app.register_blueprint(native.make_blueprint(service, generations.require_served))
-    app.register_blueprint(watch.make_blueprint(service))
+    app.register_blueprint(watch.make_blueprint(service, template))
     calls = openai.Calls(service, generations)
     app.register_blueprint(tgi.make_blueprint(service, generations, calls))
     jobs = Jobs(

@@ -22,6 +22,7 @@ from api.limits import Count, at_most
 from api.service import Service
 from engine.inference import Inference
 from seams import Sampling
+from text.chat import ChatTemplate
 from text.tokenizer import Detokenizer
 from watch.frames import Hello
 from watch.hub import FullError, Hub
@@ -69,7 +70,7 @@ class TextAnswer(TypedDict):
     answer: str  # so far
 
 
-def make_blueprint(service: Service) -> Blueprint:
+def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
     blueprint = Blueprint("watch", __name__)
     config, manager = service.config, service.manager
 
@@ -83,6 +84,7 @@ def make_blueprint(service: Service) -> Blueprint:
             "blocks": manager.memory.num_blocks,
             "block_tokens": manager.memory.block_tokens,
             "text": config.watch_text,
+            "chat_template": not template.is_plain,
         }
 
     def closing() -> bool:

@@ -64,7 +64,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """Raises VocabularyError for a source that is not a template."""
+    """`is_plain`: the model has none of its own. Raises VocabularyError for a source that is not a
+    template."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, names: Mapping[str, str]) -> None:
         environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -80,6 +81,7 @@ class ChatTemplate:
             self._template = Template.from_code(environment, code, environment.make_globals(None))
         except TemplateError as error:
             raise VocabularyError(f"the model's chat template cannot be read: {error}") from error
+        self.is_plain = source == PLAIN
         self._tokenizer = tokenizer
         self._names = names
 

@@ -30,6 +30,7 @@ class Hello(TypedDict):
     blocks: int
     block_tokens: int
     text: bool  # whether texts are available
+    chat_template: NotRequired[bool]  # whether the model has one of its own; not in recordings
 
 
 class IterationColumns(NamedTuple):

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.server.hash_app import ENDLESS, STEP_S
-from tests.server.process import ROOT, Server, serving
+from tests.server.process import PATIENCE_S, ROOT, Server, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(
@@ -102,6 +103,39 @@ def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: 
     page.keyboard.press("End")
     assert page.evaluate("watch.view.follows") is True
     page.close()
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "known", "between"),
+    [(None, "Why?", ""), (TEMPLATE, "[user]Why?[assistant]", "\n")],
+    ids=["none", "its own"],
+)
+def test_a_typed_prompt_reaches_the_model_in_its_chat_template_if_it_has_one(
+    browser: Browser, tmp_path: Path, template: str | None, known: str, between: str
+) -> None:
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    options: dict[str, Any] = {"model": str(tmp_path), "watch_text": True}
+    with serving(tmp_path, hash_model={ENDLESS: 1}, **options) as server:
+        page = opened(browser, server, "live")
+        page.fill("#prompt", "Why?")
+        page.click("#prompt-form button")
+        ended = "[...watch.store.requests.values()].filter(r => r.end !== null)"
+        page.wait_for_function(f"{ended}.length")
+        number = page.evaluate(f"{ended}[0].id")
+        text = requests.get(f"{server.url}/watch/text/{number}", timeout=PATIENCE_S).json()
+        assert text["prompt"] == known
+        page.wait_for_function(
+            "shown => document.querySelector('#answer').textContent === shown",
+            arg=f"Why?{between}{text['answer']}",
+        )
+        page.close()
 
 
 @pytest.mark.parametrize("tab", ["live", "modes"])

@@ -25,7 +25,7 @@ let dirty = true;
 const view = new View(store, () => (dirty = true));
 const tracks = new Tracks(byId("canvas"), store, view);
 const modes = new Modes(servers);
-const room = new Room(key, () => view.live());
+const room = new Room(key, () => view.live(), () => store.hello?.chat_template ?? false);
 Object.assign(window, { watch: { store, view, tracks, modes, room } }); // for the console, and for tests
 
 // --- theme, tabs, legends ---------------------------------------------------------------------

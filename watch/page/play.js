@@ -38,9 +38,11 @@ function some(n, mean_s, seed) {
 export const twenty = () => some(20, 0.012, 5);
 
 export class Room {
-  /** @param {() => string} key @param {() => void} begun what a button also does */
-  constructor(key, begun) {
+  /** @param {() => string} key @param {() => void} begun what a button also does
+   * @param {() => boolean} chats whether the model has a chat template */
+  constructor(key, begun, chats) {
     this.key = key;
+    this.chats = chats;
     this.seed = 1000;
     this.rate = 0;
     /** @type {AbortController|null} */ this.asking = null;
@@ -83,17 +85,21 @@ export class Room {
     }
   }
 
-  /** One prompt, its response as it comes. @param {string} prompt */
+  /** One prompt, in the chat template if the model has one, and its response as it comes. @param {string} prompt */
   async ask(prompt) {
     this.asking?.abort();
     this.asking = new AbortController();
-    const shown = byId("answer"), text = document.createTextNode("");
+    const chats = this.chats();
+    const [path, fields] = chats
+      ? ["/v1/chat/completions", { messages: [{ role: "user", content: prompt }], max_tokens: 60 }]
+      : ["/inference", { prompt, num_tokens: 60 }];
+    const shown = byId("answer"), text = document.createTextNode(chats ? "\n" : "");
     shown.hidden = false;
     shown.replaceChildren(element("b", {}, prompt), text);
     try {
-      const response = await fetch("/inference", {
+      const response = await fetch(path, {
         method: "POST", headers: { ...headers(this.key()), "Content-Type": "application/json" }, signal: this.asking.signal,
-        body: JSON.stringify({ prompt, num_tokens: 60, temperature: 0.7, stream: true }) });
+        body: JSON.stringify({ ...fields, temperature: 0.7, stream: true }) });
       if (!response.ok || !response.body) throw new Error(await reason(response));
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
@@ -102,10 +108,11 @@ export class Room {
         if (done) return;
         const events = (rest + value).split("\n\n");
         rest = events.pop() ?? "";
-        for (const event of events.filter((e) => e.startsWith("data: "))) {
+        for (const event of events.filter((e) => e.startsWith("data: ") && e !== "data: [DONE]")) {
           const told = JSON.parse(event.slice(6));
-          if (told.error) throw new Error(told.error);
-          if (!told.done) text.data += told.text;
+          if (told.error) throw new Error(told.error.message ?? told.error);
+          if (told.choices) text.data += told.choices[0].delta.content ?? "";
+          else if (!told.done) text.data += told.text;
         }
       }
     } catch (error) {

@@ -2,7 +2,7 @@
 /** What a server told: its iterations, the runs in its lanes and its requests, the newest of each. */
 
 /** @typedef {{mode: string, policy: string, model: string, lanes: number, blocks: number,
- *   block_tokens: number, text: boolean}} Hello */
+ *   block_tokens: number, text: boolean, chat_template?: boolean}} Hello */
 /** @typedef {{now: number, first: number, iterations: number[][], runs: number[][], arrived: any[][],
  *   ended: any[][], preempted: number[][], stats?: any}} Frame times in microseconds; columns: watch/frames.py */
 /** @typedef {{request: number, lane: number, kind: number, first: number, last: number,
