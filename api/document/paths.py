@@ -102,6 +102,7 @@ _UPLOAD: Json = {
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/inference"): _plain(
+        404,
         *_GENERATING,
         body=InferenceRequest,
         whole=InferenceAnswer,

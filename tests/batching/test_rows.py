@@ -112,7 +112,7 @@ def test_a_slot_is_one_requests_from_its_admission_until_it_leaves(
             slots.pop(id, None)
         here = {row.request: row.slot for row in record.rows}
         assert len(set(here.values())) == len(here)
-        assert max(here.values()) < limits["max_batch_size"]
+        assert max(here.values()) < world.manager.max_resident
         for id, slot in here.items():
             assert slots.setdefault(id, slot) == slot
 

@@ -52,7 +52,7 @@ def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
     ("args", "message"),
     [
         (["--model", "no-such-model"], "model 'no-such-model' is neither a folder nor a known"),
-        (["--model", "random:gpt5"], "random:NAME allows gpt2, gpt2-medium"),
+        (["--model", "random:gpt5"], "'random:gpt5' is unknown; allowed: gpt2, gpt2-medium"),
         (["--model", "/tmp"], "/tmp contains no vocabulary; allowed: vocab.tiktoken"),
         (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
         (["--record", "/nowhere/run.jsonl"], "cannot write /nowhere/run.jsonl (No such file"),
