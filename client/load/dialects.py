@@ -59,6 +59,7 @@ class Native:
             "prompt": request.prompt,
             "num_tokens": request.output_tokens,
             "seed": request.seed,
+            **request.signals,
             **self.options,
         }
         if stream:
@@ -104,7 +105,11 @@ class OpenAI:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        body: dict[str, Any] = {"max_tokens": request.output_tokens, "seed": request.seed}
+        body: dict[str, Any] = {
+            "max_tokens": request.output_tokens,
+            "seed": request.seed,
+            **request.signals,
+        }
         if self.chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
         else:
@@ -161,6 +166,7 @@ class Tgi:
             "seed": request.seed,
             "details": True,
             "decoder_input_details": not stream,
+            **request.signals,
             **self.options,
         }
         return {"inputs": request.prompt, "parameters": parameters}

@@ -110,6 +110,12 @@ class _Player:
     samples: list[tuple[float, int]] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     interrupted: str | None = None
+    followers: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, request in enumerate(self.workload.requests):
+            if request.after is not None:
+                self.followers.setdefault(request.after, []).append(index)
 
     async def run(self, begin: Callable[[], float]) -> Run:
         # By default a connection per request, as independent users have.
@@ -154,13 +160,14 @@ class _Player:
         tasks: set[asyncio.Task[None]] = set()
         try:
             for index, request in enumerate(self.workload.requests):
-                assert request.at_s is not None  # a file without users has times
+                if request.at_s is None:  # it follows another one
+                    continue
                 wait = request.at_s - self.context.now()
                 if wait > 0:
                     await asyncio.sleep(wait)
                 elif index % 64 == 0:
                     await asyncio.sleep(0)  # many sends at once must not starve running requests
-                tasks.add(asyncio.create_task(self._send(session, index, request)))
+                tasks.add(asyncio.create_task(self._chain(session, index)))
             left = None
             if self.drain_s is not None:
                 left = max(0.0, self.workload.duration_s + self.drain_s - self.context.now())
@@ -168,6 +175,14 @@ class _Player:
                 await asyncio.wait(tasks, timeout=left)
         finally:
             await _cut(tasks)
+
+    async def _chain(self, session: aiohttp.ClientSession, index: int) -> None:
+        """The request, and those that follow it; after a failure none does."""
+        await self._send(session, index, self.workload.requests[index])
+        for follower in self.followers.get(index, ()):
+            if self.outcomes[index].ok:
+                await asyncio.sleep(self.workload.requests[follower].think_s)
+                await self._chain(session, follower)
 
     async def _closed_loop(self, session: aiohttp.ClientSession, users: int) -> None:
         todo = iter(enumerate(self.workload.requests))

@@ -119,6 +119,8 @@ class Crew:
         """Like `play`; without a ``name`` the run gets a random one. Raises WorkerError."""
         name = secrets.token_hex(4) if name is None else name
         most = len(workload.requests) if workload.users is None else workload.users
+        if workload.chained:  # a process sees the end of its own requests only
+            most = 1
         busy = self._workers[: max(1, min(self._size, most))]
         for number, worker in enumerate(busy):
             worker.tell(Task(workload, target, drain_s, silence_s, number, len(busy), name))

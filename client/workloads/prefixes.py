@@ -57,7 +57,7 @@ def parse_prefixed(prompts: str) -> Shared | Conversation | None:
     return build(prompts, {name: Conversation}, "prompts") if name == "conversation" else None
 
 
-class _Words:
+class Words:
     """Texts with the given numbers of tokens."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -79,7 +79,7 @@ def prefixed_prompts(
     kind: Shared | Conversation, own: Sizes, output: Sizes, rng: np.random.Generator
 ) -> Prompts:
     """Prompts of ``own`` tokens each behind what they share; conversations one after another."""
-    words = _Words(rng)
+    words = Words(rng)
     if isinstance(kind, Shared):
         prefixes = [words.first(kind.tokens) for _ in range(kind.prefixes)]
         chosen = rng.integers(kind.prefixes, size=own.size).tolist()
@@ -121,12 +121,12 @@ def block_prompts(
     """
     texts = []
     known: dict[tuple[int, bool], str] = {}
-    own = _Words(np.random.default_rng(seed))
+    own = Words(np.random.default_rng(seed))
 
     def block(number: int, begins: bool) -> str:
         if (number, begins) not in known:
             child = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, number))
-            words = _Words(np.random.default_rng(child))
+            words = Words(np.random.default_rng(child))
             known[number, begins] = (
                 words.first(BLOCK_TOKENS) if begins else words.more(BLOCK_TOKENS)
             )

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. ``at_s`` is None in a closed loop, where ``think_s`` is the pause before it."""
+    """One request. ``at_s`` is None in a closed loop, where ``think_s`` is the pause before it, and
+    for a request that follows the end of another one, the one with the index ``after``. ``signals``
+    are further fields of its body: what it tells the server's policy."""
 
     at_s: float | None
     prompt: str
@@ -34,6 +36,8 @@ class Request:
     deadline_s: float | None
     seed: int
     think_s: float = 0.0
+    after: int | None = None
+    signals: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,11 @@ class Workload:
     steady: bool
     users: int | None
     sha256: str
+
+    @property
+    def chained(self) -> bool:
+        """Whether some requests follow the end of others."""
+        return any(r.after is not None for r in self.requests)
 
     @property
     def rate(self) -> float | None:
@@ -152,6 +161,10 @@ def _line(request: Request) -> str:
     }
     if request.at_s is None:
         fields["think_s"] = request.think_s
+    if request.after is not None:
+        fields["after"] = request.after
+    if request.signals:
+        fields["signals"] = dict(request.signals)
     return json.dumps(fields) + "\n"
 
 
@@ -167,12 +180,17 @@ def _parse(path: Path, number: int, line: str, *, closed: bool) -> Request:
             deadline_s=fields["deadline_s"],
             seed=fields["seed"],
             think_s=fields.get("think_s", 0.0),
+            after=fields.get("after"),
+            signals=fields.get("signals", {}),
         )
     except (ValueError, KeyError, TypeError):
         raise WorkloadError(f"{path}:{number}: expected {_EXPECTED}, found {line[:80]!r}") from None
-    at_s = request.at_s
+    at_s, after = request.at_s, request.after
+    follows = type(after) is int and 0 <= after < number - 2 and not closed
     good = (
-        (at_s is None if closed else _is_number(at_s))
+        (at_s is None if closed or follows else _is_number(at_s))
+        and (follows or after is None)
+        and isinstance(request.signals, dict)
         and isinstance(request.prompt, str)
         and request.prompt != ""
         and (request.prompt_tokens is None or _is_count(request.prompt_tokens))
@@ -196,7 +214,8 @@ def _is_count(value: object) -> bool:
 
 
 _EXPECTED = (
-    '{"at_s": seconds (null in a closed loop), "prompt": text, "prompt_tokens": count or null, '
+    '{"at_s": seconds (null in a closed loop, or with "after": the number of an earlier request, '
+    'from 0), "prompt": text, "prompt_tokens": count or null, '
     '"output_tokens": count, "class": immediate|deferred, "deadline_s": seconds or null, '
     '"seed": whole number}'
 )
