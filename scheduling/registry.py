@@ -61,11 +61,6 @@ def _composed(
     return admission(_made(order, options, predictor), chunks)
 
 
-def _fair_slack(options: Any, predictor: StepTime | None = None) -> Policy:
-    chunks = _made(StallFree, options, predictor)
-    return _made(partial(FairSlack, chunks), options, predictor)
-
-
 POLICIES: dict[str, Callable[..., Policy]] = {
     "stall-free": StallFree,  # the default
     "orca": Orca,
@@ -73,7 +68,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "shortest-first": ShortestFirst,
     **{name: partial(_composed, Joining, order) for name, order in JOINING.items()},
     **{name: partial(_composed, Pausing, order) for name, order in PAUSING.items()},
-    "fair-slack": _fair_slack,
+    "fair-slack": FairSlack,
 }
 
 # those that admit in order of arrival

@@ -12,28 +12,25 @@ seen are not trusted: the budget grows with `StepTime.reach_tokens`. While there
 by, it is the batch limit + `PROMPT_TOKENS`.
 
 Bounds. Waiting: no request is overtaken, and every iteration has tokens for prompts: a budget above
-the batch limit leaves some, and `auto` at least `LEAST_PROMPT_TOKENS`. Decoding: every iteration
-advances every decode, so between two of a request's tokens lie fewer than `token_budget` tokens of
-prefill, or one iteration of the predicted duration.
+the batch limit leaves some, and `auto` at least `LEAST_PROMPT_TOKENS` of `Room`. Decoding: every
+iteration advances every decode, so between two of a request's tokens lie fewer than `token_budget`
+tokens of prefill, or one iteration of the predicted duration.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
 from scheduling.contract import PolicyOptionError
 from scheduling.fitting import fitting
 from scheduling.prediction.predictor import StepTime
+from scheduling.prediction.room import Room
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Request, View
 
 MOST_STALL = 2.25  # times the decodes alone; noise then leaves p99 ITL below 3 times as long
 PROMPT_TOKENS = 256  # of an iteration, until there are predictions, or if no request decodes
-LEAST_PROMPT_TOKENS = 16  # of an iteration, however long they take
-NO_WORK = Work()
 LEAST_GAIN = 0.02  # of the time per token, for which a chunk is doubled if no request decodes
 
 
@@ -65,75 +62,28 @@ class StallFree:
         begun = [request for request in view.resident if _left(request) > 1]
         advance = [Advance(request, 1) for request in decoding]
         if prompts := (*begun, *fitting(view, view.waiting)):
-            room = self._room(view, decoding)
-            for request in prompts:
-                cached = 0 if request.resident else view.memory.hit_tokens(request)
-                if not (tokens := room.take(request, cached)):
-                    break
-                advance.append(Advance(request, tokens))
+            advance += self._room(view, decoding).chunks(view, prompts)
         return Plan(advance)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return [request for request in resident if request.done]
 
-    def _room(self, view: View, decoding: Sequence[Request]) -> _Room:
+    def _room(self, view: View, decoding: Sequence[Request]) -> Room:
         """What the decodes leave to prompts."""
         n, predictor = len(decoding), self.predictor
         if self.token_budget != "auto":
-            return _Room(self.token_budget - n)
+            return Room(self.token_budget - n)
         unlearnt = view.max_batch_size + PROMPT_TOKENS
         if predictor is None:
-            return _Room(unlearnt - n)
+            return Room(unlearnt - n)
         if not decoding:
-            return _Room(_efficient_tokens(predictor, unlearnt))
+            return Room(_efficient_tokens(predictor, unlearnt))
         context = sum([request.computed for request in decoding]) + n
         decodes = Work(n, n, n, context, context)
         if (alone_s := predictor.seconds(decodes)) is None:
-            return _Room(unlearnt - n)
+            return Room(unlearnt - n)
         most_tokens = max(predictor.reach_tokens, unlearnt)  # reach: now that it has learnt
-        return _Room(most_tokens - n, predictor, decodes, MOST_STALL * alone_s)
-
-
-class _Room:
-    """The tokens and the predicted time that are left for prompts in an iteration."""
-
-    def __init__(
-        self,
-        tokens: int,
-        predictor: StepTime | None = None,
-        work: Work = NO_WORK,
-        most_s: float = math.inf,
-    ) -> None:
-        """`work`: what the iteration holds. `most_s`: its longest duration."""
-        self._tokens = tokens
-        self._predictor = predictor
-        self._work = work
-        self._most_s = most_s
-        self._taken = 0
-
-    def take(self, request: Request, cached: int) -> int:
-        """Tokens of its prompt that this request computes, 0 if there is no room. `cached`: those
-        that it need not compute."""
-        most = min(_left(request) - cached, self._tokens)
-        if most <= 0:
-            return 0
-        tokens = most
-        if not self._fits(request, cached, most):
-            sizes = range(1, most)
-            fit = bisect_left(sizes, True, key=lambda n: not self._fits(request, cached, n))
-            tokens = min(most, max(fit, LEAST_PROMPT_TOKENS - self._taken))
-            self._tokens = tokens  # no other prompt joins
-        self._tokens -= tokens
-        self._taken += tokens
-        if self._predictor is not None:
-            self._work = self._work.plus(Advance(request, tokens), cached)
-        return tokens
-
-    def _fits(self, request: Request, cached: int, tokens: int) -> bool:
-        if self._predictor is None:
-            return True
-        more = self._work.plus(Advance(request, tokens), cached)
-        return (self._predictor.seconds(more) or 0.0) <= self._most_s
+        return Room(most_tokens - n, predictor, decodes, MOST_STALL * alone_s)
 
 
 def _left(request: Request) -> int:

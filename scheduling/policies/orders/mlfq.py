@@ -1,12 +1,12 @@
 """Skip-join multilevel feedback queue: who has been served little runs first.
 
-Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe, arXiv
-2305.05920). A level has a quantum of tokens, twice that of the level before. A request skips the
-levels whose quantum does not hold its prompt, sinks a level whenever it has used its quantum, and
-may be paused after each token for a request of an earlier level. It needs no lengths, and favours
-the short ones. The paper reports a mean latency at equal load 31.4 times lower than vLLM in the
-preprint, 6.1 times in the published version. It promotes requests that starve; here one iteration
-in `oldest_every` goes by arrival.
+Wu et al., FastServe, NSDI '26 (arXiv 2305.05920). A level has a quantum of tokens, twice that of
+the level before. A request skips the levels whose quantum does not hold its prompt, sinks a level
+whenever it has used its quantum, and may be paused after each token for a request of an earlier
+level. It needs no lengths, and favours the short ones. At the same mean latency per token the paper
+reports 31.4 times the throughput of vLLM in the preprint, 6.1 times in the published version. The
+authors' code (github.com/LLMServe/FastServe) does the same with seconds instead of tokens, and
+moves requests that starve to the first level; here one iteration in `oldest_every` goes by arrival.
 
 O((c + k) log n) of n waiting requests, and O(r log r) of r residents. Without more requests than
 rows it does nothing.

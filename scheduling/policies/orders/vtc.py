@@ -4,12 +4,11 @@ Sheng et al., "Fairness in Serving Large Language Models", OSDI '24 (arXiv 2401.
 a counter per user grows by 1 for each prompt token of an admitted request and by 2 for each
 generated one; prefix hits cost nothing. A user whose queue was empty is lifted to the smallest
 counter of those who wait, or else to that of the user who left the queue last, so that an idle time
-is no credit. The paper proves that the service of two backlogged users differs by at most
-2 max(w_p L, w_q M), with prompts of up to L tokens and M tokens of KV memory, and that no
-work-conserving policy does better than half of it.
+is no credit. The service of two backlogged users differs by at most 2 max(w_p L, w_q M), proved,
+with prompts of up to L tokens and M tokens of KV memory; no work-conserving policy halves this.
 
-Within a user, the end users take turns. O((c + k) log n) of n waiting requests, c of which changed
-and k of which are chosen. Without a queue, or with one user, it does nothing.
+Within a user, the end users take turns. O((c + k) log n) of n waiting requests, c of which changed,
+k being chosen. Without a queue, or with one user, it does nothing.
 """
 
 from __future__ import annotations

@@ -12,13 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.policies.stall_free import (
-    LEAST_PROMPT_TOKENS,
-    MOST_STALL,
-    PROMPT_TOKENS,
-    StallFree,
-)
+from scheduling.policies.stall_free import MOST_STALL, PROMPT_TOKENS, StallFree
 from scheduling.prediction.predictor import Load, Predictor
+from scheduling.prediction.room import LEAST_PROMPT_TOKENS
 from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
 from seams import Advance, View
