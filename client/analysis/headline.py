@@ -20,11 +20,13 @@ from client.analysis.objectives import Objectives
 from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
 from client.analysis.statistics import Interval, best_ratio
 from client.analysis.summary import (
+    TAIL,
     Point,
     figure_by_seed,
     final,
     names_of,
     paired,
+    paired_tail,
     runs_by_seed,
     verdict_of,
     whole,
@@ -134,7 +136,16 @@ def _pair(
             return None
         return paired(mine, base, figure)
 
-    return Pair(of.system, over.system, of.load, {f.key: ratio(f) for f in PAIRED})
+    def tail(figure: Figure) -> Interval | None:
+        name = f"{figure.key}_p{TAIL}"
+        if of.verdict != VALID or of.void(name) or over.void(name):
+            return None
+        return paired_tail(mine, base, figure)
+
+    return Pair(
+        of.system, over.system, of.load, {f.key: ratio(f) for f in PAIRED},
+        {f"{f.key}_p{TAIL}": tail(f) for f in PAIRED if f is not THROUGHPUT},
+    )  # fmt: skip
 
 
 def _says_something(pair: Pair) -> bool:

@@ -4,7 +4,7 @@ the calibration to which the loads refer."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from client.analysis.fairness import Isolated
@@ -103,15 +103,17 @@ class Loss:
 class Pair:
     """One system over another at one load, paired over seeds; medians for latencies.
 
-    ``ratios`` are by the key of each figure in `PAIRED`. Latencies only where both keep up: beyond,
-    they reflect the length of the run. Throughput only of a control, which has the same system on
-    both sides, where it is saturated: between systems it is `LimitRatio` that compares it.
+    ``ratios`` are by the key of each figure in `PAIRED`, ``tails`` those of p99 by ``ttft_p99``.
+    Latencies only where both keep up: beyond, they reflect the length of the run. Throughput only
+    of a control, which has the same system on both sides, where it is saturated: between systems it
+    is `LimitRatio` that compares it.
     """
 
     of: str
     over: str
     load: float
     ratios: Mapping[str, Interval | None]
+    tails: Mapping[str, Interval | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

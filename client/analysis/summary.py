@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from client.analysis.backlog import keeping_up
+from client.analysis.bootstrap import pooled_ratio
 from client.analysis.fairness import Fairness, fairness
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import (
@@ -33,12 +34,15 @@ from client.analysis.statistics import (
     Floats,
     Interval,
     expected_max,
+    least_n,
     paired_ratio,
     percentile,
     rate_interval,
 )
 from client.load.servers import handled
 from client.load.system import COMPARED
+
+TAIL = 99  # the percentile that is paired beside medians
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,27 @@ def paired(
     ours, theirs = figure_by_seed(mine, of), figure_by_seed(base, of)
     seeds = sorted(ours.keys() & theirs.keys())
     return paired_ratio([ours[s] for s in seeds], [theirs[s] for s in seeds], skewed=of.skewed)
+
+
+def paired_tail(
+    mine: dict[int, list[Result]], base: dict[int, list[Result]], of: Figure
+) -> Interval | None:
+    """The ratio of the p99 of all seeds in which both sides are valid; None where n is too
+    small."""
+    sides = [
+        {
+            seed: np.concatenate([r.measured.latencies[of.key] for r in runs])
+            for seed, runs in side.items()
+            if all(map(_sound, runs))
+        }
+        for side in (mine, base)
+    ]
+    seeds = sorted(sides[0].keys() & sides[1].keys())
+    ours, theirs = ([side[seed] for seed in seeds] for side in sides)
+    if any(sum(v.size for v in values) < least_n(TAIL) for values in (ours, theirs)):
+        return None
+    effect = pooled_ratio(ours, theirs, TAIL)
+    return None if effect is None else effect.interval
 
 
 def figure_by_seed(runs: dict[int, list[Result]], of: Figure) -> dict[int, float]:

@@ -115,7 +115,7 @@ def _headline(found: Headline) -> dict[str, Any]:
     """As JSON, each pair's ratios beside its names."""
     figures = asdict(found)
     for kind in ("pairs", "controls"):
-        figures[kind] = [pair | pair.pop("ratios") for pair in figures[kind]]
+        figures[kind] = [pair | pair.pop("ratios") | pair.pop("tails") for pair in figures[kind]]
     return figures
 
 

@@ -137,7 +137,10 @@ def _loads(c: Comparison) -> list[Section]:
         line += "whose bootstrap over seeds chooses these loads again."
         made.append(Section("Limits", [line, *_predicted(c.predicted)], limits, folded=True))
     if c.found is not None and (pairs := pair_table(c.found)).rows:
-        line = "Medians where both keep up, paired over seeds, 95 % intervals; below 1 is faster."
+        line = (
+            "Where both keep up, paired over seeds, 95 % intervals; below 1 is faster. p99 is of "
+        )
+        line += "all seeds together, its interval from resampling seeds."
         made.append(Section("Ratios of latencies", [line], pairs, folded=True))
     if (fair := fairness_table(at)).rows:
         line = "Mean slowdown (E2E / E2E alone) by output length; fair is the same for all."
@@ -203,8 +206,9 @@ _READING = (
     "SATURATED: the server could not keep up. Latencies reflect the length of the run; throughput "
     "is what it delivers under this load.",
     "Percentiles are of all seeds together and printed only if there are enough values. Ratios of "
-    "latencies are paired: the same workload file on both sides, mean log-ratio over seeds, "
-    "Student-t interval. Throughput is compared at the limits, each at the load where it was most.",
+    "medians are paired: the same workload file on both sides, mean log-ratio over seeds, "
+    "Student-t interval; those of p99 pool the requests of all seeds, which are resampled. "
+    "Throughput is compared at the limits, each at the load where it was most.",
     "Jain: the fairness of slowdown (E2E / E2E alone) over five size buckets; 1 if a server slows "
     "all sizes equally. good: the share of the requests that met the objectives.",
     "Loads are open loop: a slow server receives no fewer requests. Compared runs are back to "

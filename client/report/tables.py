@@ -13,7 +13,7 @@ from client.analysis.figures import E2E, PAIRED, THROUGHPUT, TPOT, TTFT, Figure
 from client.analysis.gates import FAILED
 from client.analysis.results import Headline, Loss, Pair
 from client.analysis.statistics import Interval
-from client.analysis.summary import Point
+from client.analysis.summary import TAIL, Point
 from client.report.page import Row, Table, seconds
 from client.report.pictures import tail_of
 from client.report.words import number
@@ -123,14 +123,19 @@ def pair_table(found: Headline) -> Table:
     """Every two systems that both keep up, and each control against itself."""
     rows = []
     before: float | None = None
-    figures = [*PAIRED[1:], THROUGHPUT]
+    latencies = PAIRED[1:]
     pairs = [*((p, f"{p.of} / {p.over}") for p in found.pairs),
              *((p, f"control: {p.of} / itself") for p in found.controls)]  # fmt: skip
     for p, name in sorted(pairs, key=lambda pair: pair[0].load):
-        ratios = (ratio_text(p.ratios[figure.key]) for figure in figures)
-        rows.append(Row((f"{p.load:g}", name, *ratios), first=p.load != before))
+        ratios = [
+            found
+            for figure in latencies
+            for found in (p.ratios[figure.key], p.tails.get(f"{figure.key}_p{TAIL}"))
+        ]
+        cells = map(ratio_text, (*ratios, p.ratios[THROUGHPUT.key]))
+        rows.append(Row((f"{p.load:g}", name, *cells), first=p.load != before))
         before = p.load
-    titles = (f"{figure.name} p50" for figure in figures[:-1])
+    titles = (f"{figure.name} p{rank}" for figure in latencies for rank in (50, TAIL))
     head = ("load", "ratio", *titles, f"{THROUGHPUT.name} of a saturated control")
     return Table(head, rows, left=2)
 

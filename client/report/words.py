@@ -10,7 +10,7 @@ from client.analysis.gates import VALID
 from client.analysis.objectives import Objectives
 from client.analysis.results import Bracket, Headline
 from client.analysis.statistics import Interval
-from client.analysis.summary import Point, names_of
+from client.analysis.summary import TAIL, Point, names_of
 from client.load.system import NO_WAIT
 from client.report.page import seconds
 
@@ -105,6 +105,8 @@ def _latency(
         f"of the requests got their first token within {_median(mine)} with "
         f"{spoken(system)} and within {_median(theirs)} with {spoken(pair.over)}: {sentence}."
     )
+    if (tail := pair.tails.get(f"ttft_p{TAIL}")) is not None:
+        text += f" The p{TAIL} was {tail.value:.2g} times{_within(tail)} as long."
     if wait_s := waits_s.get(pair.over):
         text += (
             f" The time of {spoken(pair.over)} contains a wait of up to {seconds(wait_s)} for "
