@@ -1,0 +1,264 @@
+"""A picture for each claim, in which the difference is seen at a glance. Drawn from the runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from client.analysis.statistics import Floats
+from client.claims.figures import (
+    METRICS,
+    e2e_s,
+    program_per_token_s,
+    programs,
+    service,
+    ttft_s,
+    urgent,
+    users,
+)
+from client.claims.play import BASELINE, CONTROL, POLICY, Job, Played
+from client.load.records import Outcome, Run
+from client.report.chart import WIDTH, Axis, Bar, Chart, Line, Mark, draw
+from client.report.page import seconds
+from client.report.pictures import latency_by_tokens
+
+COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}
+FURTHER, OTHER_USER = "#d1603d", "#e8833a"
+LONG_TOKENS = 400  # of a prompt that is drawn large
+_POINTS = 200  # of a curve
+
+
+def picture(played: Played) -> str:
+    """As SVG."""
+    return beside(PICTURES[played.claim.picture](played))
+
+
+def beside(charts: Sequence[Chart]) -> str:
+    """Charts in one picture, on white, since pages may be dark."""
+    high, wide = max(c.height for c in charts), WIDTH * len(charts)
+    placed = (f'<svg x="{WIDTH * k}" width="{WIDTH}" height="{c.height}" '
+              for k, c in enumerate(charts))  # fmt: skip
+    inner = "".join(
+        re.sub("<svg ", head, draw(c), count=1) for head, c in zip(placed, charts, strict=True)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}">'
+        f'<rect width="{wide}" height="{high}" fill="#fff"/>{inner}</svg>\n'
+    )
+
+
+def _sides(played: Played) -> dict[str, str]:
+    """The names of all that ran, the baseline first."""
+    claim = played.claim
+    return {BASELINE: claim.baseline, **{name: name for name in claim.also}, POLICY: claim.policy}
+
+
+def _colour(side: str) -> str:
+    return COLOURS.get(side, FURTHER)
+
+
+def _all(played: Played, side: str) -> list[Run]:
+    """The runs of a side under the deciding traffic."""
+    sides = (BASELINE, CONTROL) if side == BASELINE else (side,)
+    return [r for job, r in played.runs.items() if job.part == "traffic" and job.side in sides]
+
+
+# --- one running request while a long prompt arrives --------------------------------------------
+
+
+def _stalls(played: Played) -> list[Chart]:
+    """A row a policy, a stroke a token; below it the long prompt, from arrival to first token."""
+    bars, labels, waits = [], [], []
+    end_s = 0.0
+    for row, (side, name) in enumerate(reversed(_sides(played).items()), start=1):
+        short, long = played.runs[Job("stall", 0, side)].outcomes
+        start_s = long.origin_s
+        first_s = (long.first_s or long.left_s) - start_s
+        end_s = max(end_s, 1.5 * first_s)
+        times = np.array([at for at, _ in short.deliveries]) - start_s
+        bars.append(Bar(0.0, first_s, row - 0.34, row - 0.24, OTHER_USER, f"{name}: long prompt"))
+        bars += [Bar(t, t, row - 0.2, row + 0.35, _colour(side), f"{name}: token") for t in times]
+        labels.append((row, side, name))
+        after = times[times > 0]
+        gap_s = float(np.diff(np.concatenate([[0.0], after])).max()) if after.size else first_s
+        waits.append(f"{name} {seconds(gap_s)}")
+    low = -0.2 * end_s
+    kept = [b for b in bars if low <= b.x0 <= end_s]
+    lines = [Line([(end_s, row)], _colour(side), name) for row, side, name in labels]
+    return [
+        Chart(
+            title="One running request while a 900-token prompt arrives",
+            finding=f"Longest time without a token: {', '.join(reversed(waits))}.",
+            x=Axis("seconds since the prompt arrived", low=low, high=end_s),
+            y=Axis("a stroke for each token; orange: the prompt is computed", ticks=(), low=0.4,
+                   high=len(labels) + 0.6),
+            lines=lines, bars=kept, height=90 + 60 * len(labels),
+        )
+    ]  # fmt: skip
+
+
+# --- users ---------------------------------------------------------------------------------------
+
+
+def _service(played: Played) -> list[Chart]:
+    """A panel a policy, a line a user, until the last send."""
+    panels = []
+    runs = {side: _all(played, side)[0] for side in (BASELINE, POLICY)}
+    most = 0.0
+    for side, run in runs.items():
+        end_s = run.workload.duration_s
+        lines = []
+        for user, colour in zip(users(run), (COLOURS[POLICY], OTHER_USER), strict=False):
+            at, total = service(run, user)
+            kept = at <= end_s
+            most = max(most, float(total[kept][-1]) if kept.any() else 0.0)
+            lines.append(Line(_thinned(at[kept], total[kept]), colour, f"user {user}", steps=True))
+        panels.append((side, end_s, lines))
+    return [
+        Chart(
+            title=_sides(played)[side],
+            finding=f"Service of each user over time under {_sides(played)[side]}.",
+            x=Axis("seconds; user b sends twice as much as user a", low=0.0, high=end_s),
+            y=Axis("service received (prompt tokens + 2 x generated ones)", low=0.0, high=most),
+            lines=lines,
+        )
+        for side, end_s, lines in panels
+    ]
+
+
+def _progress(played: Played) -> list[Chart]:
+    lines = []
+    for side, name in _sides(played).items():
+        ends = np.sort([e2e_s(o) + o.origin_s for o in _all(played, side)[0].outcomes])
+        lines.append(Line(_thinned(ends, np.arange(1.0, ends.size + 1)), _colour(side), name))
+    return [_chart("Requests that ended, over time", "seconds", "requests", lines)]
+
+
+# --- who waits -----------------------------------------------------------------------------------
+
+
+def _starvation(played: Played) -> list[Chart]:
+    """A panel a policy: when each request came, and how long it waited for its first token."""
+    runs = {side: _all(played, side)[0] for side in _sides(played)}
+    most = max(ttft_s(o) for run in runs.values() for o in run.outcomes)
+    panels = []
+    for side, run in runs.items():
+        long = [o for o in run.outcomes if (o.prompt_tokens or 0) >= LONG_TOKENS]
+        name = _sides(played)[side]
+        marks = [
+            Mark(o.origin_s, ttft_s(o), FURTHER if o in long else COLOURS[POLICY],
+                 f"{o.prompt_tokens} tokens: {seconds(ttft_s(o))}", small=o not in long)
+            for o in run.outcomes
+        ]  # fmt: skip
+        mean = seconds(float(np.mean([ttft_s(o) for o in run.outcomes])))
+        panels.append(
+            Chart(
+                title=f"{name}: mean {mean}",
+                finding=f"Time to the first token of each request under {name}, {mean} on average.",
+                x=Axis("seconds at which the request came", low=0.0, high=run.workload.duration_s),
+                y=Axis("time to first token; large: long prompts", low=0.0, high=1.05 * most,
+                       text=seconds),
+                marks=marks,
+            )
+        )  # fmt: skip
+    return panels
+
+
+def _by_length(played: Played) -> list[Chart]:
+    groups: list[tuple[str, str, Sequence[tuple[int, Outcome]]]] = [
+        (name, _colour(side), [(0, o) for run in _all(played, side) for o in run.outcomes])
+        for side, name in _sides(played).items()
+    ]
+    return [latency_by_tokens("Latency by length of the response", groups)]
+
+
+def _urgent(played: Played) -> list[Chart]:
+    panels = []
+    for title, of in (
+        ("Urgent requests", urgent),
+        ("The others", lambda run: [o for o in run.outcomes if o not in urgent(run)]),
+    ):
+        values = {
+            side: np.array([ttft_s(o) for run in _all(played, side) for o in of(run)])
+            for side in _sides(played)
+        }
+        panels.append(_shares(played, title, "time to first token", values))
+    return panels
+
+
+def _programs(played: Played) -> list[Chart]:
+    values = {
+        side: np.array(
+            [program_per_token_s(c) for run in _all(played, side) for c in programs(run)]
+        )
+        for side in _sides(played)
+    }
+    return [_shares(played, "Programs", "latency per token of a program", values)]
+
+
+def _ttft(played: Played) -> list[Chart]:
+    values = {
+        side: np.array([ttft_s(o) for run in _all(played, side) for o in run.outcomes])
+        for side in _sides(played)
+    }
+    return [_shares(played, "Time to first token", "time to first token", values)]
+
+
+def _shares(played: Played, title: str, unit: str, values: Mapping[str, Floats]) -> Chart:
+    """The share of the requests that waited at most so long."""
+    lines = []
+    for side, found in values.items():
+        ordered = np.sort(found[found > 0])
+        share = np.arange(1.0, ordered.size + 1) / max(ordered.size, 1)
+        lines.append(Line(_thinned(ordered, share), _colour(side), _sides(played)[side]))
+    return _chart(title, unit, "share of the requests", lines, log=True)
+
+
+# --- goodput -------------------------------------------------------------------------------------
+
+
+def _goodput(played: Played) -> list[Chart]:
+    """Over the load; at the deciding load the mean of all seeds."""
+    lines, goodput = [], METRICS["goodput"].values
+    for side, name in _sides(played).items():
+        points = {
+            float(job.part.removeprefix("load ")): [run]
+            for job, run in played.runs.items()
+            if job.part.startswith("load ") and job.side == side
+        } | {played.claim.traffic.load: _all(played, side)}
+        curve = [
+            (load, float(np.mean([goodput(run) for run in runs])))
+            for load, runs in sorted(points.items())
+        ]
+        lines.append(Line(curve, _colour(side), name))
+    title = "Responses that met their objectives"
+    return [_chart(title, "offered load (1 = what the server can serve)", "a second", lines)]
+
+
+# --- helpers -------------------------------------------------------------------------------------
+
+
+def _chart(title: str, x: str, y: str, lines: Sequence[Line], *, log: bool = False) -> Chart:
+    names = " and ".join(line.label for line in lines)
+    axis = Axis(x, log=True, text=seconds) if log else Axis(x)
+    return Chart(title, f"{title}: {names}.", axis, Axis(y, low=0.0), lines=lines)
+
+
+def _thinned(x: Floats, y: Floats) -> list[tuple[float, float]]:
+    kept = np.unique(np.linspace(0, max(x.size - 1, 0), _POINTS).astype(int)) if x.size else []
+    return [(float(x[k]), float(y[k])) for k in kept]
+
+
+PICTURES: dict[str, Callable[[Played], list[Chart]]] = {
+    "stalls": _stalls,
+    "starvation": _starvation,
+    "service": _service,
+    "progress": _progress,
+    "by_length": _by_length,
+    "goodput": _goodput,
+    "urgent": _urgent,
+    "programs": _programs,
+    "ttft": _ttft,
+}

@@ -1,0 +1,176 @@
+"""The runs of a claim: policy and baseline on real servers, block by block."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from client.analysis.figures import itl
+from client.analysis.gates import FAILED, INVALID_CLIENT, judge
+from client.analysis.metrics import WarmUp, measure
+from client.analysis.requests import table_of, tokens_between
+from client.claims.catalogue import ROWS, Claim
+from client.comparison.fleet import Fleet
+from client.load.live import live_view, say
+from client.load.records import Run
+from client.load.servers import described, settled_stats, stats
+from client.load.system import System, server_command
+from client.workloads.recipe import Recipe
+from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop
+from client.workloads.workload_file import Request, Workload, seal
+
+CALM = 0.5  # of the length of the other runs
+POLICY, BASELINE, CONTROL = "policy", "baseline", "control"
+BLOCK = (BASELINE, POLICY, CONTROL)
+LOADS = (0.7, 1.0, 2.2)  # of goodput's curve, beside the traffic's own
+STALL = 40, 400, 900  # tokens before a long prompt comes, tokens of the response, of the prompt
+_WARM_S = 3.0
+_WARM_REQUESTS = 1500
+_SILENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. ``part``: traffic, calm, or what a picture needs besides; ``side``: one of `BLOCK`,
+    or a further policy."""
+
+    part: str
+    seed: int
+    side: str
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """``speed``: of the baseline with this traffic. ``servers`` describe themselves."""
+
+    claim: Claim
+    model: str
+    seconds: float
+    speed: Speed
+    servers: dict[str, str]
+    runs: dict[Job, Run] = field(default_factory=dict)
+
+    def blocks(self, part: str) -> list[dict[str, Run]]:
+        """The seeds in which every run is sound."""
+        seeds = sorted({job.seed for job in self.runs if job.part == part})
+        found = [{s: self.runs[Job(part, seed, s)] for s in BLOCK} for seed in seeds]
+        return [block for block in found if not any(map(unsound, block.values()))]
+
+
+def unsound(run: Run) -> str | None:
+    """Why its figures cannot be used."""
+    verdict = judge(run, measure(run, None, WarmUp(0.0, settled=True)))
+    return verdict.reason if verdict.word in (FAILED, INVALID_CLIENT) else None
+
+
+def play(
+    claim: Claim, model: str, seconds: float, seeds: int, logs: Path, options: Sequence[str] = ()
+) -> Played:
+    """Raises servers.ServerError for a server that does not start or respond."""
+    further = {name: name for name in claim.also}
+    policies = {POLICY: claim.policy, BASELINE: claim.baseline, **further}
+    systems = {side: _system(name, claim, model, options) for side, name in policies.items()}
+    warm = Recipe(prompts="words", prompt_tokens="uniform:4,64")
+    with Fleet(warm, logs, 600.0, together=True) as fleet:
+        fleet.start([*systems.values()])
+        speed = _speed(fleet, systems[BASELINE], claim.traffic)
+        for side in systems.keys() - {BASELINE}:
+            _speed(fleet, systems[side], claim.traffic)  # its step time is learnt as well
+        say(
+            f"{claim.policy} over {claim.baseline}, {model}: {speed.requests_per_s:.3g} requests/s "
+            f"at the limit, {speed.request_s:.3g} s each, {speed.token_s * 1e3:.3g} ms a token"
+        )
+        told = {
+            side: described(stats(fleet.server(system).target)) or system.name
+            for side, system in systems.items()
+        }
+        played = Played(claim, model, seconds, speed, told)
+        for job, workload in _jobs(claim, speed, seconds, seeds):
+            server = fleet.server(systems[BASELINE if job.side == CONTROL else job.side])
+            settled_stats(server.target)
+            title = f"{claim.policy}, {job.part}, seed {job.seed}, {job.side}"
+            with live_view(title, len(workload.requests), leave=False) as watch:
+                run = fleet.crew.play(workload, server.target, silence_s=_SILENCE_S, watch=watch)
+            if run.interrupted:
+                raise KeyboardInterrupt
+            played.runs[job] = run
+            if (why := unsound(run)) is not None:
+                say(f"{title}: left out, {why}")
+    return played
+
+
+def _system(policy: str, claim: Claim, model: str, options: Sequence[str]) -> System:
+    command = server_command(
+        f"dynamic:{policy}", model, ("--max-batch-size", str(ROWS), *claim.options, *options),
+        prefix_caching=claim.prefix_caching,
+    )  # fmt: skip
+    return System(policy, command, None)
+
+
+def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
+    """From a closed loop that keeps the batch full; its first third is the start."""
+    workload = closed_loop(traffic, _WARM_REQUESTS, 3 * ROWS, seed=1_000_003)
+    target = fleet.server(system).target
+    with live_view(f"speed of {system.name}", len(workload.requests), leave=False) as watch:
+        run = fleet.crew.play(workload, target, drain_s=_WARM_S, silence_s=_SILENCE_S, watch=watch)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    requests = table_of(run.outcomes)
+    end_s = min(run.wall_s, _WARM_S)
+    tokens = tokens_between(requests, end_s / 3, end_s)
+    mean = statistics.fmean(r.output_tokens for r in workload.requests)
+    rate = max(tokens, 1) / (2 / 3 * end_s) / mean
+    gaps = itl(requests)
+    return Speed(rate, ROWS / rate, float(np.median(gaps)) if gaps.size else 1 / rate)
+
+
+def _jobs(claim: Claim, speed: Speed, seconds: float, seeds: int) -> Iterator[tuple[Job, Workload]]:
+    for part, traffic, length_s in (
+        ("traffic", claim.traffic, seconds), ("calm", claim.calm, CALM * seconds)
+    ):  # fmt: skip
+        for seed in range(seeds):
+            for side in BLOCK:
+                yield (
+                    Job(part, seed, side),
+                    _workload(traffic, speed, length_s, seed, copy=int(side == CONTROL)),
+                )
+    if claim.picture == "stalls":
+        for side in (BASELINE, *claim.also, POLICY):
+            yield Job("stall", 0, side), stall(speed)
+    else:
+        for side in claim.also:
+            yield Job("traffic", 0, side), _workload(claim.traffic, speed, seconds, 0)
+    if claim.picture == "goodput":
+        for load in LOADS:
+            for side in (BASELINE, POLICY):
+                traffic = replace(claim.traffic, load=load)
+                yield Job(f"load {load:g}", 0, side), _workload(traffic, speed, seconds, 0)
+
+
+def _workload(traffic: Traffic, speed: Speed, seconds: float, seed: int, copy: int = 0) -> Workload:
+    """Work for so long, whatever the load."""
+    window_s = seconds / max(traffic.load, 1.0)
+    return open_loop(
+        traffic, speed, round(traffic.load * speed.requests_per_s * window_s), seed, copy
+    )
+
+
+def stall(speed: Speed) -> Workload:
+    """A request that decodes, and a long prompt that comes after some of its tokens."""
+    before, tokens, length = STALL
+    (short,), (long,) = (
+        closed_loop(_single(prompt, output), 1, 1, seed=0).requests
+        for prompt, output in ((16, tokens), (length, 4))
+    )
+    requests: list[Request] = [
+        replace(short, at_s=0.0), replace(long, at_s=round(before * speed.token_s, 6))
+    ]  # fmt: skip
+    return seal({"stall": STALL}, requests, before * speed.token_s, steady=False)
+
+
+def _single(prompt: int, output: int) -> Traffic:
+    return Traffic((Flow(1, f"fixed:{prompt}", f"fixed:{output}"),), 1.0)

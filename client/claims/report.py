@@ -1,0 +1,176 @@
+"""What a claim's runs say: the verdict, every figure as a ratio with its interval, in words and as
+JSON. Computes from runs and measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from client.analysis.bootstrap import pooled_ratio
+from client.analysis.statistics import Floats, Interval, ranked
+from client.claims.figures import METRICS, Metric, shown
+from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
+from client.claims.verdict import Block, find, trust
+from client.load.records import Run
+from client.report.page import Row, Table, seconds
+from client.report.tables import ratio_text
+
+PARTS = ("traffic", "calm")
+_UNITS = {"goodput": "/s", "throughput": "/s"}
+
+
+def conclude(played: Played) -> dict[str, Any]:
+    """Everything that is recorded of a claim, but for the runs."""
+    claim = played.claim
+    metric = METRICS[claim.metric]
+    found: dict[str, Any] = {
+        "policy": claim.policy, "baseline": claim.baseline, "source": claim.source,
+        "claim": claim.claim, "paper": claim.paper, "metric": metric.name, "less": metric.less,
+        "model": played.model, "seconds": played.seconds, "speed": asdict(played.speed),
+        "servers": played.servers,
+    }  # fmt: skip
+    for part in PARTS:
+        runs = played.blocks(part)
+        blocks = [_block(block, metric) for block in runs]
+        finding = find(blocks, metric.rank, less=metric.less)
+        sent = sum(len(run.outcomes) for block in runs for run in block.values()) // len(BLOCK)
+        found[part] = {
+            **asdict(finding),
+            "load": (claim.traffic if part == "traffic" else claim.calm).load,
+            "requests": sent,
+            "late_s": _late_s(runs),
+            "figures": {key: _figure(runs, METRICS[key]) for key in _shown(runs, claim.metric)},
+        }
+        if part == "traffic":
+            trusted = trust(blocks, metric.rank, less=metric.less)
+            found["trust"] = None if trusted is None else asdict(trusted)
+    return found
+
+
+def _shown(runs: Sequence[dict[str, Run]], metric: str) -> list[str]:
+    return shown(runs[0][POLICY], metric) if runs else [metric]
+
+
+def _block(block: dict[str, Run], metric: Metric) -> Block:
+    return Block(*(metric.values(block[side]) for side in (POLICY, BASELINE, CONTROL)))
+
+
+def _figure(runs: Sequence[dict[str, Run]], metric: Metric) -> dict[str, Any]:
+    """Both sides' value, and the ratio of them."""
+    blocks = [_block(block, metric) for block in runs]
+    ours = [b.policy for b in blocks]
+    theirs = [np.concatenate([b.baseline, b.control]) for b in blocks]
+    effect = pooled_ratio(ours, theirs, metric.rank)
+    return {
+        POLICY: _value(ours, metric),
+        BASELINE: _value(theirs, metric),
+        "ratio": None if effect is None else asdict(effect.interval),
+    }
+
+
+def _value(values: Sequence[Floats], metric: Metric) -> float | None:
+    together = np.concatenate([np.zeros(0), *values])
+    if not together.size:
+        return None
+    if metric.rank is None:
+        return float(together.mean())
+    return ranked(together, metric.rank)
+
+
+def _late_s(runs: Sequence[dict[str, Run]]) -> float | None:
+    """How late the client sent at p99."""
+    late = [
+        o.sent_s - o.intended_s
+        for block in runs for run in block.values() for o in run.outcomes
+        if o.intended_s is not None
+    ]  # fmt: skip
+    return ranked(np.array(late), 99)
+
+
+# --- in words ---------------------------------------------------------------------------------
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """For a terminal."""
+    traffic, calm = (found[part] for part in PARTS)
+    head = f"{found['policy']} over {found['baseline']}, {found['model']}"
+    lines = [
+        f"{head}: {found['source']}",
+        f"  claim     {found['claim']}",
+        f"  load      {traffic['load']:g} of what the server can serve, {traffic['blocks']} seeds, "
+        f"{traffic['requests']} requests a side",
+        f"  measured  {measured(found)}",
+        f"  verdict   {traffic['verdict'].upper()}: {traffic['reason']}",
+        f"  calm      load {calm['load']:g}: {ratio(calm)}, {calm['verdict']}: {calm['reason']}",
+    ]
+    if (trusted := found["trust"]) is not None:
+        lines.append(
+            f"  trust     in 1,000 resampled repeats the baseline against itself was seen in "
+            f"{trusted['nothing']:.1%}, an effect of twice the visible one in "
+            f"{trusted['planted']:.1%}"
+        )
+    return "\n".join([*lines, "", *("    " + x for x in figures(found).as_text().splitlines())])
+
+
+def measured(found: dict[str, Any]) -> str:
+    """The deciding ratio, beside the paper's."""
+    traffic = found["traffic"]
+    text = f"{found['metric']}, {found['policy']} / {found['baseline']}: {ratio(traffic)}"
+    if found["paper"] is not None:
+        text += f"; the paper's: {found['paper']:.2g}"
+    if traffic["visible"] is not None:
+        text += f"; smallest visible effect: {smallest(found, 'traffic')}"
+    return text
+
+
+def smallest(found: dict[str, Any], part: str) -> str:
+    """The smallest visible ratio on the side of the claim."""
+    factor = found[part]["visible"]
+    return "-" if factor is None else f"{1 / factor if found['less'] else factor:.2f}"
+
+
+def ratio(part: dict[str, Any]) -> str:
+    return ratio_text(None if part["ratio"] is None else Interval(**part["ratio"]))
+
+
+def figures(found: dict[str, Any]) -> Table:
+    """Every figure of the traffic; the first decides."""
+    rows = []
+    for key, figure in found["traffic"]["figures"].items():
+        cells = (_shown_value(key, figure[side]) for side in (POLICY, BASELINE))
+        rows.append(Row((METRICS[key].name, *cells, ratio(figure)), first=len(rows) == 1))
+    return Table(("", found["policy"], found["baseline"], "ratio"), rows)
+
+
+def _shown_value(key: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if key in ("jain", "missed"):
+        return f"{value:.2f}"
+    if key in ("service_gap", "completed", "goodput", "throughput"):
+        return f"{value:.3g}{_UNITS.get(key, '')}"
+    return seconds(value)
+
+
+def summary(found: Sequence[dict[str, Any]]) -> Table:
+    """One row a claim."""
+    rows = []
+    for one in found:
+        traffic, calm = (one[part] for part in PARTS)
+        paper = "-" if one["paper"] is None else f"{one['paper']:.2g}"
+        rows.append(
+            Row(
+                (
+                    one["policy"], one["model"], one["metric"], paper, ratio(traffic),
+                    smallest(one, "traffic"), traffic["verdict"], ratio(calm), calm["verdict"],
+                )
+            )
+        )  # fmt: skip
+    head = (
+        "policy", "model", "metric", "paper", "ratio to baseline", "visible", "verdict",
+        "calm", "verdict",
+    )  # fmt: skip
+    return Table(head, rows, left=3)

@@ -1,0 +1,123 @@
+"""One verdict of three, and how far it can be trusted. Pure.
+
+*Seen*: the 95 % interval of the ratio lies on the side that the claim names. *Not seen*: it
+excludes an effect of `WORTH` in this direction. *Too close to call*: neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.analysis.bootstrap import Effect, pooled_ratio
+from client.analysis.statistics import Floats, Interval
+
+SEEN, NOT_SEEN, TOO_CLOSE = "seen", "not seen", "too close to call"
+WORTH = 1.2  # the smallest factor that is worth a claim; papers claim 1.3 and more
+REPLAYS = 1000
+_SAMPLES = 100  # of the bootstrap in each of them
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The metric's values in the runs of one seed. The baseline ran twice, before and after the
+    policy, so that a steady drift of the machine cancels and its noise is known."""
+
+    policy: Floats
+    baseline: Floats
+    control: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``ratio`` is policy / baseline, ``control`` the baseline over itself. ``visible``: the
+    smallest factor that this run would have seen, in 80 % of all cases."""
+
+    verdict: str
+    reason: str
+    ratio: Interval | None
+    control: Interval | None
+    visible: float | None
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Of `REPLAYS` resampled repeats, the share with the verdict *seen*: of the baseline against
+    itself, and with a planted effect of twice the smallest visible one."""
+
+    nothing: float
+    planted: float
+
+
+def find(blocks: Sequence[Block], rank: float | None, *, less: bool) -> Finding:
+    effect, noise = _effects(blocks, rank)
+    if effect is None or noise is None:
+        reason = f"{len(blocks)} usable seeds have no ratio"
+        return Finding(TOO_CLOSE, reason, None, None, None, len(blocks))
+    visible = _visible(effect, noise)
+    verdict, reason = _judged(effect, visible, less=less)
+    return Finding(verdict, reason, effect.interval, noise.interval, math.exp(visible), len(blocks))
+
+
+def trust(
+    blocks: Sequence[Block], rank: float | None, *, less: bool, seed: int = 0
+) -> Trust | None:
+    """None where there is no ratio. A repeat draws seeds with replacement, and exchanges the two
+    runs of the baseline at random in each."""
+    effect, noise = _effects(blocks, rank)
+    if effect is None or noise is None:
+        return None
+    planted = (-2 if less else 2) * _visible(effect, noise)
+    rng = np.random.default_rng(seed)
+    seen = np.zeros(2)
+    for _ in range(REPLAYS):
+        drawn = [blocks[k] for k in rng.integers(len(blocks), size=len(blocks))]
+        swapped = rng.random(len(drawn)) < 0.5
+        pairs = [
+            (b.control, b.baseline) if swap else (b.baseline, b.control)
+            for b, swap in zip(drawn, swapped, strict=True)
+        ]
+        again = pooled_ratio([a for a, _ in pairs], [b for _, b in pairs], rank, _SAMPLES)
+        if again is not None:
+            shifted = Effect(again.log + planted, again.error, again.blocks)
+            seen += [_seen(again, less=less), _seen(shifted, less=less)]
+    return Trust(*(seen / REPLAYS).tolist())
+
+
+def _effects(blocks: Sequence[Block], rank: float | None) -> tuple[Effect | None, Effect | None]:
+    """Policy over baseline, and the baseline over itself."""
+    both = [np.concatenate([b.baseline, b.control]) for b in blocks]
+    return (
+        pooled_ratio([b.policy for b in blocks], both, rank),
+        pooled_ratio([b.control for b in blocks], [b.baseline for b in blocks], rank),
+    )
+
+
+def _visible(effect: Effect, noise: Effect) -> float:
+    """As far as the machine's own noise allows, too."""
+    return max(effect.visible, noise.visible)
+
+
+def _seen(effect: Effect, *, less: bool) -> bool:
+    return (-effect.log if less else effect.log) > effect.half
+
+
+def _judged(effect: Effect, visible: float, *, less: bool) -> tuple[str, str]:
+    claimed, other = ("below", "above") if less else ("above", "below")
+    low, high = effect.interval.low or 0.0, effect.interval.high or math.inf
+    if _seen(effect, less=less):
+        return SEEN, f"the interval lies {claimed} 1"
+    if (low > 1) if less else (high < 1):
+        return NOT_SEEN, f"the interval lies {other} 1: the opposite"
+    best = 1 / low if less else high
+    if best < WORTH:
+        return NOT_SEEN, f"the interval excludes every effect of {WORTH:g} times or more"
+    seeds = math.ceil(effect.blocks * (visible / math.log(WORTH)) ** 2)
+    return TOO_CLOSE, (
+        f"the interval contains both 1 and an effect of {WORTH:g} times; about {seeds} seeds would "
+        "tell them apart"
+    )

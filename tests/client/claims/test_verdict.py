@@ -1,0 +1,78 @@
+"""Verdicts on synthetic runs: a baseline against itself is rarely seen, an effect nearly always."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from client.claims.verdict import NOT_SEEN, SEEN, TOO_CLOSE, Block, find, trust
+
+EXPERIMENTS = 400
+SEEDS, REQUESTS = 6, 80
+
+
+def experiments(rng: np.random.Generator, factor: float = 1.0) -> Iterator[list[Block]]:
+    """Latencies of six seeds: each workload is harder or easier for all, each run has the machine's
+    own noise, and requests are log-normal. The policy's are multiplied by ``factor``."""
+    for _ in range(EXPERIMENTS):
+        blocks = []
+        for _ in range(SEEDS):
+            hard = rng.normal(0, 0.4)
+            runs = [
+                np.exp(hard + rng.normal(0, 0.08) + rng.normal(0, 1.0, REQUESTS)) for _ in range(3)
+            ]
+            blocks.append(Block(factor * runs[0], runs[1], runs[2]))
+        yield blocks
+
+
+@pytest.mark.parametrize("rank", [None, 50, 99])
+def test_a_baseline_against_itself_is_seen_in_at_most_7_percent(rank: float | None) -> None:
+    found = [find(b, rank, less=True) for b in experiments(np.random.default_rng(1))]
+    assert np.mean([f.verdict == SEEN for f in found]) <= 0.07
+
+
+@pytest.mark.parametrize("rank", [None, 50, 99])
+def test_twice_the_smallest_visible_effect_is_seen_in_at_least_90_percent(
+    rank: float | None,
+) -> None:
+    nothing = [find(b, rank, less=True) for b in experiments(np.random.default_rng(2))]
+    visible = float(np.median([f.visible for f in nothing if f.visible is not None]))
+    planted = experiments(np.random.default_rng(3), factor=visible**-2)
+    assert np.mean([find(b, rank, less=True).verdict == SEEN for b in planted]) >= 0.9
+
+
+@pytest.mark.parametrize("rank", [None, 99])
+@pytest.mark.parametrize("less", [True, False])
+def test_recorded_runs_resampled_a_thousand_times_say_the_same(
+    rank: float | None, less: bool
+) -> None:
+    blocks = next(experiments(np.random.default_rng(4)))
+    found = trust(blocks, rank, less=less)
+    assert found is not None
+    assert found.nothing <= 0.07
+    assert found.planted >= 0.9
+
+
+def test_the_verdict_names_the_side_of_the_claim() -> None:
+    faster = next(experiments(np.random.default_rng(5), factor=0.2))
+    assert find(faster, None, less=True).verdict == SEEN
+    opposite = find(faster, None, less=False)
+    assert opposite.verdict == NOT_SEEN
+    assert "the opposite" in opposite.reason
+
+
+def test_without_an_effect_enough_seeds_exclude_one_and_few_do_not() -> None:
+    rng = np.random.default_rng(6)
+    exact = [Block(*(rng.normal(1, 0.01, REQUESTS) for _ in range(3))) for _ in range(SEEDS)]
+    assert find(exact, None, less=True).verdict == NOT_SEEN
+    noisy = [Block(*(np.exp(rng.normal(0, 1, 5)) for _ in range(3))) for _ in range(SEEDS)]
+    found = find(noisy, None, less=True)
+    assert found.verdict == TOO_CLOSE
+    assert "seeds would" in found.reason
+
+
+def test_no_seed_is_no_verdict() -> None:
+    assert find([], None, less=True).verdict == TOO_CLOSE
+    assert trust([], None, less=True) is None
