@@ -137,10 +137,8 @@ def _play(policies: Sequence[str], args: argparse.Namespace, out: Path, options:
                 return _show(found, args) or 130
             found.append(write(folder, played, args.like))
             say(f"{as_text(found[-1])}\n\n{folder / 'picture.svg'}\n")
-    say(
-        f"took {(time.monotonic() - began) / 60:.1f} minutes; others used {others.cores():.2f} of a "
-        "core"
-    )
+    took = (time.monotonic() - began) / 60
+    say(f"took {took:.1f} minutes; others used {others.cores():.2f} of a core")
     return _show(found, args) or status
 
 

@@ -52,8 +52,9 @@ def measured(policy: str, found: Sequence[dict[str, Any]], folder: str) -> str:
 def _one(found: dict[str, Any]) -> str:
     traffic, calm = found["traffic"], found["calm"]
     return (
-        f"{found['model']} **{ratio(traffic)}, {traffic['verdict']}**: {traffic['reason']} (smallest "
-        f"visible effect {smallest(found, 'traffic')}); calm {ratio(calm)}, {calm['verdict']}."
+        f"{found['model']} **{ratio(traffic)}, {traffic['verdict']}**: {traffic['reason']} "
+        f"(smallest visible effect {smallest(found, 'traffic')}); calm {ratio(calm)}, "
+        f"{calm['verdict']}."
     )
 
 
