@@ -1,0 +1,1 @@
+"""How long policies take to plan, beside the step that they plan."""
