@@ -86,7 +86,8 @@ def pooled(values: Sequence[Floats], counts: npt.NDArray[np.int64], rank: float 
         top = together[-kept:][::-1]
         reached = np.cumsum(counts[:, block[-kept:][::-1]], axis=1) >= beyond[:, None]
         if kept == together.size or reached[:, -1].all():
-            return top[np.argmax(reached, axis=1)]
+            ranked: Floats = top[np.argmax(reached, axis=1)]
+            return ranked
         kept = min(2 * kept, together.size)
 
 

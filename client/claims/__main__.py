@@ -119,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _play(policies: Sequence[str], args: argparse.Namespace, out: Path, options: list[str]) -> int:
     began, others = time.monotonic(), Company()
-    found, status = [], 0
+    found: list[dict[str, Any]] = []
+    status = 0
     for model in args.model.split(","):
         length_s = args.seconds or (SECONDS if model == "embedded" else SECONDS_LARGER)
         for policy in policies:

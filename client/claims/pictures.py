@@ -247,8 +247,8 @@ def _chart(title: str, x: str, y: str, lines: Sequence[Line], *, log: bool = Fal
 
 
 def _thinned(x: Floats, y: Floats) -> list[tuple[float, float]]:
-    kept = np.unique(np.linspace(0, max(x.size - 1, 0), _POINTS).astype(int)) if x.size else []
-    return [(float(x[k]), float(y[k])) for k in kept]
+    kept = np.unique(np.linspace(0, x.size - 1, min(x.size, _POINTS)).astype(int))
+    return list(zip(x[kept].tolist(), y[kept].tolist(), strict=True))
 
 
 PICTURES: dict[str, Callable[[Played], list[Chart]]] = {

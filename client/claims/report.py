@@ -138,7 +138,7 @@ def ratio(part: dict[str, Any]) -> str:
 
 def figures(found: dict[str, Any]) -> Table:
     """Every figure of the traffic; the first decides."""
-    rows = []
+    rows: list[Row] = []
     for key, figure in found["traffic"]["figures"].items():
         cells = (_shown_value(key, figure[side]) for side in (POLICY, BASELINE))
         rows.append(Row((METRICS[key].name, *cells, ratio(figure)), first=len(rows) == 1))
