@@ -26,7 +26,7 @@ class WorkloadError(ValueError):
 class Request:
     """One request. ``at_s`` is None in a closed loop, where ``think_s`` is the pause before it, and
     for a request that follows the end of another one, the one with the index ``after``. ``signals``
-    are further fields of its body: what it tells the server's policy."""
+    are further fields of its body: facts for the server's policy."""
 
     at_s: float | None
     prompt: str
