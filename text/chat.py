@@ -1,28 +1,25 @@
 """A conversation as the text that its model was trained to continue.
 
-It uses the checkpoint's own template if there is one, in Jinja's sandbox and with the names that
-`transformers` gives templates, and otherwise a plain one. A client's text never becomes a special
-token. A template ends within a time and a length, whatever it contains.
+It uses the checkpoint's own template if there is one, and otherwise a plain one. A client's text
+never becomes a special token. A template ends within a time and a length, whatever it contains.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from models.names import EMBEDDED, GGUF_SUFFIX, GPT2_NAMES
 from seams import RANDOM_PREFIX
+from text.sandbox import SandboxedTemplate, to_json
 from text.tokenizer import Tokenizer, VocabularyError
+from text.tools import conversation
+from text.tools.conversation import Message, Tool
+from text.tools.forms import HERMES, form_of
 from text.vocabulary import locate_files, read_metadata
 
 PLAIN = """\
@@ -34,106 +31,124 @@ Assistant:
 {%- endif %}
 """
 TEMPLATE_FILE, SETTINGS_FILE = "chat_template.jinja", "tokenizer_config.json"
+TOOL_USE = "tool_use"  # the name of a template for conversations with tools
+TOOL_FILE = f"additional_chat_templates/{TOOL_USE}.jinja"
+GGUF_KEY = "tokenizer.chat_template"
 NAMED_TOKENS = {  # as templates name them -> as GGUF files do
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-MOST_CPU_S = 2.0  # for one conversation
 LEAST_CHARACTERS = 2**18  # that any conversation may become,
 MOST_PER_CHARACTER = 8  # and more where messages are long
-_TICK = "_within_limits"
 
 
 class ConversationError(ValueError):
     """The template does not accept these messages."""
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Repeating a text is an operation that a loop's limit cannot bound."""
-
-    intercepted_binops = frozenset(["*", "**", "%"])
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if not isinstance(left, int | float) or not isinstance(right, int | float):
-            raise SecurityError(f"operator {operator} is for numbers only")
-        if operator == "**" and (abs(left) > 2**16 or abs(right) > 16):
-            raise SecurityError("operator ** is for small numbers only")
-        return super().call_binop(context, operator, left, right)
-
-
 class ChatTemplate:
-    """`is_plain`: the model has none of its own. Raises VocabularyError for a source that is not a
-    template."""
+    """`of_tools`: the template for conversations with tools, where the model has one apart.
+    `is_plain`: the model has none of its own. `form`: how the model writes calls. Raises
+    VocabularyError for a source that is not a template."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer, names: Mapping[str, str]) -> None:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        names: Mapping[str, str],
+        of_tools: str | None = None,
+    ) -> None:
         try:
-            tree = environment.parse(source)
-            loops, macros = tree.find_all(nodes.For), tree.find_all(nodes.Macro)
-            for body in [*(loop.body for loop in loops), *(macro.body for macro in macros)]:
-                body.insert(0, _tick())
-            code = environment.compile(tree)
-            self._template = Template.from_code(environment, code, environment.make_globals(None))
+            self._template = self._of_tools = SandboxedTemplate(source)
+            if of_tools is not None:
+                self._of_tools = SandboxedTemplate(of_tools)
         except TemplateError as error:
             raise VocabularyError(f"the model's chat template cannot be read: {error}") from error
         self.is_plain = source == PLAIN
         self._tokenizer = tokenizer
         self._names = names
+        self._knows_tools = "tools" in self._of_tools.variables
+        self.form = form_of(of_tools or source) if self._knows_tools else HERMES
+        self._arguments_are_text = self._knows_tools and self._expects_text()
 
     def encode(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """`add_generation_prompt`: the text ends with the beginning of the assistant's answer.
         Raises ConversationError, and EncodingError."""
-        shielded = [
-            {key: self._tokenizer.shield(text) for key, text in message.items()}
-            for message in messages
-        ]
+        template = self._template
+        if tools or any(map(_has_calls, messages)):
+            template = self._of_tools
+            if not self._knows_tools:
+                messages, tools = conversation.as_text(messages, tools), ()
+            elif self._arguments_are_text:
+                messages = conversation.with_arguments_as_text(messages)
         try:
-            text = self._render(shielded, add_generation_prompt=add_generation_prompt)
+            text = self._render(
+                template, messages, tools, add_generation_prompt=add_generation_prompt
+            )
         except Exception as error:  # a template may do anything with what it is given
             raise ConversationError(
                 f"the model's chat template does not accept these messages: {error}"
             ) from error
         return self._tokenizer.encode_template(text)
 
-    def _render(self, messages: list[dict[str, str]], **switches: bool) -> str:
-        given = sum(len(text) for message in messages for text in message.values())
-        most = max(LEAST_CHARACTERS, MOST_PER_CHARACTER * given)
-        tick = _clock(MOST_CPU_S)
-        names = {**self._names, **switches, "messages": messages, _TICK: tick}
-        pieces: list[str] = []
-        length = 0
-        for piece in self._template.generate(names):
-            tick()
-            length += len(piece)
-            if length > most:
-                raise TemplateError(f"its text has more than {most} characters")
-            pieces.append(piece)
-        return "".join(pieces)
+    def _render(
+        self,
+        template: SandboxedTemplate,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        **switches: bool,
+    ) -> str:
+        shield = self._tokenizer.shield
+        names = {
+            **self._names,
+            **switches,
+            "messages": _mapped(messages, shield),
+            "tools": _mapped(tools, shield) or None,
+            "documents": None,  # as `transformers` passes what is left out
+        }
+        given = len(to_json([messages, tools]))
+        return template.render(names, max(LEAST_CHARACTERS, MOST_PER_CHARACTER * given))
+
+    def _expects_text(self) -> bool:
+        """Whether the template expects the arguments of calls as JSON texts and not as objects."""
+
+        def shows(messages: Sequence[Message]) -> bool:
+            try:
+                text = self._render(
+                    self._of_tools,
+                    messages,
+                    [conversation.EXAMPLE_TOOL],
+                    add_generation_prompt=True,
+                )
+            except Exception:  # as in `encode`
+                return False
+            return conversation.shows_arguments(text)
+
+        example = conversation.EXAMPLE
+        return not shows(example) and shows(conversation.with_arguments_as_text(example))
 
 
-def _tick() -> nodes.Node:
-    """A statement that calls the clock."""
-    name = nodes.Name(_TICK, "load", lineno=1)
-    return nodes.ExprStmt(nodes.Call(name, [], [], None, None, lineno=1), lineno=1)
+def _has_calls(message: Message) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
-def _clock(most_cpu_s: float) -> Callable[[], str]:
-    """Raises TemplateError when this thread has computed for so long since now."""
-    end = time.thread_time() + most_cpu_s
-
-    def tick() -> str:
-        if time.thread_time() > end:
-            raise TemplateError(f"it takes more than {most_cpu_s:g} s")
-        return ""
-
-    return tick
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _mapped(inner, change) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(inner, change) for inner in value]
+    return value
 
 
 def load_chat_template(
@@ -145,20 +160,27 @@ def load_chat_template(
     path = locate_files(model, revision)
     if path.suffix == GGUF_SUFFIX:
         return _from_gguf(path, tokenizer)
-    source, settings = template_of(path), _settings(path)
+    templates, settings = _templates(path), _settings(path)
     names = {
         name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None
     }
-    return ChatTemplate(source, tokenizer, names)
+    return ChatTemplate(templates["default"], tokenizer, names, templates.get(TOOL_USE))
 
 
 def template_of(folder: Path) -> str:
     """Raises VocabularyError."""
+    return _templates(folder)["default"]
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    """By name; there is always a default. Raises VocabularyError."""
+    files = {"default": TEMPLATE_FILE, TOOL_USE: TOOL_FILE}
     try:
-        declared = _settings(folder).get("chat_template")
-        if (file := folder / TEMPLATE_FILE).exists():
-            return file.read_text(encoding="utf-8")
-        return _default(declared)
+        found = _declared(_settings(folder).get("chat_template"))
+        for name, file in files.items():
+            if (path := folder / file).exists():
+                found[name] = path.read_text(encoding="utf-8")
+        return {"default": found.pop("default"), **found}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise VocabularyError(f"{folder}: the chat template cannot be read: {error}") from error
 
@@ -173,7 +195,9 @@ def _from_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate:
         if type(token) is not int:
             raise VocabularyError(f"{path}: tokenizer.ggml.{key} is {token!r}; allowed: an id")
         names[name] = tokenizer.token_bytes(token).decode(errors="replace")
-    return ChatTemplate(str(metadata.get("tokenizer.chat_template", PLAIN)), tokenizer, names)
+    source = str(metadata.get(GGUF_KEY, PLAIN))
+    of_tools = metadata.get(f"{GGUF_KEY}.{TOOL_USE}")
+    return ChatTemplate(source, tokenizer, names, None if of_tools is None else str(of_tools))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -184,22 +208,12 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _default(declared: Any) -> str:
+def _declared(templates: Any) -> dict[str, str]:
     """A template, or several with names."""
-    if declared is None:
-        return PLAIN
-    if isinstance(declared, list):
-        return str({entry["name"]: entry["template"] for entry in declared}["default"])
-    return str(declared)
+    if isinstance(templates, list):
+        return {entry["name"]: str(entry["template"]) for entry in templates}
+    return {"default": PLAIN if templates is None else str(templates)}
 
 
 def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)

@@ -27,7 +27,7 @@ class StopFinder:
             self.found = True
             safe = min(ends)[1]
         else:
-            safe = min(_begins(text, stop) for stop in self._stops)
+            safe = min(begins(text, stop) for stop in self._stops)
         self._held = text[safe:]
         return text[:safe]
 
@@ -36,7 +36,7 @@ class StopFinder:
         return "" if self.found else self._held
 
 
-def _begins(text: str, stop: str) -> int:
+def begins(text: str, stop: str) -> int:
     """Where at the end of `text` a part of `stop` begins; the length of the text if nowhere."""
     for start in range(max(0, len(text) - len(stop) + 1), len(text)):
         if stop.startswith(text[start:]):

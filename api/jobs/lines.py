@@ -63,14 +63,14 @@ class _Call:
         self._inferences = generation.inferences
         self._segments = generation.segments()
         self._parts: list[Segment] = []
-        self._looks_for_stops = bool(generation.wanted.stops)
+        self._may_end_early = generation.may_end_early
 
     @property
     def inferences(self) -> Sequence[Inference]:
         return self._inferences
 
     def read(self) -> Answer | None:
-        if not self._looks_for_stops and any(i.record is None for i in self._inferences):
+        if not self._may_end_early and any(i.record is None for i in self._inferences):
             return None
         try:
             for segment in self._segments:

@@ -1,4 +1,5 @@
-"""A client's share of a request: its text up to a stop string, its tokens, and why it ended.
+"""A client's share of a request: its text up to a stop string, the calls of tools in it, its
+tokens, and why it ended.
 
 Independent of the two response formats.
 """
@@ -15,8 +16,9 @@ from engine.inference import Inference
 from seams import TokenLogprobs
 from text.stops import StopFinder
 from text.tokenizer import Detokenizer
+from text.tools.parsing import CallPiece, Parser, Piece
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,13 @@ class Segment:
     tokens: Sequence[Token]  # that begin in this text, where logprobs are asked for
     finish: Finish | None
     ending: Sequence[Token] = ()  # the same of an end token or a stop string, no part of any text
+    calls: Sequence[CallPiece] = ()  # that follow this text
 
 
 class Choice:
     """An api.follow.Reader of one choice. `prompt_tokens`: how many of the request's first tokens
     are the client's prompt. `echo`: it is part of the text. `most_tokens`: further generated tokens
-    are left out."""
+    are left out. `parser`: finds calls in the text."""
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Choice:
         prompt_tokens: int,
         echo: bool = False,
         most_tokens: int,
+        parser: Parser | None = None,
     ) -> None:
         self.index = index
         self.inference = inference
@@ -60,6 +64,7 @@ class Choice:
         self._prompt_due = echo
         self._follower = Follower(inference, service.tokenizer, prompt_tokens)
         self._finder = StopFinder(stops)
+        self._parser = parser
         self._end_token = False  # the newest one is
         self._decoded = 0  # characters, those held back included
         self._sent = 0  # characters
@@ -76,28 +81,48 @@ class Choice:
 
     def read(self) -> Iterator[Segment]:
         new = self._follower.new()
-        if self._follower.ended and not self._finder.found:
+        if self._follower.ended and not self._is_cut:
             self._service.outcome(self.inference)
-        texts = []
+        pieces: list[Piece] = []
         if self._prompt_due:
             if not self._prompt_is_known():
                 return
-            texts.append(self._prompt())
+            pieces += self._parsed(self._prompt())
         while not self._is_complete() and (token := next(new, None)) is not None:
-            texts.append(self._take(token))
-            if self._finder.found and not self._follower.ended:
+            pieces += self._parsed(self._take(token))
+            if self._is_cut and not self._follower.ended:
                 self._service.manager.cancel(self.inference, "stop")
         if self._follower.ended:
-            texts += [self._finder.push(self._follower.rest()), self._finder.finish()]
-            self.finish = "stop" if self._finder.found or self._end_token else "length"
-        text = "".join(texts)
-        self._sent += len(text)
+            pieces += self._parsed(self._finder.push(self._follower.rest()))
+            pieces += self._parsed(self._finder.finish())
+            pieces += [] if self._parser is None else self._parser.finish()
+            self.finish = self._reason()
         tokens, ending = self._sendable()
-        if text or tokens or self.finish:
-            yield Segment(self.index, text, tokens, self.finish, ending)
+        runs = list(_runs(pieces))
+        for number, (text, calls) in enumerate(runs, 1):
+            finish, rest = (self.finish, ending) if number == len(runs) else (None, [])
+            if text or calls or tokens or finish:
+                yield Segment(self.index, text, tokens, finish, rest, calls)
+            tokens = []
+
+    @property
+    def _is_cut(self) -> bool:
+        """No text is wanted beyond what was taken."""
+        return self._finder.found or (self._parser is not None and self._parser.complete)
 
     def _is_complete(self) -> bool:
-        return self._finder.found or self._end_token or self.generated == self._most_tokens
+        return self._is_cut or self._end_token or self.generated == self._most_tokens
+
+    def _reason(self) -> Finish:
+        if not (self._is_cut or self._end_token):
+            return "length"
+        return "tool_calls" if self._parser is not None and self._parser.calls else "stop"
+
+    def _parsed(self, text: str) -> Sequence[Piece]:
+        self._sent += len(text)
+        if self._parser is None:
+            return [text]
+        return self._parser.push(text)
 
     def _take(self, token: NewToken) -> str:
         if self.inference.sampling.logprobs is not None:
@@ -144,3 +169,18 @@ class Choice:
         texts.append(detokenizer.finish())
         self._decoded += len(texts[-1])
         return "".join(texts)
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[str, list[CallPiece]]]:
+    """In their order: a text, which may be empty, and the calls that follow it."""
+    texts: list[str] = []
+    calls: list[CallPiece] = []
+    for piece in pieces:
+        if isinstance(piece, CallPiece):
+            calls.append(piece)
+            continue
+        if calls:
+            yield "".join(texts), calls
+            texts, calls = [], []
+        texts.append(piece)
+    yield "".join(texts), calls

@@ -12,17 +12,20 @@ from threading import Event
 from api.follow import follow
 from api.http.errors import ApiError, show
 from api.limits import FRESH_SEED_BITS
-from api.openai.answers import Answer, ChatForm, CompletionForm, Form, usage
+from api.openai.answers import Answer, Form, usage
+from api.openai.chat_form import ChatForm
 from api.openai.choices import Choice, Segment
+from api.openai.completion_form import CompletionForm
+from api.openai.messages import Message, for_template
 from api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    Message,
     seed_of_choice,
 )
 from api.openai.shapes import Usage
+from api.openai.tools import Offer
 from api.service import Service
 from engine.inference import Inference
 from models.names import GGUF_SUFFIX, local_path
@@ -55,12 +58,14 @@ def served_names(config: Config) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A valid call: its requests to the queue, and the format of its response."""
+    """A valid call: its requests to the queue, and the format of its response. `may_end_early`:
+    what was generated is read while it arrives, as it may end its requests."""
 
     wanted: GenerationRequest
     choices: Sequence[Choice]
     form: Form
     prompt_tokens: int
+    may_end_early: bool = False
 
     @property
     def inferences(self) -> list[Inference]:
@@ -122,18 +127,26 @@ class Generations:
             raise ApiError(
                 400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
             )
-        ids = self.conversation_ids(wanted.messages)
-        form = ChatForm(self.model, wanted, self._service.tokenizer)
+        offer = wanted.offer
+        if offer is not None and offer.forced:
+            raise ApiError(400, "field 'tool_choice' must be 'none' or 'auto'", param="tool_choice")
+        ids = self.conversation_ids(wanted.messages, offer)
+        form = ChatForm(self.model, wanted, self._service.tokenizer, self._template.form)
         most = wanted.max_completion_tokens or wanted.max_tokens
-        return self._generation(wanted, [ids], most, form, arrival_s)
+        return self._generation(wanted, [ids], most, form, arrival_s, offer)
 
     def conversation_ids(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        offer: Offer | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """As the model's chat template writes it."""
         try:
             return self._template.encode(
-                [message.for_template() for message in messages],
+                for_template(messages),
+                [] if offer is None else offer.for_template(),
                 add_generation_prompt=add_generation_prompt,
             )
         except (ConversationError, EncodingError) as error:
@@ -202,6 +215,7 @@ class Generations:
         asked: int | None,
         form: Form,
         arrival_s: float,
+        offer: Offer | None = None,
     ) -> Generation:
         service = self._service
         prompt_tokens = sum(map(len, prompts))
@@ -210,6 +224,7 @@ class Generations:
         end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
         end_ids |= frozenset(wanted.stop_token_ids or ())
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
+        may_end_early = bool(wanted.stops) or (offer is not None and offer.most_calls is not None)
         news = Event()
         choices: list[Choice] = []
         for prompt in prompts:
@@ -226,7 +241,7 @@ class Generations:
                     arrival_s,
                     end_ids=end_ids,
                     service_class=wanted.service_class,
-                    streaming=bool(wanted.stream or wanted.stops),  # a stop is looked for
+                    streaming=bool(wanted.stream) or may_end_early,
                 )
                 inference.news = news
                 choices.append(
@@ -238,6 +253,7 @@ class Generations:
                         prompt_tokens=len(prompt),
                         echo=echo,
                         most_tokens=most,
+                        parser=None if offer is None else offer.parser(self._template.form),
                     )
                 )
-        return Generation(wanted, choices, form, prompt_tokens)
+        return Generation(wanted, choices, form, prompt_tokens, may_end_early)

@@ -10,7 +10,7 @@ import hashlib
 from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.limits import (
     COUNT,
@@ -34,6 +34,8 @@ from api.limits import (
     at_most,
     mass,
 )
+from api.openai.messages import MESSAGES, Filled, Messages, Text
+from api.openai.tools import TOOL_CHOICE, TOOLS, Offer, ToolChoice, Tools, offer_of
 from api.signals import Signals
 from seams import Sampling, ServiceClass
 
@@ -42,12 +44,8 @@ MOST_STOPS = 16  # OpenAI: 4
 MOST_STOP_TOKENS = 256
 MOST_BIASES = 1024
 MOST_PROMPTS = 16_384  # --max-waiting allows no more
-MOST_MESSAGES = 4096  # the parts of their contents included
 DEFAULT_COMPLETION_TOKENS = 16
 
-# InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
-Text = InstanceOf[str]
-Filled = Annotated[Text, Field(min_length=1)]
 TokenIds = Annotated[list[CountOrZero], Field(min_length=1, fail_fast=True)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
@@ -199,53 +197,8 @@ class CompletionRequest(GenerationRequest):
         return self.prompt
 
 
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: Text
-
-
-class Message(BaseModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: Text | None = None
-    tool_calls: Nothing | None = None
-    function_call: None = None
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-    def for_template(self) -> dict[str, str]:
-        """`developer` is OpenAI's newer name for what templates know as `system`."""
-        role = "system" if self.role == "developer" else self.role
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": self.text, **named}
-
-
-def _few_messages(value: Any) -> Any:
-    """Counts before anything is checked: 1 MiB of short parts would hold the interpreter's lock for
-    a third of a second."""
-    messages = value if isinstance(value, list) else []
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if len(messages) + parts > MOST_MESSAGES:
-        raise ValueError("too many messages")
-    return value
-
-
-Messages = Annotated[
-    list[Message], Field(min_length=1, fail_fast=True), BeforeValidator(_few_messages)
-]
-MESSAGES = f"an array of 1 to {MOST_MESSAGES} messages, the parts of their contents included"
-
-
 class ChatRequest(GenerationRequest):
-    messages: Messages = Field(
-        description=f"{MESSAGES}: role ('system', 'developer', 'user' or 'assistant') and content "
-        "(a string or an array of parts of type 'text'); tools are not supported"
-    )
+    messages: Messages = Field(description=MESSAGES)
     max_tokens: Count | None = Field(None, description=COUNT)
     max_completion_tokens: Count | None = Field(None, description=COUNT)
     logprobs: bool | None = Field(None, description="true or false")
@@ -256,8 +209,9 @@ class ChatRequest(GenerationRequest):
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = Field(
         None, description="left out or ['text']: no other is supported"
     )
-    tools: Nothing | None = _left_out()
-    tool_choice: Literal["none", "auto"] | None = _left_out()
+    tools: Tools | None = Field(None, description=TOOLS)
+    tool_choice: ToolChoice | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
     functions: Nothing | None = _left_out()
     function_call: Literal["none", "auto"] | None = _left_out()
     audio: None = _left_out()
@@ -267,6 +221,11 @@ class ChatRequest(GenerationRequest):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offer(self) -> Offer | None:
+        """The tools that the answer may call. Raises ApiError."""
+        return offer_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 def seed_of_choice(seed: int, index: int) -> int:

@@ -103,10 +103,22 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str  # a JSON object, unless the answer was too long
+
+
+class ChatCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null beside calls without a text
     refusal: None
+    tool_calls: NotRequired[list[ChatCall]]
 
 
 class ChatChoice(TypedDict):
@@ -122,9 +134,24 @@ class ChatCompletion(Head):
     usage: Usage
 
 
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """The first of a call has all fields; the others continue its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    tool_calls: NotRequired[list[CallDelta]]
 
 
 class ChatPart(TypedDict):

@@ -14,8 +14,10 @@ from typing_extensions import TypedDict
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
 from api.openai.generation import Generations
+from api.openai.messages import MESSAGES, Messages, Text
 from api.openai.routes import with_openai_errors
-from api.openai.schemas import MESSAGES, ChatRequest, Messages, Text
+from api.openai.schemas import ChatRequest
+from api.openai.tools import TOOLS, Tools, offer_of
 from api.service import Service
 from api.tgi.schemas import GenerateRequest, parse
 from text.tokenizer import Detokenizer, Tokenizer
@@ -51,6 +53,7 @@ class TokenizeText(_TokenizeRequest):
 
 class TokenizeChat(_TokenizeRequest):
     messages: Messages = Field(description=MESSAGES)
+    tools: Tools | None = Field(None, description=TOOLS)
     add_generation_prompt: bool | None = Field(None, description="true or false")
     continue_final_message: Literal[False] | None = Field(
         None, description="left out: it is not supported"
@@ -91,7 +94,8 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
         if "messages" in data:
             wanted = chat = of_schema(data, TokenizeChat)
             prompted = chat.add_generation_prompt is not False
-            ids = generations.conversation_ids(chat.messages, add_generation_prompt=prompted)
+            offer = offer_of(chat.tools, None, None)
+            ids = generations.conversation_ids(chat.messages, offer, add_generation_prompt=prompted)
         else:
             wanted = text = of_schema(data, TokenizeText)
             ids = service.encode("prompt", text.prompt)
@@ -123,7 +127,7 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
         generations.require_served(wanted.model)
-        ids = generations.conversation_ids(wanted.messages)
+        ids = generations.conversation_ids(wanted.messages, wanted.offer)
         text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
         told: ChatPieces = {
             "tokenize_response": list(pieces_of(ids, tokenizer)),

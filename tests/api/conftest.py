@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 
 from app import create_app
 from serving.config import Config
+from serving.thread import Load
 from tests.server.hash_app import byte_tokenizer, load
 
 
@@ -29,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
 
 
 @contextlib.contextmanager
-def serving(config: Config) -> Iterator[FlaskClient]:
+def serving(config: Config, load: Load = load) -> Iterator[FlaskClient]:
     app = create_app(config, load, byte_tokenizer())
     engine = app.extensions["engine"]
     engine.start()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from flask import Flask
@@ -18,6 +19,7 @@ from serving.config import Config
 from serving.liveness import Limit
 from serving.thread import LoadedModel, find_remote_model
 from tests.hash_model import VOCAB_SIZE, HashModel
+from tests.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 
 STEP_S = "HASH_STEP_S"  # how long an iteration takes
@@ -30,6 +32,7 @@ LOAD_ERROR = "HASH_LOAD_ERROR"  # the message with which loading fails
 NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses further threads
 UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
+ANSWER = "HASH_ANSWER"  # a file: what every request is answered with
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -47,7 +50,9 @@ def load(config: Config) -> LoadedModel:
         Path(gate).read_bytes()
     if message := os.environ.get(LOAD_ERROR):
         raise LoadError(message)
-    model = HashModel(
+    answer = os.environ.get(ANSWER)
+    make = HashModel if answer is None else partial(ScriptedModel, Path(answer))
+    model = make(
         step_s=float(os.environ.get(STEP_S, "0")),
         fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
         lost_from=float(os.environ.get(LOST_FROM, "inf")),

@@ -1,0 +1,162 @@
+"""The messages of a conversation in OpenAI's API, as clients send them and as templates get
+them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, model_validator
+
+from api.http.errors import ApiError, show
+
+MOST_MESSAGES = 4096  # the parts of their contents and their calls included
+MOST_DEPTH = 32  # of the JSON that a template may write
+MESSAGES = (
+    f"an array of 1 to {MOST_MESSAGES} messages, the parts of their contents and their calls "
+    "included: role ('system', 'developer', 'user', 'assistant', or 'tool' with tool_call_id) and "
+    "content (a string, an array of parts of type 'text', or null beside an assistant's "
+    "tool_calls, each with id, type 'function' and function: name and arguments)"
+)
+
+# InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
+Text = InstanceOf[str]
+Filled = Annotated[Text, Field(min_length=1)]
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: Text
+
+
+def _shallow(arguments: dict[str, Any]) -> dict[str, Any]:
+    if nested_deeper(arguments, MOST_DEPTH):
+        raise ValueError("nested too deeply")
+    return arguments
+
+
+class CalledFunction(BaseModel):
+    """`arguments`: JSON, or an object as in older versions of TGI."""
+
+    name: Filled
+    arguments: Text | Annotated[dict[str, Any], AfterValidator(_shallow)]
+
+    def parsed(self) -> dict[str, Any] | str:
+        """As templates get them: an object, or the text where a model wrote none."""
+        if not isinstance(self.arguments, str):
+            return self.arguments
+        try:
+            found = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return self.arguments
+        is_object = isinstance(found, dict) and not nested_deeper(found, MOST_DEPTH)
+        return found if is_object else self.arguments
+
+
+class MessageCall(BaseModel):
+    id: Filled
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.parsed()}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+Content = Text | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class _Message(BaseModel):
+    content: Content | None
+    name: Text | None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+class GivenMessage(_Message):
+    role: Literal["system", "developer", "user"]
+    content: Content
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_call_id: None = None
+
+
+class AssistantMessage(_Message):
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("only a message with calls may lack a content")
+        return self
+
+
+class ToolMessage(_Message):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Filled
+
+
+Message = Annotated[GivenMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Raises ApiError for a result without a call before it."""
+    return list(_for_template(messages))
+
+
+def _for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    called: dict[str, str] = {}  # the functions, by the ids of their calls
+    for message in messages:
+        # `developer` is OpenAI's newer name for what templates know as `system`
+        role = "system" if message.role == "developer" else message.role
+        written: dict[str, Any] = {"role": role, "content": message.text}
+        if message.name is not None:
+            written["name"] = message.name
+        if isinstance(message, ToolMessage):
+            identity = message.tool_call_id
+            if identity not in called:
+                raise ApiError(
+                    400,
+                    "field 'messages': no call before a message with role 'tool' has its "
+                    f"tool_call_id {show(identity)}; allowed: "
+                    + (", ".join(map(show, list(called)[:8])) or "none, as nothing was called"),
+                    param="messages",
+                )
+            written = {"name": called[identity], **written, "tool_call_id": identity}
+        elif isinstance(message, AssistantMessage) and message.tool_calls:
+            called |= {call.id: call.function.name for call in message.tool_calls}
+            written["tool_calls"] = [call.for_template() for call in message.tool_calls]
+        yield written
+
+
+def nested_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value has arrays or objects within each other beyond so many levels."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return False
+    return levels == 0 or any(nested_deeper(inner, levels - 1) for inner in value)
+
+
+def _few_messages(value: Any) -> Any:
+    """Counts before anything is checked: 1 MiB of short parts would hold the interpreter's lock for
+    a third of a second."""
+    messages = [m for m in value if isinstance(m, dict)] if isinstance(value, list) else []
+    lists = [message.get(key) for message in messages for key in ("content", "tool_calls")]
+    parts = sum(len(found) for found in lists if isinstance(found, list))
+    if len(messages) + parts > MOST_MESSAGES:
+        raise ValueError("too many messages")
+    return value
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, fail_fast=True), BeforeValidator(_few_messages)
+]

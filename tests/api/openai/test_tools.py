@@ -1,0 +1,280 @@
+"""Tools in OpenAI's chat, on a model that answers what the test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from api.openai.tools import MOST_TOOLS
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.api.openai.openai_calls import Json, ask, chat, chunks, is_error
+from tests.scripted_model import ScriptedModel
+
+PATH = "/v1/chat/completions"
+WEATHER: Json = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+ADD: Json = {"type": "function", "function": {"name": "add"}}
+TOOLS = [WEATHER, ADD]
+PARIS = '{"city": "Paris"}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
+ADDING = '<tool_call>{"name": "add"}</tool_call>'
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def model() -> ScriptedModel:
+    return ScriptedModel()
+
+
+@pytest.fixture(scope="module")
+def scripted(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FlaskClient]:
+    folder = str(tmp_path_factory.mktemp("tools"))
+    with serving(Config(mode="dynamic", data_dir=folder), lambda config: model) as client:
+        yield client
+
+
+def calls_of(message: Json) -> list[tuple[str, str]]:
+    """Also checks their ids."""
+    calls = message.get("tool_calls", [])
+    assert len({call["id"] for call in calls}) == len(calls)
+    for call in calls:
+        assert list(call) == ["id", "type", "function"]
+        assert (call["type"], call["id"][:5]) == ("function", "call_")
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def accumulated(deltas: list[Json]) -> Json:
+    """The message of a stream's deltas, as OpenAI's clients put it together."""
+    message: Json = {"content": ""}
+    for delta in deltas:
+        message["content"] += delta.get("content") or ""
+        for piece in delta.get("tool_calls", []):
+            calls = message.setdefault("tool_calls", [])
+            if piece["index"] == len(calls):
+                calls.append({key: piece[key] for key in ("id", "type", "function")})
+            else:
+                assert list(piece) == ["index", "function"]
+                assert list(piece["function"]) == ["arguments"]
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return message
+
+
+ANSWERS: list[tuple[str, str | None, list[tuple[str, str]], str]] = [
+    ("Fine.", "Fine.", [], "stop"),
+    (CALL, None, [("weather", PARIS)], "tool_calls"),
+    (f"So:\n{CALL}\n{ADDING}", "So:\n", [("weather", PARIS), ("add", "{}")], "tool_calls"),
+    (CALL.replace("weather", "rain"), CALL.replace("weather", "rain"), [], "stop"),
+    (CALL[:-30], CALL[:-30], [], "stop"),
+]
+
+
+@pytest.mark.parametrize(("answer", "content", "calls", "finish"), ANSWERS)
+def test_calls_are_apart_from_the_text_streamed_or_not(
+    scripted: FlaskClient,
+    model: ScriptedModel,
+    answer: str,
+    content: str | None,
+    calls: list[tuple[str, str]],
+    finish: str,
+) -> None:
+    model.answer = answer
+    for choice in chat(scripted, tools=TOOLS, n=2)["choices"]:
+        assert choice["finish_reason"] == finish
+        assert choice["message"]["content"] == content
+        assert calls_of(choice["message"]) == calls
+        assert ("tool_calls" in choice["message"]) == bool(calls)
+    told = [chunk["choices"][0] for chunk in chunks(scripted, PATH, tools=TOOLS)]
+    assert told[0]["delta"] == {"role": "assistant", "content": ""}
+    assert told[-1] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
+    message = accumulated([choice["delta"] for choice in told])
+    assert (message["content"] or None) == content
+    assert calls_of(message) == calls
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_nothing_is_called_where_nothing_is_offered(
+    scripted: FlaskClient, model: ScriptedModel, fields: Json
+) -> None:
+    model.answer = CALL
+    told = chat(scripted, **fields)
+    assert told["choices"][0]["message"]["content"] == CALL
+    assert told["usage"]["prompt_tokens"] == chat(scripted)["usage"]["prompt_tokens"]
+
+
+def test_without_parallel_calls_the_answer_ends_after_the_first(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    model.answer = f"{CALL}{ADDING} and more"
+    told = chat(scripted, tools=TOOLS, parallel_tool_calls=False)
+    (choice,) = told["choices"]
+    assert calls_of(choice["message"]) == [("weather", PARIS)]
+    assert choice["finish_reason"] == "tool_calls"
+    assert told["usage"]["completion_tokens"] == len(CALL.removesuffix("\n</tool_call>"))
+
+
+def test_an_answer_that_is_too_long_says_so(scripted: FlaskClient, model: ScriptedModel) -> None:
+    model.answer = f"{CALL} {ADDING}"
+    (choice,) = chat(scripted, tools=TOOLS, max_tokens=len(CALL) + 6)["choices"]
+    assert choice["finish_reason"] == "length"
+    assert calls_of(choice["message"]) == [("weather", PARIS)]
+    assert choice["message"]["content"] == " <tool"
+
+
+def test_stop_strings_and_logprobs_are_of_all_that_was_generated(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    model.answer = f"{CALL}{ADDING}"
+    (choice,) = chat(scripted, tools=TOOLS, stop="add", logprobs=True, seed=1)["choices"]
+    assert calls_of(choice["message"]) == [("weather", PARIS)]
+    entries = choice["logprobs"]["content"]
+    written = f'{CALL}<tool_call>{{"name": "'
+    assert "".join(entry["token"] for entry in entries) == written
+    told = chunks(scripted, PATH, tools=TOOLS, stop="add", logprobs=True, seed=1)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in told]
+    assert [entry for one in streamed if one for entry in one["content"]] == entries
+
+
+def test_a_conversation_with_calls_is_written_by_the_template(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    model.answer = CALL
+    message = chat(scripted, tools=TOOLS)["choices"][0]["message"]
+    identity = message["tool_calls"][0]["id"]
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        message,
+        {"role": "tool", "tool_call_id": identity, "content": [{"type": "text", "text": "rain"}]},
+    ]
+    told = scripted.post("/chat_tokenize", json={"messages": messages, "tools": TOOLS}).get_json()
+    text = told["templated_text"]
+    assert text.startswith("System: You may call these functions")
+    assert f"Assistant: {CALL}\n" in text
+    assert "User: <tool_response>\nrain\n</tool_response>\nAssistant:" in text
+    of_vllm = scripted.post("/tokenize", json={"messages": messages, "tools": TOOLS}).get_json()
+    assert of_vllm["count"] == len(told["tokenize_response"])
+    model.answer = "Rain."
+    (choice,) = chat(scripted, messages=messages, tools=TOOLS)["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Rain.", "refusal": None}
+
+
+def test_the_models_own_template_gets_the_tools(tmp_path: Path) -> None:
+    model = ScriptedModel()
+    model.answer = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]'
+    (tmp_path / "chat_template.jinja").write_text(
+        "[TOOL_CALLS]{% for t in tools %}{{ t.function.name }}({{ t.function.description }})"
+        "{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    config = Config(mode="dynamic", data_dir=str(tmp_path / "data"), model=str(tmp_path))
+    with serving(config, lambda config: model) as client:
+        name = client.get("/v1/models").get_json()["data"][0]["id"]
+        told = chat(client, model=name, tools=TOOLS)
+        assert told["usage"]["prompt_tokens"] == len("[TOOL_CALLS]weather(Of a city.)add()x")
+        (call,) = told["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": PARIS}
+        assert len(call["id"]) == 9
+
+
+def test_the_older_shapes_of_tgi_are_accepted(scripted: FlaskClient, model: ScriptedModel) -> None:
+    """A function's `arguments` in the place of `parameters`, and of a call as an object."""
+    function = {"name": "weather", "arguments": WEATHER["function"]["parameters"]}
+    old = chat(scripted, tools=[{"type": "function", "function": function}])["usage"]
+    function = {"name": "weather", "parameters": WEATHER["function"]["parameters"]}
+    new = chat(scripted, tools=[{"type": "function", "function": function}])["usage"]
+    assert old["prompt_tokens"] == new["prompt_tokens"]
+
+    def prompt_tokens(arguments: object) -> int:
+        call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages: list[Json] = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "0", "content": "5"},
+        ]
+        return int(chat(scripted, messages=messages, tools=TOOLS)["usage"]["prompt_tokens"])
+
+    assert prompt_tokens({"city": "Paris"}) == prompt_tokens(PARIS)
+
+
+def tool(**function: Any) -> Json:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def called(**fields: Any) -> Json:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}, **fields}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def nested(levels: int) -> Json:
+    schema: Json = {}
+    for _ in range(levels):
+        schema = {"properties": schema}
+    return schema
+
+
+USER: Json = {"role": "user", "content": "x"}
+REFUSED: list[tuple[str, Json, str]] = [
+    ("tools", {"tools": [tool(name="a b")]}, "64 letters"),
+    ("tools", {"tools": [tool(name="x" * 65)]}, "64 letters"),
+    ("tools", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "type 'function'"),
+    ("tools", {"tools": [tool(parameters={"type": "array"})]}, "type 'object'"),
+    ("tools", {"tools": [tool(parameters=[])]}, "a JSON schema"),
+    ("tools", {"tools": [tool(parameters=nested(40))]}, "32 deep"),
+    ("tools", {"tools": [tool(parameters=nested(400))]}, "32 deep"),
+    ("tools", {"tools": [tool(description="x" * 2**18)]}, "262144 characters"),
+    ("tools", {"tools": [tool(name=f"f{n}") for n in range(MOST_TOOLS + 1)]}, "up to 128"),
+    ("tools", {"tools": [tool(), tool(name="g"), tool()]}, 'each name once, got "f" 2 times'),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "rain"}, 'tools: "weather", "add"'),
+    (
+        "tool_choice",
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}},
+        'got "rain"; tools: "weather", "add"',
+    ),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function"}}, "'required'"),
+    ("tool_choice", {"tool_choice": "required"}, "tools: none"),
+    ("tool_choice", {"tool_choice": NAMED}, "tools: none"),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}, "true or false"),
+    ("messages", {"messages": [{"role": "tool", "content": "5"}]}, "'tool' with tool_call_id"),
+    (
+        "messages",
+        {"messages": [USER, called(), {"role": "tool", "content": "5", "tool_call_id": "2"}]},
+        'has its tool_call_id "2"; allowed: "1"',
+    ),
+    (
+        "messages",
+        {"messages": [{"role": "tool", "content": "5", "tool_call_id": "2"}]},
+        "nothing was called",
+    ),
+    ("messages", {"messages": [{**called(), "role": "user"}]}, "an assistant's tool_calls"),
+    ("messages", {"messages": [{"role": "assistant", "content": None}]}, "null beside"),
+    ("messages", {"messages": [USER, called(id=None)]}, "each with id"),
+    ("messages", {"messages": [USER, called(function={"name": "f"})]}, "name and arguments"),
+    ("messages", {"messages": [{**USER, "tool_call_id": "1"}]}, "'tool' with tool_call_id"),
+    ("messages", {"messages": [USER, *[called()] * 3000]}, "4096 messages"),
+]
+
+
+@pytest.mark.parametrize(("param", "fields", "part"), REFUSED)
+def test_a_refusal_says_what_is_allowed(
+    scripted: FlaskClient, param: str, fields: Json, part: str
+) -> None:
+    for stream in (False, True):
+        assert part in is_error(ask(scripted, PATH, stream=stream, **fields), 400, param)
+
+
+def test_arguments_that_are_no_object_are_sent_back_as_they_are(scripted: FlaskClient) -> None:
+    """A client returns what a model wrote, valid or not."""
+    for arguments in ("", "{", "[1]", '"x"', "[" * 500, json.dumps(nested(33))):
+        call = called(function={"name": "f", "arguments": arguments})
+        assert ask(scripted, PATH, messages=[USER, call]).status_code == 200

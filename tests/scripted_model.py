@@ -1,0 +1,33 @@
+"""The hash model, except that every request is answered with the same text, a token for each byte,
+and then ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seams import Outcome
+from tests.hash_model import VOCAB_SIZE, HashModel, _Iteration
+
+END_ID = VOCAB_SIZE - 1
+
+
+class ScriptedModel(HashModel):
+    """`answer`: a text, or a file that has it; it may be changed between requests."""
+
+    def __init__(self, answer: str | Path = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.answer = answer
+
+    def _execute(self, iteration: _Iteration) -> Outcome:
+        outcome = super()._execute(iteration)
+        answer = self.answer if isinstance(self.answer, str) else self.answer.read_text()
+        script = [*answer.encode(), END_ID]
+        rows = [list(row) for row in outcome.tokens]
+        for row, step in zip(rows, iteration.steps, strict=True):
+            if row:
+                sequence = self._sequences[step.id]
+                number = len(sequence.ids) - 1 - sequence.opening.prompt_tokens
+                row[0] = sequence.ids[-1] = script[min(number, len(script) - 1)]
+        return replace(outcome, tokens=rows)

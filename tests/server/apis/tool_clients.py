@@ -1,0 +1,152 @@
+"""Clients of OpenAI's API that call tools, unmodified: each returns the calls that it understood,
+as (name, arguments).
+
+    python tool_clients.py langchain http://127.0.0.1:8500    # in an environment that has it
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+USER: Any = {"role": "user", "content": "How is the weather in Paris?"}
+MODEL = "embedded"
+
+
+class weather(BaseModel):  # noqa: N801 (clients take its name for the function's)
+    """The weather of a city."""
+
+    city: str = Field(description="its name")
+
+
+def _of(calls: Iterable[Any] | None) -> Calls:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls or ()]
+
+
+def _of_stream(chunks: Iterable[Any]) -> Calls:
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    reasons = []
+    for chunk in chunks:
+        for choice in chunk.choices:
+            reasons.append(choice.finish_reason)
+            for call in choice.delta.tool_calls or ():
+                if call.function.name:
+                    names[call.index] = call.function.name
+                written = arguments.get(call.index, "")
+                arguments[call.index] = written + (call.function.arguments or "")
+    assert reasons[-1] == "tool_calls", reasons
+    return [(names[index], json.loads(text)) for index, text in arguments.items()]
+
+
+def _answered(message: Any) -> list[Any]:
+    """The conversation after the tool has run."""
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+    return [USER, message, result]
+
+
+def with_openai(url: str) -> list[Calls]:
+    from openai import OpenAI, pydantic_function_tool
+
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        chat = client.chat.completions
+        first = chat.create(model=MODEL, messages=[USER], tools=[WEATHER])
+        message = first.choices[0].message
+        second = chat.create(model=MODEL, messages=_answered(message), tools=[WEATHER])
+        stream = chat.create(model=MODEL, messages=[USER], tools=[WEATHER], stream=True)
+        streamed = _of_stream(stream)
+        tool = pydantic_function_tool(weather)
+        parsed = chat.parse(model=MODEL, messages=[USER], tools=[tool]).choices[0].message
+        city = parsed.tool_calls[0].function.parsed_arguments if parsed.tool_calls else None
+        assert isinstance(city, weather)
+        with chat.stream(model=MODEL, messages=[USER], tools=[tool]) as events:
+            helped = events.get_final_completion().choices[0].message
+    return [
+        _of(message.tool_calls),
+        _of(second.choices[0].message.tool_calls),
+        streamed,
+        [("weather", city.model_dump())],
+        _of(helped.tool_calls),
+    ]
+
+
+def with_huggingface_hub(url: str) -> list[Calls]:
+    from huggingface_hub import InferenceClient
+
+    with InferenceClient(base_url=f"{url}/v1") as client:
+        first = client.chat_completion([USER], tools=[WEATHER], tool_choice="auto")
+        message = first.choices[0].message
+        call: Any = (message.tool_calls or [])[0]
+        messages = [
+            USER,
+            {"role": "assistant", "content": message.content, "tool_calls": message.tool_calls},
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        second = client.chat_completion(messages, tools=[WEATHER])
+        streamed = _of_stream(client.chat_completion([USER], tools=[WEATHER], stream=True))
+    return [_of(message.tool_calls), _of(second.choices[0].message.tool_calls), streamed]
+
+
+def with_langchain(url: str) -> list[Calls]:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
+    bound = model.bind_tools([weather])
+    user = HumanMessage(USER["content"])
+    first = bound.invoke([user])
+    result = ToolMessage("rain", tool_call_id=first.tool_calls[0]["id"])
+    second = bound.invoke([user, first, result])
+    streamed: Any = None
+    for chunk in bound.stream([user]):
+        streamed = chunk if streamed is None else streamed + chunk
+    return [
+        [(call["name"], call["args"]) for call in message.tool_calls]
+        for message in (first, second, streamed)
+    ]
+
+
+def with_litellm(url: str) -> list[Calls]:
+    import litellm
+
+    litellm.telemetry = False
+    fields: Any = {
+        "model": f"openai/{MODEL}",
+        "api_base": f"{url}/v1",
+        "api_key": "none",
+        "tools": [WEATHER],
+    }
+    message = litellm.completion(messages=[USER], **fields).choices[0].message
+    second = litellm.completion(messages=_answered(message), **fields).choices[0].message
+    streamed = _of_stream(litellm.completion(messages=[USER], stream=True, **fields))
+    return [_of(message.tool_calls), _of(second.tool_calls), streamed]
+
+
+CLIENTS: Mapping[str, Callable[[str], list[Calls]]] = {
+    "openai": with_openai,
+    "huggingface_hub": with_huggingface_hub,
+    "langchain": with_langchain,
+    "litellm": with_litellm,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(CLIENTS[sys.argv[1]](sys.argv[2])))

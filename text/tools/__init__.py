@@ -1,0 +1,1 @@
+"""Calls of tools: as chat templates show them, and as models write them."""
