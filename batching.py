@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import cast
 
 from engine.blocks import Ledger
@@ -176,8 +177,10 @@ class BatchingManager(Front):
             plan = with_growth(plan, view)
         if any(life.resident[request.id].num_in_flight for request in plan.preempt):
             return IterationWait()  # their blocks are being written
-        if self.in_flight:  # the last tokens of some requests are in flight
-            plan = replace(plan, advance=[step for step in plan.advance if not step.request.done])
+        if self.in_flight:  # the last tokens of some requests, or tokens that others wait for
+            advance = cast(Sequence[tuple[Inference, int]], plan.advance)
+            may = [not (inference.done or inference.must_wait) for inference, _ in advance]
+            plan = replace(plan, advance=list(compress(plan.advance, may)))
         for request in plan.preempt:
             life.preempt(life.resident[request.id], now_s)
         if plan.advance:
@@ -249,6 +252,7 @@ class BatchingManager(Front):
 
     def _deliver(self, iteration: Iteration, outcome: Outcome, now_s: float) -> None:
         life, memory, record = self._life, self._life.ledger, iteration.record
+        outcome = iteration.wanted(outcome)
         sharing, own = memory.prefix_caching, life.policy.answers == "own"
         # before the responses, so that statistics include their tokens
         start_s = max(iteration.start_s, self._last_end_s)

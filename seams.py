@@ -22,6 +22,19 @@ RANDOM_PREFIX = "random:"  # of a model's name: that shape, random weights, the 
 # --- Model ----------------------------------------------------------------------------------
 
 
+ConstraintKind = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the generated text must be: a JSON value of a schema, a match of a regular expression,
+    or a text of a grammar in llguidance's dialect of Lark. `text`: the schema, as JSON, or the
+    expression or grammar itself."""
+
+    kind: ConstraintKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Noise is a function of (seed, position) alone, so a request's
@@ -41,6 +54,8 @@ class Sampling:
     end_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # alternatives wanted beside each generated token's own
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    # one makes the next token depend on the newest, and may force several tokens in one iteration
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,9 @@ class Step(NamedTuple):
 class Outcome:
     """The results of an iteration, row by row in the order of its steps."""
 
-    tokens: Sequence[Sequence[int]]  # new ones; empty for rows that drew none
+    # new ones, empty for rows that drew none: the drawn token, and those that a constraint forces
+    # after it, whose keys and values are not computed yet either
+    tokens: Sequence[Sequence[int]]
     positions: int  # computed, padding included
     duration_s: float  # of the model's work, for a virtual clock
     # by row, if requested: of the new tokens; and of prompt tokens, with the index of the first
@@ -336,9 +353,9 @@ class Observer(Protocol):
 # --- Records --------------------------------------------------------------------------------
 
 
-# prefill: everything before the first token, computed at once; chunk: a part of it; decode: the
-# newest generated token; held: done, keeps its row until its batch ends; paused: resident, advanced
-# by nothing
+# prefill: everything before the first token, computed at once; chunk: a part of it; decode: what
+# the newest iteration yielded, one token unless a constraint forced more; held: done, keeps its row
+# until its batch ends; paused: resident, advanced by nothing
 Kind = Literal["prefill", "chunk", "decode", "held", "paused"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -392,7 +409,8 @@ class IterationRecord:
     start_s: float = 0.0
     duration_s: float = 0.0
     num_positions: int = 0  # computed, padding included
-    num_generated: int = 0  # tokens that requests received
+    num_drawn: int = 0  # rows whose requests received tokens
+    num_generated: int = 0  # tokens that they received
     deferred_generated: int = 0
     # since the previous token: class, seconds, and number of requests that waited so long
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()

@@ -29,6 +29,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from batching import BatchingManager
+from engine.records import PHASES, phase_of
 from seams import End, IterationRecord, RequestRecord, ServiceClass
 from telemetry.durations import latency_s, queue_s, ttft_s
 from telemetry.stats import Stats
@@ -44,7 +45,6 @@ REFUSED = {
     429: "overloaded",
 }
 FAILED: Mapping[End, str] = {"failed": "generation", "cancelled": "dropped"}
-METHODS = ("prefill", "decode")
 CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 GENERATING = frozenset(
     (
@@ -118,7 +118,7 @@ class _Counts:
         default_factory=lambda: {name: Counter() for name in _LENGTHS}
     )
     iterations: dict[str, Histogram] = field(
-        default_factory=lambda: {method: Histogram(DURATIONS_S) for method in METHODS}
+        default_factory=lambda: {method: Histogram(DURATIONS_S) for method in PHASES}
     )
 
 
@@ -143,8 +143,7 @@ class Metrics:
             self._counts.refused[why] += 1
 
     def iteration(self, record: IterationRecord) -> None:
-        # an iteration in which every computed token yielded one is decode only
-        method = METHODS[record.num_tokens == record.num_generated]
+        method = phase_of(record)
         with self._lock:
             self._counts.iterations[method].observe(record.duration_s)
             for of, gap_s, times in record.gaps:
@@ -197,9 +196,9 @@ def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Ite
     yield _labelled(
         "tgi_request_failure", "Requests without a response, by reason", "err", failures
     )
-    well = {method: sum(counts.iterations[method].counts) for method in METHODS}
-    badly = {method: failed.get(method, 0) for method in METHODS}
-    calls = {method: well[method] + badly[method] for method in METHODS}
+    well = {method: sum(counts.iterations[method].counts) for method in PHASES}
+    badly = {method: failed.get(method, 0) for method in PHASES}
+    calls = {method: well[method] + badly[method] for method in PHASES}
     for end, text, values in (
         ("count", "Iterations", calls),
         ("success", "Successful iterations", well),

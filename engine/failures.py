@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from engine.inference import Inference
 from engine.iteration import Iteration
 from engine.lifecycle import Lifecycle
-from engine.records import CHUNK, PREFILL
+from engine.records import phase_of
 from seams import DeviceLostError, DeviceMemoryError, ModelLostError, Outcome
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,7 @@ class Failures:
         if isinstance(error, DeviceMemoryError):
             self._shrink(iteration, error, now_s)
             return
-        kinds = iteration.record.rows.kinds
-        self.iterations["prefill" if PREFILL in kinds or CHUNK in kinds else "decode"] += 1
+        self.iterations[phase_of(iteration.record)] += 1
         if isinstance(error, ModelLostError):
             self._lose(iteration, error, now_s)
             return

@@ -69,7 +69,8 @@ class Inference:
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None  # as in RequestRecord
     computed: int = 0  # tokens, those of iterations in flight included
-    expected: int = 0  # tokens that iterations in flight will yield
+    expected: int = 0  # tokens that iterations in flight will yield, where each yields one
+    num_newest: int = 1  # tokens that the newest iteration yielded
     num_in_flight: int = 0  # iterations in flight that it is part of
     resident: bool = False
     num_preemptions: int = 0
@@ -118,19 +119,29 @@ class Inference:
     def generated(self) -> int:
         return len(self.ids) + self.expected - self.prompt_tokens
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether its next step depends on tokens that are in flight: which they are, or how
+        many."""
+        return self.expected > 0 and self.sampling.constraint is not None
+
+    def wanted(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The first of these generated tokens, up to one that ends the request."""
+        room = self.prompt_tokens + self.max_tokens - len(self.ids)
+        ends = (i + 1 for i, token in enumerate(tokens) if token in self.end_ids)
+        return tokens[: min(room, next(ends, room))]
+
     def receive(self, tokens: Sequence[int], now_s: float) -> None:
-        """Adds generated tokens, up to the one that ends the request."""
+        """Adds generated tokens, all of them `wanted`."""
         self.last_token_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
-        for token in tokens:
-            self.ids.append(token)
-            if token in self.end_ids:
-                self.end = "stop"
-            elif len(self.ids) == self.prompt_tokens + self.max_tokens:
-                self.end = "length"
-            if self.end is not None:
-                break
+        self.ids += tokens
+        self.num_newest = len(tokens)
+        if tokens[-1] in self.end_ids:
+            self.end = "stop"
+        elif len(self.ids) == self.prompt_tokens + self.max_tokens:
+            self.end = "length"
 
     def opening(self) -> Opening:
         return Opening(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.inference import Inference
 from seams import IterationRecord, Outcome, Pending, Served, Step
@@ -68,6 +68,15 @@ class Iteration:
         for inference, step in zip(self.batch, self.steps, strict=True):
             inference.num_in_flight -= 1
             inference.expected -= step.draw
+
+    def wanted(self, outcome: Outcome) -> Outcome:
+        """The outcome without the tokens behind one that ends their request."""
+        if max(map(len, outcome.tokens)) < 2:
+            return outcome
+        rows = zip(self.batch, outcome.tokens, strict=True)
+        tokens = [inference.wanted(tokens) for inference, tokens in rows]
+        scores = {i: row[: len(tokens[i])] for i, row in outcome.logprobs.items()}
+        return replace(outcome, tokens=tokens, logprobs=scores)
 
     def add_logprobs(self, outcome: Outcome) -> None:
         """Gives the requests the logprobs that they asked for."""

@@ -26,6 +26,7 @@ HISTORY_RECORDS = 2**13  # kept at most,
 HISTORY_ROWS = 2**19  # and fewer if batches are large, so that it takes about 13 MB
 
 PREFILL, CHUNK, DECODE, HELD, PAUSED = range(len(KINDS))
+PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def planned_record(
     new = {inference.id for inference in admitted}
     kinds = [
         DECODE
-        if n == 1 and b >= i.prompt_tokens
+        if n <= i.num_newest and b >= i.prompt_tokens
         else PREFILL
         if i.id in new and b + n == i.known
         else CHUNK
@@ -170,10 +171,17 @@ def complete_record(
     gaps = [(of, end_s - at_s, n) for (of, at_s), n in since.items() if at_s is not None]
     record.start_s, record.duration_s = start_s, end_s - start_s
     record.num_positions = outcome.positions
+    record.num_drawn = len(given)
     record.num_generated = sum([n for _, n in given])
     if record.deferred_tokens:
         record.deferred_generated = sum([n for i, n in given if i.service_class == "deferred"])
     record.gaps = tuple(gaps)
+
+
+def phase_of(record: IterationRecord) -> str:
+    """Of PHASES: `decode` if none of the rows is in prefill or computes a part of it."""
+    kinds = record.rows.kinds
+    return "prefill" if PREFILL in kinds or CHUNK in kinds else "decode"
 
 
 def request_record(inference: Inference, end: End, end_s: float) -> RequestRecord:

@@ -4,9 +4,10 @@ Every position of a block holds the hash of the tokens up to it, as keys and val
 before them. A sequence is computed from what its own blocks hold, so any cross-talk between
 requests, wrong position, or block that was given away too early becomes a wrong token within
 milliseconds, in every mode and under every policy; `reference` says what a request would get if it
-were alone. Nothing is computed before its result is asked for, as on a device that is late. The
-contract of `seams.py` is checked on every call: a breach raises `ContractError` and stays in
-`breaches`, since a manager that survives a failing model would otherwise hide it.
+were alone. With a constraint it gets up to `MOST_FORCED` of these tokens together with a drawn one.
+Nothing is computed before its result is asked for, as on a device that is late. The contract of
+`seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since
+a manager that survives a failing model would otherwise hide it.
 
     model = HashModel()                                    # real time, as a server needs it
     model = HashModel(step_s=0.02)                         # keeps requests in flight for a while
@@ -39,6 +40,7 @@ from seams import (
 )
 
 VOCAB_SIZE = 257
+MOST_FORCED = 3
 
 
 def reference(
@@ -58,6 +60,11 @@ def reference_logprob(prefix: Sequence[int], token: int, vocab_size: int = VOCAB
     return _logprob(_absorb(0, prefix), token, vocab_size)
 
 
+def forced_after(prefix: Sequence[int]) -> int:
+    """How many tokens a constraint forces behind the newest."""
+    return _forced(_absorb(0, prefix))
+
+
 def virtual_duration_s(rows: float, positions: float) -> float:
     """Sums of binary fractions are exact, so tests may compare times for equality."""
     return 2**-10 + rows * 2**-13 + positions * 2**-17
@@ -71,6 +78,10 @@ def _absorb(state: int, tokens: Sequence[int]) -> int:
 
 def _choose(state: int, seed: int | None, vocab_size: int) -> int:
     return hash((state,) if seed is None else (state, seed)) % vocab_size
+
+
+def _forced(state: int) -> int:
+    return hash((state, MOST_FORCED)) % (MOST_FORCED + 1)
 
 
 def _logprob(state: int, token: int, vocab_size: int) -> float:
@@ -281,6 +292,12 @@ class HashModel:
             step.start == sequence.planned or not step.num_tokens,
             f"{step.id} starts at {step.start} where {sequence.planned} tokens are held",
         )
+        self._require(
+            sequence.opening.sampling.constraint is None
+            or not step.num_tokens
+            or not self._draws(step.id),
+            f"{step.id} has a constraint and a token in flight",
+        )
         end = step.start + step.num_tokens
         self._require(end <= self.context, f"{end} tokens, the context is {self.context}")
         self._require(
@@ -300,6 +317,9 @@ class HashModel:
 
     def _flies(self, id: int) -> bool:
         return any(step.id == id for iteration in self._flying for step in iteration.steps)
+
+    def _draws(self, id: int) -> bool:
+        return any(s.draw for i in self._flying for s in i.steps if s.id == id)
 
     def _check_thread(self) -> None:
         self._require(
@@ -356,15 +376,23 @@ class HashModel:
                 rows.append([])
                 continue
             self._require(end == len(sequence.ids), "a token is drawn behind a part of a prompt")
-            token = _choose(
-                state, None if sampling.temperature == 0 else sampling.seed, self.vocab_size
-            )
-            if sampling.logit_bias:  # it has no logits: the largest bias decides
-                token = max(sampling.logit_bias, key=lambda bias: bias[1])[0]
-            sequence.ids.append(token)
-            rows.append([token])
-            if sampling.logprobs is not None:
-                logprobs[i] = [_logprobs(state, token, sampling.logprobs, self.vocab_size)]
+            seed = None if sampling.temperature == 0 else sampling.seed
+            drawn, of_drawn, more = list[int](), list[TokenLogprobs](), 1
+            while more:
+                token = _choose(state, seed, self.vocab_size)
+                if sampling.logit_bias:  # it has no logits: the largest bias decides
+                    token = max(sampling.logit_bias, key=lambda bias: bias[1])[0]
+                if sampling.logprobs is not None:
+                    of_drawn.append(_logprobs(state, token, sampling.logprobs, self.vocab_size))
+                state = _absorb(state, [token])
+                if not drawn and sampling.constraint is not None:
+                    more += _forced(state)
+                drawn.append(token)
+                more -= 1
+            sequence.ids += drawn
+            rows.append(drawn)
+            if of_drawn:
+                logprobs[i] = of_drawn
         positions = sum(step.num_tokens + step.padding for step in iteration.steps)
         if self.step_s:
             time.sleep(self.step_s)

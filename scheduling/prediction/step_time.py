@@ -132,7 +132,7 @@ def features(record: IterationRecord) -> list[float]:
         max(0, min(num_tokens, end) - start)
         for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
     ]
-    others = record.batch_size, record.num_generated, record.attended, record.context
+    others = record.batch_size, record.num_drawn, record.attended, record.context
     return [1.0, *segments, *others, float(record.with_deferred)]
 
 

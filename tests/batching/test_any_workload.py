@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.inference import Inference, TooLongError
 from scheduling.registry import IN_ORDER as ADMIT_IN_ORDER
-from seams import ServiceClass
+from seams import Constraint, ServiceClass
 from tests.batching.virtual import (
     DYNAMIC_MODES,
     MODES,
@@ -49,6 +49,7 @@ class Client:
     streaming: bool
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None
+    constraint: Constraint | None = None
 
 
 def moments(most: int) -> st.SearchStrategy[float]:
@@ -113,6 +114,7 @@ class Visit:
             service_class=self.client.service_class,
             deadline_s=self.client.deadline_s,
             stored=self.client.service_class == "deferred",
+            constraint=self.client.constraint,
         )
 
     def leave(self) -> None:

@@ -31,6 +31,7 @@ from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from scheduling.registry import JOINING, PAUSING, make_policy
 from seams import (
+    Constraint,
     IterationRecord,
     Observer,
     Outcome,
@@ -272,13 +273,14 @@ class World:
         service_class: ServiceClass = "immediate",
         deadline_s: float | None = None,
         stored: bool = False,
+        constraint: Constraint | None = None,
         **signals: Any,
     ) -> Inference:
         """Submits a request; a refused one is not in `submitted`. `signals`: as of `Inference`."""
         inference = Inference(
             prompt,
             max_tokens,
-            Sampling(seed=seed),
+            Sampling(seed=seed, constraint=constraint),
             self.now_s if at_s is None else at_s,
             end_ids=frozenset(end_ids),
             streaming=streaming,
@@ -342,7 +344,10 @@ def check_closed(world: World) -> None:
         assert earlier.start_s + earlier.duration_s <= later.start_s
     for iteration in books.iterations:
         assert iteration.batch_size <= manager.max_batch_size
-        assert iteration.num_generated <= iteration.num_tokens <= iteration.num_positions
+        assert iteration.num_drawn <= iteration.num_tokens <= iteration.num_positions
+        assert iteration.num_drawn <= iteration.num_generated
+        if not any(inference.sampling.constraint for inference in world.submitted):
+            assert iteration.num_generated == iteration.num_drawn
         if world.mode.ledger is not RectangleLedger:
             assert iteration.num_tokens == iteration.num_positions
     check_busy_periods(books, exact=not manager.lookahead)

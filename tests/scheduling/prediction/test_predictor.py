@@ -31,7 +31,7 @@ def record(work: Work, duration_s: float) -> IterationRecord:
         batch_size=int(work.num_rows),
         num_tokens=int(work.num_tokens),
         num_positions=int(work.num_tokens),
-        num_generated=int(work.num_drawn),
+        num_drawn=int(work.num_drawn),
         attended=int(work.attended),
         context=int(work.context),
         with_deferred=work.deferred,
