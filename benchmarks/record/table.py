@@ -117,6 +117,15 @@ TABLE: tuple[Recording, ...] = (
         "distributions", 5, "./compare.sh --distributions", "results/reference-distributions",
         "distributions.txt", COMPARE, printed="distributions.txt",
     )),
+    *(
+        # then: python -m client.claims --out results/reference-claims --page docs/policies.md
+        _rare(Recording(
+            f"claims-{model}", minutes,
+            f"{PYTHON}client.claims --all --model {model} --without-runs --out {{out}}",
+            "results/reference-claims", f"{model}/claims.txt", COMPARE,
+        ))
+        for model, minutes in (("embedded", 25), ("smollm2", 33))
+    ),
     _rare(_bench(
         "overload", 8, "overload --rounds 12", "results/reference-overload", "overload.json",
         (*SERVER, "benchmarks/overload"),
@@ -179,6 +188,7 @@ TABLE: tuple[Recording, ...] = (
         "prefix-float32.json", LOOP,
     ),
     _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
+    _bench("planning", 2, "planning", "results/reference-planning", "planning.json", LOOP),
     _bench(
         "step-prefill", 1, "kernels.step --rows 4 --tokens 512 --past 0", "results/reference-step",
         "prefill.json", LOOP,

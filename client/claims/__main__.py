@@ -70,6 +70,10 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, help="folder for results, pictures and runs (results/claims)"
     )
     p.add_argument(
+        "--without-runs", action="store_true",
+        help="keep what is concluded and drawn only; runs take a megabyte a claim",
+    )  # fmt: skip
+    p.add_argument(
         "--again", action="store_true",
         help="compute and draw again from the runs in --out; nothing is played",
     )  # fmt: skip
@@ -125,7 +129,7 @@ def _play(policies: Sequence[str], args: argparse.Namespace, out: Path, options:
         length_s = args.seconds or (SECONDS if model == "embedded" else SECONDS_LARGER)
         for policy in policies:
             claim = claim_of(policy, args.like)
-            folder = out / model.replace(":", "-").replace("/", "-") / policy.replace(":", "-")
+            folder = out / _folder_of(model) / _folder_of(policy)
             try:
                 with tempfile.TemporaryDirectory(prefix="claims-logs-") as logs:
                     played = play(claim, model, length_s, args.seeds, Path(logs), options)
@@ -136,17 +140,21 @@ def _play(policies: Sequence[str], args: argparse.Namespace, out: Path, options:
             except KeyboardInterrupt:
                 say("interrupted")
                 return _show(found, args) or 130
-            found.append(write(folder, played, args.like))
+            found.append(write(folder, played, args.like, runs=not args.without_runs))
             say(f"{as_text(found[-1])}\n\n{folder / 'picture.svg'}\n")
     took = (time.monotonic() - began) / 60
     say(f"took {took:.1f} minutes; others used {others.cores():.2f} of a core")
     return _show(found, args) or status
 
 
+def _folder_of(name: str) -> str:
+    return name.replace(":", "-").replace("/", "-")
+
+
 def _show(found: list[dict[str, Any]], args: argparse.Namespace) -> int:
     out: Path = args.out or OUT
-    if found:
-        (out / "claims.txt").write_text(summary(recorded(out)).as_text() + "\n")
+    for model in {_folder_of(one["model"]) for one in found}:
+        (out / model / "claims.txt").write_text(summary(recorded(out / model)).as_text() + "\n")
     print(json.dumps(found) if args.json else summary(found).as_text())
     return 0 if found else 1
 

@@ -19,8 +19,8 @@ ROWS = 8  # of an iteration: few, so that a queue forms under a load that one cl
 class Claim:
     """``metric`` is a key of `figures.METRICS`, ``paper`` the authors' value of policy / baseline
     in it, None where theirs is another. ``less``: the policy is said to make it smaller.
-    ``picture`` is a key of `pictures.PICTURES`; ``also`` are further policies that it shows.
-    ``options`` are the servers'."""
+    ``picture`` is a key of `pictures.PICTURES`; ``also`` are further policies that it shows, and
+    ``drawn`` its traffic, if that is another. ``options`` are the servers'."""
 
     policy: str
     baseline: str
@@ -33,6 +33,7 @@ class Claim:
     less: bool = True
     paper: float | None = None
     also: tuple[str, ...] = ()
+    drawn: Traffic | None = None
     options: tuple[str, ...] = ()
     prefix_caching: bool = False
 
@@ -50,6 +51,10 @@ def _overload(load: float, *flows: Flow) -> tuple[Traffic, Traffic]:
 
 _BY_LENGTH = _overload(
     1.5, Flow(0.85, SHORT_PROMPT, "uniform:8,24"), Flow(0.15, LONG_PROMPT, "uniform:8,24")
+)
+# where those with long prompts also ask for more, so that `shortest-first` puts them last
+_LONG_ASK_FOR_MORE = Traffic(
+    (Flow(0.85, SHORT_PROMPT, "uniform:4,8"), Flow(0.15, LONG_PROMPT, "uniform:32,64")), 1.5
 )
 _TWO_USERS = _overload(2.0, replace(CHAT, share=1, user="a"), replace(CHAT, share=2, user="b"))
 _DOCUMENTS = _overload(
@@ -99,6 +104,7 @@ CLAIMS = {
             "hrrn", "stall-free", "SGLang, pull request 32911; Brinch Hansen, 1971",
             "mean TTFT 24.2 s → 7.5 s, p99 60.5 s → 55.5 s",
             "ttft_mean", *_BY_LENGTH, "starvation", paper=0.31, also=("shortest-first",),
+            drawn=_LONG_ASK_FOR_MORE, options=("--max-bypass", "1000000"),  # without ageing
         ),
         Claim(
             "vtc", "stall-free", "Sheng et al., OSDI '24",

@@ -103,12 +103,18 @@ def service_gaps(run: Run) -> tuple[Floats, Floats]:
     of the sends, at moments until the last send: users are backlogged all this time."""
     end_s = run.workload.duration_s
     at = np.linspace(_SETTLED * end_s, end_s, _MOMENTS)
-    received = []
+    received = _received(run, at)
+    return at, np.max(received, axis=0) - np.min(received, axis=0)
+
+
+def _received(run: Run, at: Floats) -> list[Floats]:
+    """The service of each user since the first of these moments."""
+    found = []
     for user in users(run):
         times, total = service(run, user)
         reached = np.concatenate([[0.0], total])[np.searchsorted(times, at, side="right")]
-        received.append(reached - reached[0])
-    return at, np.max(received, axis=0) - np.min(received, axis=0)
+        found.append(reached - reached[0])
+    return found
 
 
 def _service_gap(run: Run) -> Floats:
@@ -117,12 +123,8 @@ def _service_gap(run: Run) -> Floats:
 
 def _jain(run: Run) -> Floats:
     end_s = run.workload.duration_s
-    received = []
-    for user in users(run):
-        times, total = service(run, user)
-        low, high = np.searchsorted(times, (_SETTLED * end_s, end_s), side="right")
-        received.append(float(total[high - 1] - total[low - 1]) if high > low > 0 else 0.0)
-    return np.array([jain(np.array(received))]) if any(received) else np.array([])
+    totals = np.array([own[-1] for own in _received(run, np.array([_SETTLED * end_s, end_s]))])
+    return np.array([jain(totals)]) if totals.any() else np.array([])
 
 
 def _of(figure: Figure) -> Callable[[Run], Floats]:

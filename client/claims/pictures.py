@@ -73,7 +73,7 @@ def _stalls(played: Played) -> list[Chart]:
     bars, labels, waits = [], [], []
     end_s = 0.0
     for row, (side, name) in enumerate(reversed(_sides(played).items()), start=1):
-        short, long = played.runs[Job("stall", 0, side)].outcomes
+        short, long = played.runs[Job("drawn", 0, side)].outcomes
         start_s = long.origin_s
         first_s = (long.first_s or long.left_s) - start_s
         end_s = max(end_s, 1.5 * first_s)
@@ -141,7 +141,7 @@ def _progress(played: Played) -> list[Chart]:
 
 def _starvation(played: Played) -> list[Chart]:
     """A panel a policy: when each request came, and how long it waited for its first token."""
-    runs = {side: _all(played, side)[0] for side in _sides(played)}
+    runs = {side: played.runs[Job("drawn", 0, side)] for side in _sides(played)}
     most = max(ttft_s(o) for run in runs.values() for o in run.outcomes)
     panels = []
     for side, run in runs.items():

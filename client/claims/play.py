@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -68,12 +68,20 @@ def unsound(run: Run) -> str | None:
 
 
 def play(
-    claim: Claim, model: str, seconds: float, seeds: int, logs: Path, options: Sequence[str] = ()
+    claim: Claim,
+    model: str,
+    seconds: float,
+    seeds: int,
+    logs: Path,
+    options: Sequence[str] = (),
+    system: Callable[[str, Claim, str, Sequence[str]], System] | None = None,
 ) -> Played:
-    """Raises servers.ServerError for a server that does not start or respond."""
+    """``system`` makes the server of a policy; None: this project's. Raises servers.ServerError for
+    one that does not start or respond."""
     further = {name: name for name in claim.also}
     policies = {POLICY: claim.policy, BASELINE: claim.baseline, **further}
-    systems = {side: _system(name, claim, model, options) for side, name in policies.items()}
+    make = system or served
+    systems = {side: make(name, claim, model, options) for side, name in policies.items()}
     warm = Recipe(prompts="words", prompt_tokens="uniform:4,64")
     with Fleet(warm, logs, 600.0, together=True) as fleet:
         fleet.start([*systems.values()])
@@ -103,7 +111,7 @@ def play(
     return played
 
 
-def _system(policy: str, claim: Claim, model: str, options: Sequence[str]) -> System:
+def served(policy: str, claim: Claim, model: str, options: Sequence[str]) -> System:
     command = server_command(
         f"dynamic:{policy}", model, ("--max-batch-size", str(ROWS), *claim.options, *options),
         prefix_caching=claim.prefix_caching,
@@ -138,12 +146,11 @@ def _jobs(claim: Claim, speed: Speed, seconds: float, seeds: int) -> Iterator[tu
                     Job(part, seed, side),
                     _workload(traffic, speed, length_s, seed, copy=int(side == CONTROL)),
                 )
-    if claim.picture == "stalls":
-        for side in (BASELINE, *claim.also, POLICY):
-            yield Job("stall", 0, side), stall(speed)
-    else:
-        for side in claim.also:
-            yield Job("traffic", 0, side), _workload(claim.traffic, speed, seconds, 0)
+    for side in (BASELINE, *claim.also, POLICY):
+        if claim.picture == "stalls":
+            yield Job("drawn", 0, side), stall(speed)
+        elif claim.drawn is not None:
+            yield Job("drawn", 0, side), _workload(claim.drawn, speed, seconds, 0)
     if claim.picture == "goodput":
         for load in LOADS:
             for side in (BASELINE, POLICY):

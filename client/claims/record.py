@@ -27,22 +27,27 @@ def claim_of(policy: str, like: str | None) -> Claim:
     return claim if like is None else replace(claim, policy=policy)
 
 
-def write(folder: Path, played: Played, like: str | None) -> dict[str, Any]:
-    """Raw data first. Returns what was concluded."""
+def write(folder: Path, played: Played, like: str | None, *, runs: bool = True) -> dict[str, Any]:
+    """Raw data first, unless ``runs`` are not wanted. Returns what was concluded."""
     folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "policy": played.claim.policy, "like": like, "model": played.model,
+        "seconds": played.seconds, "speed": asdict(played.speed), "servers": played.servers,
+        "machine": machine(), "commit": commit(),
+    }  # fmt: skip
+    if runs:
+        _write_runs(folder, played)
+        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    return written(folder, played, about)
+
+
+def _write_runs(folder: Path, played: Played) -> None:
     (folder / WORKLOADS).mkdir(exist_ok=True)
     for run in played.runs.values():
         path = folder / WORKLOADS / f"{run.workload.sha256[:16]}.jsonl"
         if not path.exists():
             write_workload(run.workload, path)
     write_raw((({"job": asdict(job)}, run) for job, run in played.runs.items()), folder / RUNS)
-    about = {
-        "policy": played.claim.policy, "like": like, "model": played.model,
-        "seconds": played.seconds, "speed": asdict(played.speed), "servers": played.servers,
-        "machine": machine(), "commit": commit(),
-    }  # fmt: skip
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    return written(folder, played, about)
 
 
 def written(folder: Path, played: Played, about: dict[str, Any]) -> dict[str, Any]:

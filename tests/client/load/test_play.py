@@ -15,6 +15,7 @@ from client.analysis.metrics import measure
 from client.load import servers
 from client.load.play import play
 from client.load.servers import adapted
+from client.workloads.traffic import Flow, Speed, Traffic, open_loop
 from tests.client.conftest import StartServer, workload
 
 
@@ -149,3 +150,22 @@ def test_the_client_comes_before_the_servers_that_it_measures_where_it_may(
         expected = before
     assert set(seen) == {expected}
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_call_is_sent_when_the_one_before_it_has_ended(server: StartServer) -> None:
+    agents = Traffic((Flow(1, "fixed:4", "fixed:3", calls="fixed:3"),), 1.0)
+    work = open_loop(agents, Speed(20.0, 0.1, 0.01), requests=12, seed=0)
+    run = play(work, server(base_s=0.01))
+    assert len(run.outcomes) == 12
+    ends = {o.index: o.end_s for o in run.outcomes}
+    for o, r in zip(run.outcomes, work.requests, strict=True):
+        if r.after is not None:
+            assert o.intended_s is None
+            assert o.sent_s >= (ends[r.after] or 0.0)
+
+
+def test_after_a_call_that_failed_its_program_ends(server: StartServer) -> None:
+    agents = Traffic((Flow(1, "fixed:4", "fixed:3", calls="fixed:3"),), 1.0)
+    work = open_loop(agents, Speed(20.0, 0.1, 0.01), requests=3, seed=0)
+    run = play(work, server(fault="die", fault_after=1))
+    assert [o.ok for o in run.outcomes] == [True, False]

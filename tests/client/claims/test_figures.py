@@ -1,0 +1,114 @@
+"""What the claims measure, on records made by hand, so that each figure can be worked out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.claims.figures import (
+    METRICS,
+    in_time,
+    program_per_token_s,
+    programs,
+    service_gaps,
+    shown,
+    urgent,
+)
+from client.load.records import Outcome, Run
+from client.workloads.workload_file import seal
+from tests.client.analysis.made import outcome, run_of
+
+
+def asking(outcomes: list[Outcome], *signals: dict[str, Any], duration_s: float = 10.0) -> Run:
+    run = run_of(outcomes, duration_s)
+    requests = [
+        replace(r, signals=told) for r, told in zip(run.workload.requests, signals, strict=True)
+    ]
+    return replace(run, workload=seal({}, requests, duration_s, steady=False))
+
+
+def value(metric: str, run: Run) -> float:
+    return float(METRICS[metric].values(run).mean())
+
+
+def test_the_service_gap_counts_prompts_once_and_generated_tokens_twice() -> None:
+    """User a gets 3 + 2 x 10 by the end, b nothing: a gap of 23 from before the first quarter."""
+    mine = outcome(0, at=2.6, first=0.1, gap=0.1, tokens=10)
+    late = outcome(1, at=2.6, first=50.0, tokens=10)
+    run = asking([mine, late], {"user": "a"}, {"user": "b"})
+    at, gaps = service_gaps(run)
+    assert (at[0], at[-1]) == (2.5, 10.0)
+    assert gaps[0] == 0
+    assert gaps.max() == 23
+    assert value("service_gap", run) == 23
+    assert value("jain", run) == pytest.approx(0.5)
+
+
+def test_users_that_are_served_alike_have_no_gap_and_a_jain_index_of_1() -> None:
+    twins = [outcome(k, at=3.0, first=0.5, gap=0.2, tokens=10) for k in range(2)]
+    run = asking(twins, {"user": "a"}, {"user": "b"})
+    assert value("service_gap", run) == 2  # at least a token, since a ratio of 0 says nothing
+    assert value("jain", run) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("signals", "met"),
+    [
+        ({}, True),
+        ({"ttft_target_s": 0.5}, True),
+        ({"ttft_target_s": 0.49}, False),
+        ({"tpot_target_s": 0.11}, True),
+        ({"tpot_target_s": 0.09}, False),
+        ({"deadline_s": 1.0}, True),
+        ({"deadline_s": 0.8, "ttft_target_s": 9}, False),
+    ],
+)
+def test_a_response_is_in_time_if_it_met_every_target(signals: dict[str, Any], met: bool) -> None:
+    run = asking([outcome(first=0.5, gap=0.1, tokens=5)], signals)
+    assert in_time(run, run.outcomes[0]) == met
+
+
+def test_a_failed_response_meets_nothing_and_half_a_request_keeps_shares_above_0() -> None:
+    failed = outcome(0, failure="HTTP 500", end_s=None)
+    run = asking([failed, outcome(1)], {"deadline_s": 99.0}, {"deadline_s": 99.0})
+    assert value("missed", run) == pytest.approx(1.5 / 3)
+    good = asking([outcome(0), outcome(1)], {"deadline_s": 99.0}, {"deadline_s": 99.0})
+    assert value("missed", good) == pytest.approx(0.5 / 3)
+
+
+def test_a_program_lasts_from_its_first_call_to_the_end_of_its_last() -> None:
+    first = outcome(0, at=1.0, first=0.5, gap=0.1, tokens=5)
+    second = outcome(1, at=2.0, first=0.5, gap=0.1, tokens=5, intended_s=None, sent_s=2.0)
+    alone = outcome(2, at=0.0, first=0.5, gap=0.1, tokens=5)
+    run = asking([first, second, alone], {"program": "p"}, {"program": "p"}, {})
+    found = programs(run)
+    assert [len(calls) for calls in found] == [2, 1]
+    assert program_per_token_s(found[0]) == pytest.approx((2.9 - 1.0) / 10)
+    assert value("program_per_token_mean", run) == pytest.approx((0.19 + 0.18) / 2)
+    assert value("completed", run) == 2.5
+
+
+def test_the_urgent_requests_are_those_of_the_lowest_number() -> None:
+    run = asking([outcome(0), outcome(1, first=2.0)], {"priority": 10}, {"priority": 0})
+    assert [o.index for o in urgent(run)] == [1]
+    assert value("urgent_ttft_mean", run) == pytest.approx(2.0)
+
+
+def test_figures_are_shown_where_the_traffic_has_them_the_deciding_one_first() -> None:
+    plain = asking([outcome(0)], {})
+    assert shown(plain, "e2e_mean")[0] == "e2e_mean"
+    assert not {"service_gap", "missed", "completed"} & {*shown(plain, "e2e_mean")}
+    rich = asking(
+        [outcome(0), outcome(1)], {"user": "a", "deadline_s": 1.0}, {"user": "b", "program": "p"}
+    )
+    assert {"service_gap", "jain", "missed", "goodput", "completed"} <= {*shown(rich, "e2e_mean")}
+
+
+def test_every_metric_of_the_claims_exists_and_of_latencies_are_seconds() -> None:
+    run = asking([outcome(0, first=0.5, gap=0.1, tokens=5)], {})
+    assert value("latency_per_token_mean", run) == pytest.approx(0.9 / 5)
+    assert np.isclose(METRICS["itl_p99"].values(run), 0.1).all()
+    assert value("throughput", run) == pytest.approx(1 / 0.9)
