@@ -39,6 +39,10 @@ class Arrived:
     max_tokens: int
     service_class: ServiceClass
     request_id: str | None = None  # its client's; several sequences may share it
+    # as in seams.Request; of a user, the end user where there is one
+    user: int = 0
+    program: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,9 @@ def arrived(inference: Inference) -> Arrived:
         inference.max_tokens,
         inference.service_class,
         inference.request_id,
+        inference.end_user or inference.user,
+        inference.program,
+        inference.priority,
     )
 
 

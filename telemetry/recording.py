@@ -43,6 +43,9 @@ def as_json(event: Event) -> dict[str, Any]:
                 "max_tokens": event.max_tokens,
                 "class": event.service_class,
                 "request_id": event.request_id,
+                "user": event.user,
+                "program": event.program,
+                "priority": event.priority,
             }
         case IterationRecord():
             return {

@@ -20,6 +20,7 @@ from engine.records import Arrived, Ended, Event
 from seams import KINDS, IterationRecord, RequestRecord, Rows
 
 US = 1_000_000
+SAFE = 2**53  # JavaScript's numbers are exact below
 
 
 class Hello(TypedDict):
@@ -65,6 +66,9 @@ class ArrivedColumns(NamedTuple):
     max_tokens: int
     service_class: str
     request_id: str | None = None
+    user: int | None = None  # as are programs: a hash, of which a page's numbers hold a part
+    program: int | None = None
+    priority: int = 0
 
 
 class EndedColumns(NamedTuple):
@@ -122,6 +126,9 @@ def make_frame(events: Iterable[Event], first: int, now_s: float) -> Frame:
                         event.max_tokens,
                         event.service_class,
                         event.request_id,
+                        event.user % SAFE or None,
+                        None if event.program is None else event.program % SAFE,
+                        event.priority,
                     )
                 )
             case Ended(record=record):
@@ -189,7 +196,8 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
         case "arrived":
             return Arrived(
                 line["request"], line["at_s"], line["prompt_tokens"], line["max_tokens"],
-                line["class"], line.get("request_id"),
+                line["class"], line.get("request_id"), line.get("user", 0), line.get("program"),
+                line.get("priority", 0),
             )  # fmt: skip
         case "iteration":
             columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))

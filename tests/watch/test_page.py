@@ -212,3 +212,23 @@ def test_a_batch_of_512_slots_is_drawn(browser: Browser, tmp_path: Path) -> None
         print(f"{drawn / (time.monotonic() - since_s):.1f} frames a second with 512 slots in use")
         assert drawn > 0
         page.close()
+
+
+def test_rows_are_coloured_by_user_program_or_priority(browser: Browser, watched: Server) -> None:
+    page = opened(browser, watched, "live")
+    done = watched.counts()["completed"]
+    for k in range(4):
+        body = {"prompt": "a", "num_tokens": 4, "user": f"user {k % 2}", "program": "one"}
+        requests.post(f"{watched.url}/inference", json={**body, "priority": 5 + k}, timeout=60)
+    watched.reaches(completed=done + 4)
+    newest = "[...watch.store.requests.values()].slice(-4)"
+    page.wait_for_function(f"{newest}.filter((r) => r.end && r.program !== null).length === 4")
+    page.select_option("#colour", "user")
+    assert page.is_hidden("#live-legend")
+    for by, colours in (("user", 2), ("program", 1), ("priority", 4)):
+        values = (
+            f"new Set({newest}.map((r) => watch.tracks.groups.colour(r.{by}, {{}}, false))).size"
+        )
+        assert page.evaluate(values) == colours
+    page.select_option("#colour", "kind")
+    assert page.is_visible("#live-legend")

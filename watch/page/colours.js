@@ -59,6 +59,24 @@ export function fills(pen, p) {
     hatched(pen, p.paused, p.hatch, true)];
 }
 
+const HUES = [212, 28, 135, 285, 52, 335, 175, 0];
+
+/** A colour for each user, program or priority, in order of appearance; grey for none. They repeat after eight. */
+export class Groups {
+  constructor() {
+    /** @type {Map<number, number>} */ this.seen = new Map();
+  }
+
+  /** @param {number|null} value @param {Palette} p @param {boolean} pale while it waits or pauses */
+  colour(value, p, pale) {
+    if (value === null) return pale ? p.waiting : p.held;
+    if (!this.seen.has(value)) this.seen.set(value, this.seen.size);
+    const hue = HUES[/** @type {number} */ (this.seen.get(value)) % HUES.length];
+    const dark = document.documentElement.dataset.theme === "dark";
+    return `hsl(${hue} ${pale ? 45 : 65}% ${pale === dark ? 35 : pale ? 78 : 50}%)`;
+  }
+}
+
 /** @param {"auto"|"light"|"dark"} wanted */
 export function setTheme(wanted) {
   const dark = wanted === "auto" ? matchMedia("(prefers-color-scheme: dark)").matches : wanted === "dark";

@@ -22,6 +22,7 @@ export function requestWords(r, now) {
   } else if (r.admitted !== null) lines.push(`${r.generated} tokens so far`);
   if (r.preempted.length) lines.push(`preempted ${r.preempted.length} ×`);
   if (r.kind === "deferred") lines.push("deferred");
+  if (r.priority) lines.push(`priority ${r.priority}`);
   return lines;
 }
 

@@ -109,6 +109,11 @@ byId("newer").addEventListener("click", () => view.pan(view.span / 3));
 byId("in").addEventListener("click", () => view.zoom(1.7, view.follows ? 1 : 0.5));
 byId("out").addEventListener("click", () => view.zoom(1 / 1.7, view.follows ? 1 : 0.5));
 byId("into").addEventListener("click", () => into());
+byId("colour").addEventListener("change", () => {
+  tracks.by = byId("colour").value;
+  byId("live-legend").hidden = tracks.by !== "kind";
+  dirty = true;
+});
 
 /** Shows one iteration, the one that ran at `t` or the last before it. @param {number} [t] */
 function into(t) {

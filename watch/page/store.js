@@ -8,6 +8,7 @@
 /** @typedef {{request: number, lane: number, kind: number, first: number, last: number,
  *   tokens: number, start: number, end: number}} Run `first` and `last`: iterations; times in s */
 /** @typedef {{id: number, arrival: number, prompt: number, max: number, kind: string,
+ *   user: number|null, program: number|null, priority: number,
  *   admitted: number|null, first: number|null, end: number|null, how: string|null,
  *   generated: number, runs: Run[], preempted: number[]}} Request `preempted`: times */
 
@@ -70,9 +71,9 @@ export class Store {
       this.next++;
     }
     this.oldest = Math.max(this.oldest, this.next - this.kept);
-    for (const [id, at, prompt, max, kind] of frame.arrived) {
-      this.requests.set(id, { id, arrival: at * S, prompt, max, kind, admitted: null, first: null, end: null,
-        how: null, generated: 0, runs: [], preempted: [] });
+    for (const [id, at, prompt, max, kind, , user = null, program = null, priority = 0] of frame.arrived) {
+      this.requests.set(id, { id, arrival: at * S, prompt, max, kind, user, program, priority, admitted: null,
+        first: null, end: null, how: null, generated: 0, runs: [], preempted: [] });
     }
     for (const row of frame.runs) this.#run(row);
     for (const [n, id] of frame.preempted) {

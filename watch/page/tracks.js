@@ -1,7 +1,7 @@
 // @ts-check
 /** The live picture: queue, lanes, tokens per second, padding and KV blocks over one time axis. */
 
-import { fills, palette } from "./colours.js";
+import { Groups, fills, palette } from "./colours.js";
 import { CACHED, DURATION, FREE, GENERATED, PADDING, START, TOKENS, USED } from "./store.js";
 import { count, seconds } from "./words.js";
 
@@ -13,7 +13,7 @@ import { count, seconds } from "./words.js";
 
 const GAP = 14, PAD = 10;
 const MOST_LANES_PX = 520, LANE_PX = 13, LEAST_LANES_PX = 96;
-const DECODE = 2;
+const DECODE = 2, PAUSED = 4;
 
 export class Tracks {
   /** @param {HTMLCanvasElement} canvas @param {Store} store @param {import("./view.js").View} view */
@@ -27,6 +27,8 @@ export class Tracks {
     /** @type {Track[]} */ this.tracks = [];
     /** @type {number|null} */ this.chosen = null; // a request
     /** @type {number|null} */ this.iteration = null; // the one on display
+    /** @type {"kind"|"user"|"program"|"priority"} */ this.by = "kind"; // what the colour of a row says
+    this.groups = new Groups();
     this.peak = 1;
     this.padded = false;
     this.frames = 0; // drawn, for measurements
@@ -159,7 +161,8 @@ export class Tracks {
       const y = track.top + track.height - 3 - (i + 1) * step;
       for (const r of row) {
         const end = Math.min(r.admitted ?? r.end ?? to, to);
-        this.pen.fillStyle = r.id === this.chosen ? p.bright : r.end !== null && r.admitted === null ? p.preempted : p.waiting;
+        this.pen.fillStyle = r.id === this.chosen ? p.bright : r.end !== null && r.admitted === null ? p.preempted
+          : this.by === "kind" ? p.waiting : this.groups.colour(r[this.by], p, true);
         this.pen.fillRect(x(Math.max(r.arrival, from)), y, Math.max(x(end) - x(Math.max(r.arrival, from)), 1.2), bar);
       }
     });
@@ -182,9 +185,10 @@ export class Tracks {
         const start = x(run.start), wide = Math.max(x(run.end) - start, 0.6);
         const plain = this.chosen === null || run.request === this.chosen;
         pen.globalAlpha = plain ? 1 : 0.35;
-        pen.fillStyle = colours[run.kind];
-        pen.fillRect(start, y, wide, bar);
         const request = store.requests.get(run.request);
+        pen.fillStyle = this.by === "kind" || !request ? colours[run.kind]
+          : this.groups.colour(request[this.by], p, run.kind === PAUSED);
+        pen.fillRect(start, y, wide, bar);
         if (request?.runs[0] === run && wide > 3) { // an edge where it takes its slot
           pen.fillStyle = p.back;
           pen.fillRect(start - 0.75, y, 1.5, bar);
@@ -199,7 +203,8 @@ export class Tracks {
     pen.textBaseline = "middle";
     for (const [request, start, middle] of numbers) {
       const words = String(request), left = Math.max(start, this.plot()[0]) + 3;
-      pen.fillStyle = p.decode;
+      const named = this.store.requests.get(request);
+      pen.fillStyle = this.by === "kind" || !named ? p.decode : this.groups.colour(named[this.by], p, false);
       pen.fillRect(left, middle - bar / 2, pen.measureText(words).width + 2, bar - 0.5);
       pen.fillStyle = p.label;
       pen.fillText(words, left + 1, middle);

@@ -91,7 +91,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         ([], "which claims?"),
         (["vtc", "--all"], "which claims?"),
         (["nonsense"], "there is no claim about nonsense; allowed: stall-free"),
-        (["vtc", "--seeds", "2"], "--seeds must be at least 3"),
+        (["vtc", "--seeds", "3"], "--seeds must be at least 4"),
         (["vtc", "--seconds", "0"], "--seconds must be above 0"),
     ],
 )
