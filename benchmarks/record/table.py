@@ -77,7 +77,7 @@ def _bench(
 
 
 def _peers(work: str, minutes: float, options: str) -> Recording:
-    """Beside the two peers that decode fastest; all peers take more than an hour."""
+    """Beside the two peers that decode fastest."""
     return _beside(work, minutes, f"""--peers "ours, nobatch" "OpenVINO GenAI" vLLM {options}""")
 
 
@@ -223,7 +223,7 @@ TABLE: tuple[Recording, ...] = (
     _rare(_bench(
         "router", 4, "router --litellm --tib build/text-inference-batcher",
         "results/reference-router", "router.json", ("router", "benchmarks/router"),
-        "text-inference-batcher",
+        "text-inference-batcher", "wrk",
     )),
     _bench("pictures", 2, "pictures", "docs/img", "modes.png", LOOP, "development"),
     _bench(

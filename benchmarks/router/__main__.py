@@ -4,7 +4,7 @@
     python -m benchmarks.router --litellm --tib DIR           # with its peers
 
 Loopback, one process each, one null upstream that responds at once. Three parts: `closed` (requests
-per second at 16 connections, latency at 1; `wrk` sends the load if it is installed), `added`
+per second at 16 connections, latency at 1; sent by `wrk`, a package of Debian's), `added`
 (latency at 200 requests/s and, in turn, the same load on the upstream itself), `streams` (2,000
 streams at 5 tokens/s). Targets take turns, and ratios are taken within a round.
 """
@@ -77,50 +77,40 @@ def added(null: Target, router: Target, rounds: int, seconds: float) -> dict[str
 
 
 def card(result: dict[str, Any]) -> str:
-    text = [f"{machine()}, shared by load, proxy and upstream. Command: `{result['command']}`."]
-    if "closed" in result:
-        rows = [
-            (
-                f"{name} {row['version']}", f"{row['requests_per_s']:,.0f}",
-                f"{row['p99_ms_16']:.1f}", f"{row['p50_ms_1']:.2f}", f"{row['p99_ms_1']:.2f}",
-                f"{row['failed']:.0f}", row["told"],
-            )
-            for name, row in result["closed"].items()
-        ]  # fmt: skip
-        columns = (
-            "target | requests/s, 16 connections: | p99 ms: | p50 ms, 1 connection: | p99 ms: "
-            "| not 200: | router / this:"
+    rows = [
+        (
+            f"{name} {row['version']}", f"{row['requests_per_s']:,.0f}",
+            f"{row['p99_ms_16']:.1f}", f"{row['p50_ms_1']:.2f}", f"{row['p99_ms_1']:.2f}",
+            f"{row['failed']:.0f}", row["told"],
         )
-        text += [
-            f"Closed loop by {result['loader']}, medians of {result['rounds']} rounds. The ratio is"
-            " router / this within a round: the geometric mean and its 95 % interval.",
-            table(columns, rows),
-        ]
-    if "added" in result:
-        a = result["added"]
-        latencies = [
-            (p, *(f"{a[f'{p}_ms'][k]:.2f}" for k in ("direct", "routed", "added")))
-            for p in ("p50", "p95", "p99")
-        ]
-        text += [
-            f"Open loop, {a['rate']} requests/s each way in turns, {a['requests']} requests:",
-            table("| direct, ms: | through the router, ms: | added, ms:", latencies),
-        ]
-    if "streams" in result:
-        s, direct = result["streams"], result["streams_direct"]
-        text += [
-            f"{s['streams']} streams at {s['rate']} tokens/s together: {s['whole']} complete,"
-            f" {s['events']:,} of {s['events_due']:,} events; the router's peak memory"
-            f" {s['rss_mb']:.0f} MB, {s['cpu_cores']:.2f} cores; p99 of the last event's lag behind"
-            f" its pace {s['lag_p99_ms']:.0f} ms, without the router"
-            f" {direct['lag_p99_ms']:.0f} ms."
-        ]
-    return "\n\n".join(text)
+        for name, row in result["closed"].items()
+    ]  # fmt: skip
+    columns = (
+        "target | requests/s, 16 connections: | p99 ms: | p50 ms, 1 connection: | p99 ms: "
+        "| not 200: | router / this:"
+    )
+    a, s, direct = result["added"], result["streams"], result["streams_direct"]
+    latencies = [
+        (p, *(f"{a[f'{p}_ms'][k]:.2f}" for k in ("direct", "routed", "added")))
+        for p in ("p50", "p95", "p99")
+    ]
+    return "\n\n".join((
+        f"{machine()}, shared by load, proxy and upstream. Command: `{result['command']}`.",
+        f"Closed loop by wrk, medians of {result['rounds']} rounds. The ratio is"
+        " router / this within a round: the geometric mean and its 95 % interval.",
+        table(columns, rows),
+        f"Open loop, {a['rate']} requests/s each way in turns, {a['requests']} requests:",
+        table("| direct, ms: | through the router, ms: | added, ms:", latencies),
+        f"{s['streams']} streams at {s['rate']} tokens/s together: {s['whole']} complete,"
+        f" {s['events']:,} of {s['events_due']:,} events; the router's peak memory"
+        f" {s['rss_mb']:.0f} MB, {s['cpu_cores']:.2f} cores; p99 of the last event's lag behind"
+        f" its pace {s['lag_p99_ms']:.0f} ms, without the router"
+        f" {direct['lag_p99_ms']:.0f} ms.",
+    ))  # fmt: skip
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--parts", default="closed,added,streams", help="which (default: all)")
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
     parser.add_argument("--streams", type=int, default=2000, help="streams (default: 2000)")
     parser.add_argument("--tokens", type=int, default=60, help="tokens a stream (default: 60)")
@@ -131,34 +121,25 @@ def main() -> None:
         help=f"LiteLLM's proxy too; installs {targets.LITELLM} into {targets.VENV} on first use",
     )
     args = parser.parse_args()
-    parts = args.parts.split(",")
     command = ["python -m benchmarks.router", *sys.argv[1:]]
     if args.tib:
         command = [word if word != str(args.tib) else "DIR" for word in command]
-    result: dict[str, Any] = {
-        "command": " ".join(command),
-        "rounds": args.rounds,
-        "loader": loads.loader(),
-    }
+    result: dict[str, Any] = {"command": " ".join(command), "rounds": args.rounds}
     with ExitStack() as stack:
         null = stack.enter_context(targets.null_upstream())
         router = stack.enter_context(targets.ours(null))
-        if "closed" in parts:
-            everyone = [null, router]
-            with ExitStack() as peers:
-                if args.tib:
-                    everyone.append(
-                        peers.enter_context(targets.text_inference_batcher(args.tib, null))
-                    )
-                if args.litellm:
-                    everyone.append(peers.enter_context(targets.litellm(null)))
-                result["closed"] = closed(everyone, args.rounds, args.seconds)
-        if "added" in parts:
-            result["added"] = added(null, router, args.rounds, args.seconds)
-        if "streams" in parts:
-            for name, target in (("streams_direct", null), ("streams", router)):
-                found = asyncio.run(loads.many_streams(target, args.streams, 5, args.tokens))
-                result[name] = {"rate": 5, **asdict(found)}
+        everyone = [null, router]
+        with ExitStack() as peers:
+            if args.tib:
+                tib = targets.text_inference_batcher(args.tib, null)
+                everyone.append(peers.enter_context(tib))
+            if args.litellm:
+                everyone.append(peers.enter_context(targets.litellm(null)))
+            result["closed"] = closed(everyone, args.rounds, args.seconds)
+        result["added"] = added(null, router, args.rounds, args.seconds)
+        for name, target in (("streams_direct", null), ("streams", router)):
+            found = asyncio.run(loads.many_streams(target, args.streams, 5, args.tokens))
+            result[name] = {"rate": 5, **asdict(found)}
     save(result, card(result), args.out, "router")
 
 

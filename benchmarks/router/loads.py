@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -31,17 +30,6 @@ class Closed:
 
 def closed_loop(target: Target, connections: int, seconds: float) -> Closed:
     """`connections` clients, each sending its next request after the response."""
-    if shutil.which("wrk"):
-        return _wrk(target, connections, seconds)
-    return asyncio.run(_closed(target, connections, seconds))
-
-
-def loader() -> str:
-    """The sender of the closed loop."""
-    return "wrk" if shutil.which("wrk") else "aiohttp's client (no wrk here)"
-
-
-def _wrk(target: Target, connections: int, seconds: float) -> Closed:
     headers = "".join(f"wrk.headers['{k}'] = '{v}'\n" for k, v in HEADERS.items())
     script = f"wrk.method = 'POST'\nwrk.body = '{CHAT.decode()}'\n{headers}"
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
@@ -49,12 +37,7 @@ def _wrk(target: Target, connections: int, seconds: float) -> Closed:
         file.flush()
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency"]
         command += ["--timeout", "10s", "-s", file.name, target.url + PATH]
-        text = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rate = float(_found(r"Requests/sec:\s+([\d.]+)", text))
     bad = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
     return Closed(
@@ -73,27 +56,6 @@ def _ms(text: str, percentile: str) -> float:
     value = _found(rf"{percentile}\s+([\d.]+[mu]?s)", text)
     number = float(value.rstrip("mus"))
     return number / 1000 if value.endswith("us") else number if value[-2] == "m" else number * 1000
-
-
-async def _closed(target: Target, connections: int, seconds: float) -> Closed:
-    latencies: list[float] = []
-    failed = 0
-    end = time.perf_counter() + seconds
-
-    async def client(session: aiohttp.ClientSession) -> None:
-        nonlocal failed
-        while time.perf_counter() < end:
-            begun = time.perf_counter()
-            async with session.post(target.url + PATH, data=CHAT, headers=HEADERS) as answer:
-                await answer.read()
-                failed += answer.status != 200
-            latencies.append(time.perf_counter() - begun)
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(client(session) for _ in range(connections)))
-    return Closed(
-        len(latencies) / seconds, percentile_ms(latencies, 50), percentile_ms(latencies, 99), failed
-    )
 
 
 def percentile_ms(seconds: list[float], percent: float) -> float:

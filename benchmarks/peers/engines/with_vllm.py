@@ -19,7 +19,6 @@ def load(task: Task) -> Engine:
         dtype="bfloat16" if int8 else task.dtype,
         max_num_seqs=task.limit,
         max_model_len=1024,
-        enforce_eager="PEER_EAGER" in os.environ,
         enable_prefix_caching=False,  # the warm-up must not do the work's prefill
     )
 
@@ -38,11 +37,10 @@ def load(task: Task) -> Engine:
         answers = engine.generate(inputs, sampling, use_tqdm=False)
         return [list(answer.outputs[0].token_ids) for answer in answers]
 
-    how = "eager" if "PEER_EAGER" in os.environ else "compiled"
     rest = "W8A8, all else and the head in bfloat16, " if int8 else ""
     loaded = [Path(path).name for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
     return Engine(
         generate,
-        f"{how}, {rest}preloaded: {', '.join(loaded) or 'nothing'}, {torch.get_num_threads()} "
+        f"compiled, {rest}preloaded: {', '.join(loaded) or 'nothing'}, {torch.get_num_threads()} "
         f"threads bound to cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']}, no prefix cache",
     )
