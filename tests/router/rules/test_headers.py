@@ -18,10 +18,12 @@ FORWARDING = [
     "x-forwarded-proto",
     "X-Real-IP",
 ]
+SIGNALS = ["X-User-Id", "X-Program-Id", "X-Priority"]  # for the servers' policies
 NAMES = st.text("abcXYZ-_", min_size=1, max_size=8).filter(lambda name: name.strip("-_"))
 HEADERS = st.lists(
     st.tuples(
-        st.sampled_from([*HOP_BY_HOP, *FORWARDING, "SCRIPT_NAME", "PATH_INFO"]) | NAMES, NAMES
+        st.sampled_from([*HOP_BY_HOP, *FORWARDING, *SIGNALS, "SCRIPT_NAME", "PATH_INFO"]) | NAMES,
+        NAMES,
     )
 )
 
