@@ -13,9 +13,8 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,19 +22,17 @@ from client.analysis.backlog import Backlog
 from client.analysis.gates import FAILED, INVALID_CLIENT, SATURATED, VALID, judge
 from client.analysis.metrics import Measured, measure
 from client.analysis.objectives import Objectives, parse_objectives
-from client.analysis.results import Calibration
-from client.analysis.search import SearchError, SeedBracket, bracket, evidence, over_seeds
+from client.analysis.search import SearchError, bracket, evidence
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
 from client.load.live import live_view, say
-from client.load.machine import commit, machine, versions
-from client.load.servers import Server, ServerError, described, end_as_ctrl_c, settled_stats, stats
+from client.load.servers import Server, ServerError, end_as_ctrl_c, settled_stats, stats
 from client.load.system import MODES, System, server_command
 from client.load.target import parse_target
 from client.load.workers import Crew
 from client.options.rules import check, require_rate
 from client.options.shape import add_shape_options, recipe_from
-from client.report.page import Row, Table
+from client.report.findings import Findings, Probe
 from client.report.words import objectives_text
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
@@ -43,92 +40,6 @@ from client.workloads.spec import SpecError
 _DEFAULTS = Recipe(exact_duration=True)
 PLAYS = 5  # of a rate near the threshold; they are then judged together
 _START = 0.7  # of the limit, where a search begins
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One rate that was tried. ``good`` is the share of requests that met the objectives;
-
-    ``good_sent`` the same with latencies from the send. They differ if the client was late.
-    """
-
-    seed: int
-    rate: float
-    good: float
-    good_sent: float
-    passed: bool
-    verdict: str
-    plays: int
-
-
-@dataclass(slots=True)
-class Findings:
-    """What a search has found so far. ``reason`` says why it ended early, if it did."""
-
-    system: System
-    recipe: Recipe
-    objectives: Objectives | None
-    share: float
-    precision: float
-    alone: Calibration | None = None
-    server: dict[str, Any] | None = None
-    probes: list[Probe] = field(default_factory=list)
-    brackets: list[SeedBracket] = field(default_factory=list)
-    verdict: str = VALID
-    reason: str | None = None
-
-    def as_text(self) -> str:
-        """The report for people: what was tried, the brackets, and the capacity where it is."""
-        lines = [f"server: {described(self.server) or 'unknown, since no /stats were read'}"]
-        if self.objectives is not None:
-            wanted = objectives_text(self.objectives)
-            lines.append(f"objectives, to be met by {self.share:.0%}: {wanted}")
-        if self.probes:
-            head = ("seed", "requests/s", "good", "from the send", "", "verdict", "plays")
-            rows = [
-                Row((str(p.seed), f"{p.rate:.4g}", f"{p.good:.1%}", f"{p.good_sent:.1%}",
-                     "passed" if p.passed else "failed", p.verdict, str(p.plays)))
-                for p in self.probes
-            ]  # fmt: skip
-            lines += ["", Table(head, rows, left=0).as_text(), ""]
-        lines += [
-            f"seed {b.seed}: passed {b.passed:.4g}, failed {b.failed:.4g} requests/s"
-            + (", undecided since the client was late" if self._wide(b) else "")
-            for b in self.brackets
-        ]
-        name = self.system.name
-        if self.brackets:
-            found = over_seeds(self.brackets)
-            interval = "one seed"
-            if found.low is not None and found.high is not None:
-                interval = f"[{found.low:.4g}, {found.high:.4g}], 95 % over seeds"
-            lines.append(f"capacity of {name}: {found.value:.4g} requests/s ({interval})")
-        else:
-            lines.append(f"capacity of {name}: not found")
-        if self.reason is not None:
-            lines.append(f"{self.verdict}, ended early: {self.reason}")
-        return "\n".join(lines)
-
-    def _wide(self, b: SeedBracket) -> bool:
-        return b.failed / b.passed > (1 + self.precision) * (1 + 1e-9)
-
-    def figures(self) -> dict[str, Any]:
-        """The same for machines."""
-        return {
-            "capacity": asdict(over_seeds(self.brackets)) if self.brackets else None,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "brackets": [asdict(b) for b in self.brackets],
-            "probes": [asdict(x) for x in self.probes],
-            "objectives": None if self.objectives is None else asdict(self.objectives),
-            "share": self.share,
-            "alone": None if self.alone is None else asdict(self.alone),
-            "recipe": asdict(self.recipe),
-            "server": self.server,
-            "machine": machine(),
-            "versions": versions(),
-            "commit": commit(),
-        }
 
 
 @dataclass(slots=True)

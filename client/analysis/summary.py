@@ -8,7 +8,7 @@ wrong records in half of its runs is invalid.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +30,10 @@ from client.analysis.metrics import measure, shared_warm_up
 from client.analysis.objectives import Objectives
 from client.analysis.requests import joined
 from client.analysis.results import Calibration, Played, Result
+from client.analysis.scalars import SCALARS
 from client.analysis.statistics import (
     Floats,
     Interval,
-    expected_max,
     least_n,
     paired_ratio,
     percentile,
@@ -43,16 +43,6 @@ from client.load.servers import handled
 from client.load.system import COMPARED
 
 TAIL = 99  # the percentile that is paired beside medians
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A figure that is one number for all runs of a point. ``key`` names it in the code, ``column``
-    in files."""
-
-    key: str
-    column: str
-    of: Callable[[Sequence[Result]], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,38 +137,6 @@ def whole(results: Sequence[Result]) -> list[Result]:
     return [r for r in results if not r.run.interrupted]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The ratio of dynamic to static that length variance alone predicts, and the measured one."""
-
-    batch: float
-    predicted: float
-    measured: Interval | None
-    load: float
-
-
-def length_variance_gain(
-    results: Sequence[Result], static: str, load: float, measured: Interval | None
-) -> Prediction | None:
-    """E[max of B]/E[out] at the batch size that static really had at that load; ``measured`` is
-    the ratio of the limits.
-
-    A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
-    are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
-    """
-    mine = [r for r in final(results) if r.system == static and r.load == load]
-    kept = [r for r in mine if _sound(r)] or mine
-    sizes = [size for r in kept if (size := _batch_mean(r)) is not None]
-    if not sizes or len(sizes) < len(kept):
-        return None
-    batch = float(np.mean(sizes))
-    lengths = np.array(
-        [request.output_tokens for r in kept for request in r.run.workload.requests],
-        dtype=np.float64,
-    )
-    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)
-
-
 def runs_by_seed(results: Sequence[Result], name: str, load: float) -> dict[int, list[Result]]:
     """A system's runs at a load: one a seed, or two where it is the control."""
     found: dict[int, list[Result]] = {}
@@ -194,11 +152,11 @@ def verdict_of(runs: Sequence[Result]) -> tuple[str, tuple[str, ...]]:
     Runs with wrong records count only if they are half of all or more. Saturation is judged on the
     evidence of all the others, never on the worst of them.
     """
-    wrong = [r for r in runs if not _sound(r)]
+    wrong = [r for r in runs if not is_sound(r)]
     if 2 * len(wrong) >= len(runs):
         word = max((r.verdict.word for r in wrong), key=SEVERITY.index)
         return word, tuple(dict.fromkeys(r.verdict.reason for r in wrong))
-    keeping = keeping_up([r.verdict.backlog for r in runs if _sound(r)])
+    keeping = keeping_up([r.verdict.backlog for r in runs if is_sound(r)])
     reasons = () if keeping.up else (f"backlog: {keeping.found}",)
     left_out = tuple(f"seed {r.seed} left out: {r.verdict.reason}" for r in wrong)
     return VALID if keeping.up else SATURATED, (*reasons, *left_out)
@@ -215,7 +173,7 @@ def _point(
     """``planned`` are its runs without the control's, which only the ratios use."""
     verdict, reasons = verdict_of(planned)
     usable = verdict in (VALID, SATURATED)
-    runs = [r for r in sorted(planned, key=lambda r: r.seed) if _sound(r) or not usable]
+    runs = [r for r in sorted(planned, key=lambda r: r.seed) if is_sound(r) or not usable]
     pooled = {
         f.key: np.zeros(0)
         if f.of_ended and verdict == SATURATED
@@ -254,16 +212,6 @@ def _point(
     )
 
 
-def attained(runs: Sequence[Result]) -> float | None:
-    """The share of all that arrived that met the objectives."""
-    arrived = sum(r.measured.arrived for r in runs)
-    shares = [r.measured.attained for r in runs if r.measured.attained is not None]
-    if not shares or not arrived:
-        return None
-    good = sum((r.measured.attained or 0.0) * r.measured.arrived for r in runs)
-    return good / arrived
-
-
 def paired(
     mine: dict[int, list[Result]], base: dict[int, list[Result]], of: Figure
 ) -> Interval | None:
@@ -282,7 +230,7 @@ def paired_tail(
         {
             seed: np.concatenate([r.measured.latencies[of.key] for r in runs])
             for seed, runs in side.items()
-            if all(map(_sound, runs))
+            if all(map(is_sound, runs))
         }
         for side in (mine, base)
     ]
@@ -303,11 +251,11 @@ def figure_by_seed(runs: dict[int, list[Result]], of: Figure) -> dict[int, float
     return {
         seed: math.prod(_figure(r, of) for r in mine) ** (1 / len(mine))
         for seed, mine in runs.items()
-        if all(map(_sound, mine))
+        if all(map(is_sound, mine))
     }
 
 
-def _sound(result: Result) -> bool:
+def is_sound(result: Result) -> bool:
     return result.verdict.word in (VALID, SATURATED)
 
 
@@ -316,37 +264,3 @@ def _figure(result: Result, of: Figure) -> float:
         return result.measured.throughput
     values = result.measured.latencies[of.key]
     return float(np.median(values)) if values.size else math.nan
-
-
-def _batch_mean(result: Result) -> float | None:
-    sizes = (result.server or {}).get("batch-size")
-    mean = sizes.get("mean") if isinstance(sizes, dict) else None
-    return mean if isinstance(mean, int | float) else None
-
-
-def _lag_p99_s(runs: Sequence[Result]) -> float:
-    return float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99))
-
-
-def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], float | None]:
-    """The mean over the runs that have it."""
-
-    def mean(runs: Sequence[Result]) -> float | None:
-        values = [value for value in map(of, runs) if value is not None]
-        return float(np.mean(values)) if values else None
-
-    return mean
-
-
-def _padding(result: Result) -> float | None:
-    share = (result.server or {}).get("padding-share")
-    return share if isinstance(share, int | float) else None
-
-
-SCALARS = (
-    Scalar("lag", "dispatch_lag_p99_s", _lag_p99_s),
-    Scalar("goodput", "goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
-    Scalar("attained", "objectives_attained", attained),
-    Scalar("batch", "batch_size_mean", _mean(_batch_mean)),
-    Scalar("padding", "padding_share", _mean(_padding)),
-)

@@ -13,15 +13,10 @@ from typing import Any
 
 from client.analysis.fairness import Isolated
 from client.analysis.headline import headline
+from client.analysis.length_variance import Prediction, length_variance_gain
 from client.analysis.objectives import Objectives
 from client.analysis.results import Calibration, Headline, Job, Loss, Played, Result
-from client.analysis.summary import (
-    Point,
-    Prediction,
-    length_variance_gain,
-    measured_together,
-    points,
-)
+from client.analysis.summary import Point, measured_together, points
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
 from client.load.rows import as_json, from_json

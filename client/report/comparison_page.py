@@ -13,9 +13,10 @@ from typing import Any
 
 from client.analysis.figures import E2E, TTFT
 from client.analysis.gates import ADVICE, FAILED, INVALID_CLIENT
+from client.analysis.length_variance import Prediction
 from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
-from client.analysis.summary import Prediction, final, names_of
+from client.analysis.summary import final, names_of
 from client.load.servers import described
 from client.report import pictures
 from client.report.chart import Chart

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT
+from client.analysis.scalars import SCALARS
 from client.analysis.statistics import PERCENTILES
-from client.analysis.summary import SCALARS, Point
+from client.analysis.summary import Point
 
 
 def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Run, write_deliveries, write_requests
 from client.load.servers import described, note_of
-from client.report.chart import Axis, Bar, Chart, Line, Mark, Shape
 from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
 from client.report.pictures import latency_by_tokens
+from client.report.run_pictures import END_COLOUR, arrivals_and_load, latencies
 from client.report.server import server_table
 from client.report.tables import VOID, bounded
 from client.report.words import number, objectives_text, rate
@@ -29,7 +29,6 @@ from client.workloads.workload_file import read_workload, write_workload
 
 _PRINTED_FIGURES = tuple(f for f in LATENCIES if f.lag is not None or f.deferred)
 _PRINTED = (50, 90, 99)  # percentiles that fit on a line of a terminal, with their intervals
-_FIRST, _END, _MISSED = "#5e9c51", "#1f77b4", "#c0392b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def write_run_page(path: Path, one: OneRun) -> None:
     run, stats = one.run, one.server
     table = server_table([(run.target, [stats or {}])], "/stats after the run")
     by_size = latency_by_tokens(
-        "Latency by requested tokens", [(run.target, _END, [(0, o) for o in run.outcomes])]
+        "Latency by requested tokens", [(run.target, END_COLOUR, [(0, o) for o in run.outcomes])]
     )
     gates = Table(
         ("gate", "verdict", "found"),
@@ -181,7 +180,10 @@ def write_run_page(path: Path, one: OneRun) -> None:
         ),
         [text for text in (note_of(stats), one.verdict.reason) if text],
         [
-            Section("The load, and the latency it caused", charts=[_load(run), _latencies(run)]),
+            Section(
+                "The load, and the latency it caused",
+                charts=[arrivals_and_load(run), latencies(run)],
+            ),
             Section("Latency", _lines(one), _latency_table(one, LATENCIES)),
             Section("Gates", table=gates, folded=True),
             Section("Details", folds=folds, folded=True),
@@ -273,58 +275,6 @@ def _lines(one: OneRun) -> list[str]:
         void = one.verdict.voids[-1]
         lines.append(f"{VOID} void: {void.reason}; {ADVICE}")
     return lines
-
-
-def _load(run: Run) -> Chart:
-    """Arrivals in sixtieths of the window, and the requests in flight."""
-    end_s = max(run.window_end_s, 1e-3)
-    origins = np.array([o.origin_s for o in run.outcomes if o.origin_s <= end_s])
-    counts, edges = np.histogram(origins, bins=60, range=(0.0, end_s))
-    bars = [
-        Bar(a, b, 0.0, float(n), "#c3c9d1", f"{n} arrived between {a:.2f} and {b:.2f} s")
-        for n, a, b in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        if n
-    ]
-    changes = [
-        (t, float(n))
-        for k, (t, n) in enumerate(run.in_flight)
-        if k in (0, len(run.in_flight) - 1) or n != run.in_flight[k - 1][1]
-    ]
-    most = max((n for _, n in changes), default=0.0)
-    return Chart(
-        title="Arrivals and requests in flight",
-        finding=f"{len(run.outcomes)} requests over {end_s:.1f} s, at most {most:.0f} in flight.",
-        x=Axis("seconds", low=0.0), y=Axis("requests", low=0.0),
-        bars=bars, lines=[Line(changes, _END, "in flight", steps=True)],
-        note=f"bars: arrivals in {end_s / 60:.2g} s",
-    )  # fmt: skip
-
-
-def _latencies(run: Run) -> Chart:
-    marks = []
-    for o in run.outcomes:
-        if o.ok and o.end_s is not None:
-            title = f"request {o.index}, {o.requested_tokens} tokens"
-            end_s = o.end_s - o.origin_s
-            marks.append(
-                Mark(o.origin_s, end_s, _END, f"{title}: end {seconds(end_s)}", small=True)
-            )
-            if o.first_s is not None and o.first_s > o.origin_s:
-                first_s = o.first_s - o.origin_s
-                tip = f"{title}: first token {seconds(first_s)}"
-                marks.append(Mark(o.origin_s, first_s, _FIRST, tip, small=True))
-        else:
-            gone_s = max(o.left_s - o.origin_s, 1e-4)
-            shape = Shape.AT_LEAST if o.unfinished else Shape.CROSS
-            tip = f"request {o.index}: {o.failure}"
-            marks.append(Mark(o.origin_s, gone_s, _MISSED, tip, shape))
-    return Chart(
-        title="Latency over time",
-        finding=f"First token and end of {len(run.outcomes)} requests by their intended time.",
-        x=Axis("intended time in seconds", low=0.0),
-        y=Axis("from the intended time", log=True, text=seconds),
-        marks=marks, note="green: first token, blue: end, red: failed or cut",
-    )  # fmt: skip
 
 
 def _finite(value: float | None) -> float | str | None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from client.analysis.length_variance import length_variance_gain
 from client.analysis.objectives import Objectives
 from client.analysis.results import Loss, Played
-from client.analysis.summary import final, length_variance_gain, measured_together, points
+from client.analysis.summary import final, measured_together, points
 from client.compare import main
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate

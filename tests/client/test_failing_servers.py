@@ -29,6 +29,7 @@ from client.load.servers import Server, started
 from client.load.system import System
 from client.load.target import parse_target
 from client.load.workers import Crew
+from client.report.findings import Findings
 from client.workloads.recipe import Recipe
 from tests.client import badserver
 from tests.client.conftest import StartServer, command, system
@@ -304,7 +305,7 @@ def test_a_search_whose_server_dies_keeps_what_was_tried(
 def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Faulty) -> None:
     server = Server(parse_target(faulty("busy", after=0)))
     system = System("busy", None, server.target)
-    found = capacity.Findings(system, RECIPE, Objectives(ttft_s=60.0), 0.9, 0.05)
+    found = Findings(system, RECIPE, Objectives(ttft_s=60.0), 0.9, 0.05)
     with Crew() as crew:
         assert not capacity.Search(found, server, crew, None, 12).probe(0, 50.0)
     assert [(p.good, p.passed, p.verdict) for p in found.probes] == [(0.0, False, "FAILED")]

@@ -1,0 +1,45 @@
+"""What the variance of output lengths alone predicts of dynamic batching over static batching."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.analysis.results import Result
+from client.analysis.scalars import batch_mean
+from client.analysis.statistics import Interval, expected_max
+from client.analysis.summary import final, is_sound
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The ratio of dynamic to static that length variance alone predicts, and the measured one."""
+
+    batch: float
+    predicted: float
+    measured: Interval | None
+    load: float
+
+
+def length_variance_gain(
+    results: Sequence[Result], static: str, load: float, measured: Interval | None
+) -> Prediction | None:
+    """E[max of B]/E[out] at the batch size that static really had at that load; ``measured`` is
+    the ratio of the limits.
+
+    A static batch computes until its longest row is done, so of B rows' slots only E[out]/E[max]
+    are used (Orca, OSDI'22, 2). Padding, prefill and the speed of a slot are not included.
+    """
+    mine = [r for r in final(results) if r.system == static and r.load == load]
+    kept = [r for r in mine if is_sound(r)] or mine
+    sizes = [size for r in kept if (size := batch_mean(r)) is not None]
+    if not sizes or len(sizes) < len(kept):
+        return None
+    batch = float(np.mean(sizes))
+    lengths = np.array(
+        [request.output_tokens for r in kept for request in r.run.workload.requests],
+        dtype=np.float64,
+    )
+    return Prediction(batch, expected_max(lengths, batch) / float(lengths.mean()), measured, load)

@@ -1,0 +1,64 @@
+"""Figures that are one number for all runs of a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.analysis.results import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A figure that is one number for all runs of a point. ``key`` names it in the code, ``column``
+    in files."""
+
+    key: str
+    column: str
+    of: Callable[[Sequence[Result]], float | None]
+
+
+def attained(runs: Sequence[Result]) -> float | None:
+    """The share of all that arrived that met the objectives."""
+    arrived = sum(r.measured.arrived for r in runs)
+    shares = [r.measured.attained for r in runs if r.measured.attained is not None]
+    if not shares or not arrived:
+        return None
+    good = sum((r.measured.attained or 0.0) * r.measured.arrived for r in runs)
+    return good / arrived
+
+
+def batch_mean(result: Result) -> float | None:
+    sizes = (result.server or {}).get("batch-size")
+    mean = sizes.get("mean") if isinstance(sizes, dict) else None
+    return mean if isinstance(mean, int | float) else None
+
+
+def _lag_p99_s(runs: Sequence[Result]) -> float:
+    return float(np.quantile(np.concatenate([r.measured.lag for r in runs]), 0.99))
+
+
+def _mean(of: Callable[[Result], float | None]) -> Callable[[Sequence[Result]], float | None]:
+    """The mean over the runs that have it."""
+
+    def mean(runs: Sequence[Result]) -> float | None:
+        values = [value for value in map(of, runs) if value is not None]
+        return float(np.mean(values)) if values else None
+
+    return mean
+
+
+def _padding(result: Result) -> float | None:
+    share = (result.server or {}).get("padding-share")
+    return share if isinstance(share, int | float) else None
+
+
+SCALARS = (
+    Scalar("lag", "dispatch_lag_p99_s", _lag_p99_s),
+    Scalar("goodput", "goodput_requests_per_s", _mean(lambda r: r.measured.goodput)),
+    Scalar("attained", "objectives_attained", attained),
+    Scalar("batch", "batch_size_mean", _mean(batch_mean)),
+    Scalar("padding", "padding_share", _mean(_padding)),
+)
