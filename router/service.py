@@ -20,6 +20,7 @@ from router.http.jobs import PATHS, JobRelay
 from router.http.probes import Prober
 from router.http.proxy import Proxy
 from router.http.relay import Relay
+from router.http.telemetry import RequestTelemetry
 from router.metrics import Metrics
 from router.rules import errors
 from router.rules.buffers import BufferLimit
@@ -73,8 +74,9 @@ async def serve(config: Config) -> None:
         journal = None
         if config.record:
             journal = Journal(Path(config.record), "router", {})
+        telemetry = RequestTelemetry(dispatcher, metrics, journal)
         proxy = Proxy(
-            config, dispatcher, forwarder, buffers, relay, jobs, metrics, tracing, journal
+            config, dispatcher, forwarder, buffers, relay, jobs, metrics, telemetry, tracing
         )
         prober = Prober(dispatcher, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))

@@ -1,4 +1,4 @@
-"""Handles inference requests: reads, queues, forwards, retries, answers, records."""
+"""Handles inference requests: reads, queues, forwards, retries, answers."""
 
 import asyncio
 import logging
@@ -15,14 +15,14 @@ from router.http.exchange import ClientGoneError, Exchange, Failed
 from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
+from router.http.telemetry import RequestTelemetry
 from router.metrics import Metrics
 from router.rules import errors, headers
 from router.rules.buffers import BufferLimit
 from router.rules.errors import Problem
 from router.rules.request import Refusal, RoutedRequest
 from router.rules.request_body import RequestBody, parse_body, prefix_blocks
-from telemetry.journal import Journal, Line
-from telemetry.tracing import Traced, Tracing
+from telemetry.tracing import Tracing
 from web.keys import bearer_key, is_valid
 from web.request_ids import HEADER, request_id
 
@@ -47,11 +47,11 @@ class Proxy:
         relay: Relay,
         jobs: JobRelay,
         metrics: Metrics,
+        telemetry: RequestTelemetry,
         tracing: Tracing | None = None,
-        journal: Journal | None = None,
     ) -> None:
         self._tracing = tracing
-        self._journal = journal
+        self._telemetry = telemetry
         self._config = config
         self._dispatcher = dispatcher
         self._forwarder = forwarder
@@ -130,7 +130,7 @@ class Proxy:
             self._buffers.release_all(x)
             if x.routed is not None:
                 self._dispatcher.leave(x.routed)
-            self._account(x, status)
+            self._telemetry.report(x, status)
 
     def _not_let_in(self, x: Exchange) -> Problem | None:
         if self.draining:
@@ -244,62 +244,3 @@ class Proxy:
         response = errors.response(problem, x.request.path)
         response.headers[HEADER] = x.request_id
         return response
-
-    @staticmethod
-    def _end_trace(x: Exchange, trace: Traced, status: int) -> None:
-        trace.span.update_name(f"{x.request.method} {x.request.path}")
-        attributes: dict[str, str | int | float] = {
-            "http.request.method": x.request.method,
-            "url.path": x.request.path,
-            "http.response.status_code": status,
-            "request.id": x.request_id,
-            "gen_ai.request.model": x.model,
-            "queue_time": x.routed.queued_s if x.routed is not None else 0.0,
-            "attempts": len(x.routed.tried) if x.routed is not None else 0,
-        }
-        trace.end(time.time_ns(), attributes, error=x.broken or None)
-
-    def _line(self, x: Exchange, status: int) -> Line:
-        """The request ends just before the last piece of its answer is passed on: the client does
-        not wait for what comes later."""
-        return {
-            "type": "routed",
-            "request_id": x.request_id,
-            "path": x.request.path,
-            "start_s": x.started,
-            "queued_s": x.routed.queued_s if x.routed is not None else 0.0,
-            "end_s": self._dispatcher.now() if x.passed_s is None else x.passed_s,
-            "status": status,
-            "attempts": x.attempts,
-        }
-
-    def _account(self, x: Exchange, status: int) -> None:
-        routed = x.routed
-        upstream = routed.upstream.url if routed is not None and routed.upstream else None
-        total_s = self._dispatcher.now() - x.started
-        if x.trace is not None:
-            self._end_trace(x, x.trace, status)
-        if self._journal is not None:
-            self._journal.write(self._line(x, status))
-        if routed is not None and upstream is not None:
-            self._metrics.requests.labels(upstream, x.model, status).inc()
-            self._metrics.queue_seconds.labels(x.model).observe(routed.queued_s)
-            if x.begun_s and len(routed.tried) == 1:
-                self._metrics.added_seconds.observe(
-                    max(0.0, x.begun_s - routed.queued_s - x.upstream_s)
-                )
-        level = logging.WARNING if status >= 500 or x.broken else logging.DEBUG
-        log.event(
-            level,
-            "request",
-            request=x.request_id,
-            path=x.request.path,
-            model=x.model,
-            upstream=upstream,
-            status=status,
-            attempts=len(routed.tried) if routed is not None else 0,
-            queued_s=round(routed.queued_s, 4) if routed is not None else 0,
-            first_byte_s=round(x.first_byte_s, 4),
-            total_s=round(total_s, 4),
-            broken=x.broken,
-        )

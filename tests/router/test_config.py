@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from options import flag
-from router.config import Config, parse_args, parse_upstreams, parse_upstreams_file
+from router.config import parse_args, parse_upstreams, parse_upstreams_file
 
 TWO = ["http://llama-2:8000", "http://falcon:8000"]
 ENV = {"UPSTREAMS": "http://a:1"}
@@ -152,10 +151,3 @@ def test_the_router_imports_nothing_of_the_server() -> None:
         "telemetry.journal",
         "telemetry.tracing",
     }
-
-
-def test_the_documentation_says_of_every_option_what_its_help_says() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "router-options.md").read_text()
-    for option in Config.declared():
-        names = f"| `{flag(option.name)}` | `{option.variables[0]}` |"
-        assert f"{names} {option.shown_default} | {option.help} |" in text
