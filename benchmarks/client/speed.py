@@ -1,13 +1,11 @@
 """How fast the load generator is: a million arrivals, describing them, a trace, its live limit.
 
-Run as ``python -m benchmarks.client.speed`` from the repository's root; ``--self-test`` adds the
-live limit against a null server (a minute), ``--out FILE`` keeps the figures. The last line is
-JSON.
+python -m benchmarks.client.speed
+python -m benchmarks.client.speed --self-test   # a minute longer: the live limit
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -20,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from client.load.machine import commit, machine, versions
+from benchmarks.harness.report import machine, options, save, table
+from client.load.machine import commit, versions
 from client.selftest import self_test
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe
@@ -37,14 +36,13 @@ def shapes() -> list[dict[str, Any]]:
     found = []
     for shape in SHAPES:
         process = parse_arrivals(shape)
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         times = process.unit_times(N, np.random.SeedSequence(0))
-        made = time.perf_counter()
+        made_s = time.perf_counter()
         describe(times, horizon(process, times))
-        done = time.perf_counter()
-        line = {"shape": shape, "make_s": made - start, "describe_s": done - made}
-        found.append({k: round(v, 3) if isinstance(v, float) else v for k, v in line.items()})
-        print(f"{shape:45} make {line['make_s']:6.3f} s   describe {line['describe_s']:6.3f} s")
+        done_s = time.perf_counter()
+        figures = {"make_s": round(made_s - start_s, 3), "describe_s": round(done_s - made_s, 3)}
+        found.append({"shape": shape, **figures})
     return found
 
 
@@ -64,29 +62,28 @@ def azure() -> float:
         trace = read_trace(f"trace:azure,path={path}", np.random.SeedSequence(0))
         took = time.perf_counter() - start
     assert trace.times.size == N
-    print(f"reading an Azure trace of {N} lines {took:.2f} s")
     return round(took, 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, rounds=None)
     parser.add_argument("--self-test", action="store_true", help="also send to a null server")
-    parser.add_argument("--out", type=Path, help="write the figures there as JSON")
     args = parser.parse_args()
     figures: dict[str, Any] = {"requests": N, "shapes": shapes(), "azure_read_s": azure()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     figures["peak_memory_gib"] = round(peak, 3)
-    print(f"peak memory {peak:.2f} GiB")
     if args.self_test:
         caught = io.StringIO()
         with contextlib.redirect_stdout(caught):
             self_test(as_json=True)
         figures["self_test"] = json.loads(caught.getvalue())["self_test"]
-    figures |= {"machine": machine(), "versions": versions(), "commit": commit()}
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps(figures))
+    rows = [tuple(shape.values()) for shape in figures["shapes"]]
+    card = (
+        f"{N} arrivals on {machine()}\n\n{table('shape | make, s: | describe, s:', rows)}"
+        f"\n\nReading an Azure trace of {N} lines took {figures['azure_read_s']} s; peak memory "
+        f"{peak:.2f} GiB."
+    )
+    save(figures | {"versions": versions(), "commit": commit()}, card, args.out, "speed")
 
 
 if __name__ == "__main__":

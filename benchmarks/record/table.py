@@ -216,9 +216,9 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench("store", 2, "store", _STORE, "store-sqlite.json", _STORED),
     _bench("store-history", 2, "store.history", _STORE, "history-sqlite.json", _STORED),
-    Recording(
-        "client", 2, f"{PYTHON}benchmarks.client.speed --self-test --out {{out}}/speed.json",
-        "results/reference-client", "speed.json", ("client",),
+    _bench(
+        "client", 2, "client.speed --self-test", "results/reference-client", "speed.json",
+        ("client",),
     ),
     _rare(_bench(
         "router", 4, "router --litellm --tib build/text-inference-batcher",
