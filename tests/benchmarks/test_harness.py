@@ -102,15 +102,6 @@ def test_nothing_is_recorded_while_others_use_the_machine(
     assert (tmp_path / "out" / "it.json").exists()
 
 
-def test_a_table_has_a_ruler_and_aligns_numbers_right() -> None:
-    assert report.table("mode | tokens/s:", [("static", 40), ("dynamic", 80.5)]).splitlines() == [
-        "| mode | tokens/s |",
-        "| --- | ---: |",
-        "| static | 40 |",
-        "| dynamic | 80.5 |",
-    ]
-
-
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
@@ -122,12 +113,3 @@ def test_a_benchmark_imports_neither_another_ones_command_nor_a_test(path: Path)
         for name in names:
             assert not name.endswith("__main__"), name
             assert name.partition(".")[0] != "tests", name
-
-
-def test_a_benchmarks_files_are_written_and_drawn_by_the_harness() -> None:
-    """One place for options, Markdown, and matplotlib's backend."""
-    for path in BENCHMARKS:
-        if path.parent.name not in ("harness", "on_gpu", "peers"):
-            text = path.read_text()
-            assert "import matplotlib\n" not in text, path
-            assert "|---|" not in text, path

@@ -8,17 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.bare import Job
 from benchmarks.limits import Limits, Pass
 from benchmarks.peers import results, work
 from benchmarks.peers.__main__ import chosen
-from benchmarks.peers.checkpoint import prepare_int8
 from benchmarks.peers.environments import HERE, PEERS
-from models.gpt2 import GPT, GPTConfig
-from models.weights.checkpoint import save_checkpoint
-from models.weights.folder import has_int8
+from models.gpt2 import GPTConfig
 
 
 class SmallWork(work.Work):
@@ -57,11 +53,6 @@ def test_a_peer_whose_requests_have_other_lengths_has_no_figure(tmp_path: Path) 
 
 def test_a_peer_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     assert run(tmp_path, "sys.exit('float32 is not offered')").error == "float32 is not offered"
-
-
-def test_a_peer_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
-    result = SmallWork(tmp_path).do("it", [str(tmp_path / "none")], "with_it", "float32", None, {})
-    assert "none" in result.error
 
 
 def rounds_of(engine: str, *tokens: int) -> list[results.Result]:
@@ -114,16 +105,6 @@ def test_an_unknown_peer_or_precision_is_refused_with_those_that_exist(
 ) -> None:
     with pytest.raises(ArgumentTypeError, match=allowed):
         chosen([name])
-
-
-def test_an_engine_that_reads_our_int8_gets_it_in_a_folder_beside_the_others(
-    tmp_path: Path,
-) -> None:
-    network = GPT(GPTConfig(vocab_size=11, context=16, n_layer=1, n_head=1, n_embd=4))
-    save_checkpoint(network, tmp_path / "model", torch.float32)
-    for _ in range(2):  # one that is there stays
-        prepare_int8(tmp_path / "model")
-    assert has_int8(tmp_path / "model-int8")
 
 
 def test_every_peer_has_pins_and_a_runner() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.record import __main__ as recording
-from benchmarks.record.__main__ import commit, listed, record, state
+from benchmarks.record.__main__ import commit, record, state
 from benchmarks.record.table import MOST_MINUTES, TABLE, Recording
 from client.load.machine import ROOT
 
@@ -77,58 +77,31 @@ WRITES = command(
 )
 
 
-def test_the_files_and_output_of_a_command_move_to_its_folder(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
-    assert record(replace(IT, command=WRITES), checkout)
-    assert (checkout / "results" / "it" / "it.json").read_text() == "new"
-    assert (checkout / "results" / "it" / "printed.txt").read_text() == "said\n"
-
-
-def test_a_recording_names_no_folder_of_the_machine(
+def test_the_files_of_a_command_replace_those_of_its_folder_without_paths_of_the_machine(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
     program = """
 import gzip, os, pathlib, sys
 out, text = pathlib.Path(sys.argv[1]), os.getcwd() + "/data"
+print("said")
+for inner in ("workloads", "dropped"):
+    (out / inner).mkdir()
 (out / "it.json").write_text(text)
+(out / "requests.csv").write_text(text)
 (out / "it.gz").write_bytes(gzip.compress(text.encode()))
 """
-    assert record(replace(IT, command=command(program)), checkout)
     folder = checkout / "results" / "it"
+    (folder / "workloads").mkdir()
+    (folder / "workloads" / "old.jsonl").write_text("of an earlier load")
+    assert record(
+        replace(IT, command=command(program), drops=("requests.csv", "dropped")), checkout
+    )
     assert (folder / "it.json").read_text() == "data"
     assert gzip.decompress((folder / "it.gz").read_bytes()) == b"data"
-
-
-def test_a_recording_replaces_its_folders_whole(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
-    inner = checkout / "results" / "it" / "workloads"
-    inner.mkdir()
-    (inner / "old.jsonl").write_text("of an earlier load")
-    program = WRITES.replace("print", '(pathlib.Path(sys.argv[1]) / "workloads").mkdir(); print')
-    assert record(replace(IT, command=program), checkout)
-    assert inner.is_dir()
-    assert not any(inner.iterdir())
-
-
-def test_what_can_be_made_again_is_not_kept(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "QUIET_CORES", math.inf)
-    program = """
-import pathlib, sys
-out = pathlib.Path(sys.argv[1])
-(out / "workloads").mkdir()
-for name in ("it.json", "requests.csv", "workloads/1.jsonl"):
-    (out / name).write_text("it")
-"""
-    one = replace(IT, command=command(program), printed=None, drops=("requests.csv", "workloads"))
-    assert record(one, checkout)
-    assert [path.name for path in (checkout / "results" / "it").iterdir()] == ["it.json"]
+    assert (folder / "printed.txt").read_text() == "said\n"
+    names = {path.name for path in folder.rglob("*")}
+    assert names == {"it.json", "it.gz", "printed.txt", "workloads"}
 
 
 @pytest.mark.parametrize(
@@ -177,10 +150,3 @@ def test_a_rare_recording_is_not_due_and_says_of_which_commit_it_is(checkout: Pa
         cwd=checkout, check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
     assert commit(rare, checkout) == f"{first} of 1970-01-01"
-
-
-def test_the_list_says_what_each_costs_and_how_much_is_due() -> None:
-    text = listed(TABLE)
-    for one in TABLE:
-        assert one.name in text
-    assert "are due" in text

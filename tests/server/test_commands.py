@@ -56,6 +56,7 @@ def test_without_a_mode_the_server_prints_its_usage(args: list[str]) -> None:
         (["--model", "/tmp"], "/tmp contains no vocabulary; allowed: vocab.tiktoken"),
         (["--host", "198.51.100.1"], "cannot listen on 198.51.100.1:8500"),
         (["--record", "/nowhere/run.jsonl"], "cannot write /nowhere/run.jsonl (No such file"),
+        (["--policy", "nowhere:Mine"], "No module named 'nowhere'"),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_anything_starts(

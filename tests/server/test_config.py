@@ -53,6 +53,8 @@ def test_help_names_every_option_with_default_and_variable(
         ("static_release", "never", "batch, request"),
         ("log_level", "loud", "debug, info"),
         ("seed", "-1", "0 to"),
+        ("waiting_served_ratio", "-1", "0 to 1000"),
+        ("admission", "hopeful", "reserve, optimistic"),
         ("model", "", "empty"),
         ("host", "", "empty"),
     ],
@@ -70,6 +72,21 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
         assert usage.startswith("usage: ./server.sh MODE")
         assert error.startswith(f"server.sh: error: {flag(name)} ({VARIABLES[name]}) is ")
         assert allowed in error
+
+
+@pytest.mark.parametrize(
+    ("word", "allowed"),
+    [
+        ("--token-budget=some", "'some' is neither auto nor a whole number"),
+        ("--kv-memory=much", "2GiB, 500MB, 30000tokens"),
+    ],
+)
+def test_a_value_of_a_form_of_its_own_is_refused_with_that_form(
+    word: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        Config.from_args(["dynamic", word], {})
+    assert allowed in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [[], ["fast"], ["dynamic", "--prot", "1"], ["dynamic", "static"]])

@@ -9,7 +9,6 @@ from typing import Any
 
 import openai
 import pytest
-import requests
 
 from serving.config import MODES
 from tests.server.batches.jobs import (
@@ -25,7 +24,7 @@ from tests.server.batches.jobs import (
     submitted,
 )
 from tests.server.hash_app import FAIL_ON, STEP_S
-from tests.server.process import PATIENCE_S, Server, eventually, free_port, serving
+from tests.server.process import Server, eventually, free_port, serving
 
 TOKENS = 6
 
@@ -93,50 +92,9 @@ def test_a_cancelled_job_keeps_what_was_answered(slow: Server) -> None:
     assert {one["response"] for one in errors.values()} == {None}
 
 
-def test_a_job_whose_window_ends_keeps_what_was_answered(slow: Server) -> None:
-    client = official(slow, api_key="a")
-    lines = [line(n, max_tokens=900, ignore_eos=True) for n in range(200)]
-    batch = ended(client, submitted(client, lines, window="3s").id)
-    assert batch.status == "expired"
-    assert batch.expired_at is not None
-    _, errors = outcome(client, batch, 200)
-    assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
-    # what ran for it has left the engine
-    eventually(lambda: in_hand(slow) == 0, "an idle engine")
-
-
-def in_hand(server: Server) -> int:
-    headers = {"Authorization": "Bearer a"}
-    counts = requests.get(f"{server.url}/stats", headers=headers, timeout=PATIENCE_S).json()[
-        "counts"
-    ]
-    total: int = counts["waiting"] + counts["running"]
-    return total
-
-
 def running(server: Server) -> int:
     lines: int = jobs_of(server).get("items", {}).get("running", 0)
     return lines
-
-
-def test_another_keys_jobs_are_not_there(slow: Server) -> None:
-    ours, theirs = official(slow, api_key="a"), official(slow, api_key="b")
-    batch = submitted(ours, [line(0, max_tokens=1)])
-    for ask in (
-        lambda: theirs.batches.retrieve(batch.id),
-        lambda: theirs.batches.cancel(batch.id),
-        lambda: theirs.files.content(batch.input_file_id),
-        lambda: theirs.batches.create(
-            input_file_id=batch.input_file_id,
-            endpoint="/v1/completions",
-            completion_window="24h",
-        ),
-    ):
-        with pytest.raises(openai.NotFoundError):
-            ask()
-    assert [*theirs.batches.list()] == []
-    assert [*theirs.files.list()] == []
-    assert ended(ours, batch.id).status == "completed"
 
 
 def test_the_official_clients_pages_hold_all_files_and_batches(slow: Server) -> None:

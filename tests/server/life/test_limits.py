@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,32 +109,6 @@ def test_a_client_that_writes_a_large_body_before_it_reads_is_not_left_hanging(
             return
         assert answer.startswith(b"HTTP/1.1 404 " if path == "/nowhere" else b"HTTP/1.1 413 ")
         assert b"\r\nConnection: close\r\n" in answer
-
-
-def by_requests(url: str, body: bytes) -> int | None:
-    with contextlib.suppress(requests.ConnectionError):
-        headers = {"Content-Type": "application/json"}
-        return requests.post(url, data=body, headers=headers, timeout=20.0).status_code
-    return None
-
-
-def by_urllib(url: str, body: bytes) -> int | None:
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, body), timeout=20.0)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except urllib.error.URLError as error:
-        if not isinstance(error.reason, ConnectionError):
-            raise
-    return None
-
-
-@pytest.mark.parametrize("post", [by_requests, by_urllib])
-def test_http_clients_see_that_a_large_body_is_refused(
-    server: Server, post: Callable[[str, bytes], int | None]
-) -> None:
-    assert post(f"{server.url}/v1/files", bytes(8 << 20)) in (None, 415)
-    assert post(f"{server.url}/inference", bytes(100 << 20)) in (None, 413, 415)
 
 
 def test_a_client_that_never_stops_sending_is_cut_off(server: Server) -> None:

@@ -73,15 +73,24 @@ def test_pages_that_may_make_changes_are_those_of_the_cors_option(
         ("/inference", {"error"}),
         ("/generate", {"error", "error_type"}),
         ("/v1/completions", {"message", "type", "param", "code"}),
+        ("/v1/files", {"message", "type", "param", "code"}),
+        ("/watch/events", {"error"}),
+        ("/metrics", {"error"}),
+        ("/health", {"error"}),
+        ("/nowhere", {"error"}),
     ],
 )
-def test_a_refusal_has_the_shape_of_its_api(path: str, shape: set[str]) -> None:
-    answer = client().post(path, base_url=EVIL, json={})
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_refusal_has_the_shape_of_its_api(path: str, shape: set[str], method: str) -> None:
+    """DNS rebinding: to the server it is a request with the page's name as its host."""
+    answer = client().open(path, method=method, base_url=EVIL)
     assert answer.status_code == 403
     told = answer.get_json()
     assert set(told["error"] if "code" in shape else told) == shape
     kind = told.get("error_type") or (told["error"]["type"] if "code" in shape else None)
     assert kind in {None, "forbidden", "permission_error"}
+    for word in ("evil.example", "localhost", "--allow-hosts"):
+        assert word in answer.get_data(as_text=True)
 
 
 def test_a_wrong_name_is_refused_at_start() -> None:
