@@ -273,7 +273,7 @@ class BatchingManager(Front):
                 if inference.end is not None and own:
                     life.answer(inference, now_s)
                 elif inference.streaming:
-                    inference.news.set()
+                    inference.updated.set()
         if life.observer is not None:
             life.observer.observe(ServedRows(iteration, outcome, now_s))
         life.retire(now_s)

@@ -1,6 +1,6 @@
 """Turns a request's tokens into text while they arrive, for every API.
 
-Everything here runs in the handlers' threads: the engine only appends ids and sets `news`. A
+Everything here runs in the handlers' threads: the engine only appends ids and sets `updated`. A
 follower reads the new tokens of one request, and an API's reader makes its items of them. `follow`
 reads several requests; its None means that nothing is there yet, and `awaited` waits for it.
 Streamed or not, a response is made of the same items.
@@ -65,7 +65,7 @@ class Reader(Protocol[Read]):
 
 def follow(readers: Sequence[Reader[Item]]) -> Iterator[Item | None]:
     """The items of all readers, as they come, until all have ended; None where there is none
-    before the next news. Raises as the readers do."""
+    before the next update. Raises as the readers do."""
     unfinished = readers
     while unfinished:
         for reader in unfinished:
@@ -75,11 +75,11 @@ def follow(readers: Sequence[Reader[Item]]) -> Iterator[Item | None]:
             yield None
 
 
-def awaited(items: Iterable[Item | None], news: Event) -> Iterator[Item]:
-    """All items; waits for news where there is none yet."""
+def awaited(items: Iterable[Item | None], updated: Event) -> Iterator[Item]:
+    """All items; waits for an update where there is none yet."""
     for item in items:
         if item is None:
-            news.wait()
-            news.clear()
+            updated.wait()
+            updated.clear()
         else:
             yield item

@@ -29,12 +29,12 @@ def event_stream(
     events: Iterable[bytes | None],
     shape: Shape = plain_shape,
 ) -> Response:
-    """The responses of submitted requests, which share their `news`, as `events`, with None
-    where there is nothing to send before the next news. Raises ApiError if one fails before the
+    """The responses of submitted requests, which share their `updated`, as `events`, with None
+    where there is nothing to send before the next update. Raises ApiError if one fails before the
     first token, so that the status is true; but not after `--stream-heartbeat`, when the head and
     a comment are sent to keep proxies from closing the stream. Cancels the requests when the client
     disconnects, before, while or instead of reading."""
-    client, news = request.environ.get("gunicorn.socket"), inferences[0].news
+    client, updated = request.environ.get("gunicorn.socket"), inferences[0].updated
     unwatch = service.watch(client, *inferences)
 
     def close() -> None:
@@ -43,7 +43,7 @@ def event_stream(
 
     told = _guarded(events, shape)
     silent_s = service.clock() - inferences[0].arrival_s  # it may have been pending in the intake
-    if not news.wait(max(0.0, service.config.stream_heartbeat - silent_s)):
+    if not updated.wait(max(0.0, service.config.stream_heartbeat - silent_s)):
         told = itertools.chain([COMMENT], told)
     else:
         for inference in inferences:
@@ -51,7 +51,7 @@ def event_stream(
                 close()
                 service.outcome(inference)
     if client is None:  # the server is not gunicorn
-        body = awaited(told, news)
+        body = awaited(told, updated)
     else:  # which sends chunks to clients that accept them
         chunked = request.environ["SERVER_PROTOCOL"] != "HTTP/1.0"
         body = service.writer.serve(inferences, client, told, chunked=chunked)

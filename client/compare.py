@@ -38,7 +38,7 @@ from client.comparison.runs import carry_out
 from client.comparison.schedule import schedule
 from client.load.live import say
 from client.load.machine import Company, machine
-from client.load.rows import stretches
+from client.load.rows import spans
 from client.load.servers import ServerError, end_as_ctrl_c, note_of
 from client.load.workers import WorkerError
 from client.options.compare import CompareOptions, options_from, parser
@@ -154,7 +154,7 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
         "share": options.args.share,
     }
     rows = {
-        r.job.name: stretches(system.rows(logs), r.run)
+        r.job.name: spans(system.rows(logs), r.run)
         for r in played
         for system in options.systems
         if r.job.system == system.name and r.job.seed == options.args.seed

@@ -71,9 +71,9 @@ class Runner(Protocol):
     """Calls the endpoints for lines."""
 
     def begin(
-        self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: threading.Event
     ) -> Call | Answer:
-        """Puts a line's requests into the queue and sets `news` when there is something to read.
+        """Puts a line's requests into the queue and sets `updated` when there is something to read.
         Returns an Answer if the endpoint refuses the line. `deadline_s`: from now. Raises
         NotNowError."""
         ...

@@ -38,8 +38,8 @@ class Inference:
     """A request in progress, shared by the handler that waits for it and the loop that advances it.
 
     The loop's thread alone writes, but see `Lifecycle.give_up`. A handler waits on `event`, which
-    is set when the answer is complete, or on `news`, which is set whenever there is more to read,
-    and reads `ids`, `end`, `error` and `record`.
+    is set when the answer is complete, or on `updated`, which is set whenever there is more to
+    read, and reads `ids`, `end`, `error` and `record`.
     """
 
     prompt: InitVar[Sequence[int]]
@@ -89,7 +89,7 @@ class Inference:
     record: RequestRecord | None = None  # set when the client may be answered
     recorded: bool = False  # and when statistics include it
     event: threading.Event = field(default_factory=threading.Event)
-    news: threading.Event = field(default_factory=threading.Event)
+    updated: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self, prompt: Sequence[int]) -> None:
         self.ids = list(prompt)

@@ -217,7 +217,7 @@ class Lifecycle:
         self.tell(self.recorder.request, inference.record)
         self.history.add(Ended(inference.id, inference.record))
         inference.event.set()
-        inference.news.set()
+        inference.updated.set()
 
     def give_up_overdue(self, now_s: float) -> None:
         """Gives up the requests that are past their limit. From any thread."""
@@ -244,7 +244,7 @@ class Lifecycle:
                 inference.error, inference.cause = message, cause
                 inference.record = request_record(inference, "failed", now_s)
             inference.event.set()
-            inference.news.set()
+            inference.updated.set()
 
     def _go_idle(self, now_s: float) -> None:
         busy_since_s = self.queue.busy_since_s

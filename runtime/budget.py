@@ -61,7 +61,7 @@ def asked_blocks(amount: str, shape: KVShape) -> int:
             f"--kv-memory {amount} is less than a block: {shape.block_tokens} tokens of "
             f"{shape.token_bytes} bytes; allowed: {WARM_UP_BLOCKS} block or more"
         )
-    log.info("KV budget: --kv-memory %s: %s", amount, _in_words(blocks, shape))
+    log.info("KV budget: --kv-memory %s: %s", amount, _described(blocks, shape))
     return blocks
 
 
@@ -148,12 +148,12 @@ def _smaller(shape: KVShape, rows: int, context: int, fitting: int, share: str) 
         share,
         shape.block_bytes,
         fitting,
-        _in_words(blocks, shape),
+        _described(blocks, shape),
     )
     return blocks
 
 
-def _in_words(blocks: int, shape: KVShape) -> str:
+def _described(blocks: int, shape: KVShape) -> str:
     tokens, size = shape.block_tokens, blocks * shape.block_bytes / 2**30
     return (
         f"{blocks} blocks of {tokens} tokens x {shape.token_bytes} bytes = {blocks * tokens} "

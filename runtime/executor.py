@@ -184,7 +184,7 @@ class Executor(ABC):
         """See `seams.Model`. Raises DeviceMemoryError, DeviceLostError."""
         before, newest = self._started, None
         if before is not None:
-            before.settle()  # one iteration may be in flight
+            before.read_before()  # one iteration may be in flight
             newest = before.in_flight
         start_s = time.perf_counter()
         for id in released:

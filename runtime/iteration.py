@@ -110,7 +110,7 @@ class Started:
         """The drawn tokens that are not read yet."""
         return self._launched.drawn if self._outcome is None else None
 
-    def settle(self) -> None:
+    def read_before(self) -> None:
         """Reads the iteration before this one. Raises DeviceLostError."""
         if self._before is not None:
             self._before.result()
@@ -121,7 +121,7 @@ class Started:
     def result(self) -> Outcome:
         """Raises DeviceLostError."""
         if self._outcome is None:
-            self.settle()
+            self.read_before()
             self._outcome = self._launched.read(self._after_s)
             self._read_s = time.perf_counter()
         return self._outcome

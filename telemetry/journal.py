@@ -56,7 +56,7 @@ class Journal:
         else:
             self._dropped += 1
 
-    def news(self) -> Iterable[Line]:
+    def new_lines(self) -> Iterable[Line]:
         """What was written since the last time. Called by the journal's own thread."""
         if missed := self._dropped - self._told:
             self._told += missed
@@ -71,7 +71,7 @@ class Journal:
                 stopping = False
                 while not stopping:
                     stopping = self._stopping.wait(WRITE_EVERY_S)
-                    _write(file, self.news())
+                    _write(file, self.new_lines())
         except OSError as error:
             self._ended = True
             self._lines.clear()

@@ -23,12 +23,12 @@ class Recording(Journal):
         self._history = history
         self._next = 0
 
-    def news(self) -> Iterable[Line]:
-        news = self._history.since(self._next)
-        self._next = news.next
-        if news.missed:
-            yield {"type": "missed", "events": news.missed}
-        yield from map(as_json, news.events)
+    def new_lines(self) -> Iterable[Line]:
+        new = self._history.since(self._next)
+        self._next = new.next
+        if new.missed:
+            yield {"type": "missed", "events": new.missed}
+        yield from map(as_json, new.events)
 
 
 def as_json(event: Event) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class HashModel:
         self.iterations = 0  # begun, those that failed included
         self.most_in_flight = 0
         self.losses = 0  # of the model in an iteration
-        self._owed = False  # a loss not yet reported
+        self._unreported = False  # a loss not yet reported
         self.breaches: list[str] = []
         self._sequences: dict[int, _Sequence] = {}
         self._kv: dict[int, int] = {}  # slot -> hash of the tokens up to its position
@@ -212,13 +212,13 @@ class HashModel:
     def lose(self) -> None:
         """Loses it with its iterations in flight; raised once to the engine."""
         self.forget()
-        self._owed = True
+        self._unreported = True
         for iteration in self._flying:
             iteration.dead, iteration.failure = True, ModelLostError("killed")
 
     def _tell_loss(self) -> None:
-        if self._owed:
-            self._owed = False
+        if self._unreported:
+            self._unreported = False
             raise ModelLostError("killed")
 
     @property
@@ -346,7 +346,7 @@ class HashModel:
                 if not iteration.dead:
                     self.losses += 1
                     self.lose()
-                self._owed = False
+                self._unreported = False
                 raise iteration.failure
             for later in self._flying:  # computed from what was not computed
                 later.failure = InjectedError("the iteration before it failed")

@@ -22,7 +22,9 @@ from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05
 STATS_EVERY = 20  # frames
-QUIET_FRAMES = 20  # without news, after which a frame is sent all the same, to keep clocks in step
+QUIET_FRAMES = (
+    20  # without an event, after which a frame is sent all the same, to keep clocks in step
+)
 MOST_BEHIND = 60  # frames that a viewer may be late: three seconds
 BACKLOG_EVENTS = 2000  # sent to a new viewer at once
 
@@ -118,8 +120,8 @@ class Hub:
             return self._backlog(most_events)
 
     def _backlog(self, most_events: int = BACKLOG_EVENTS) -> Frame:
-        news = self._history.since(max(0, self._next - most_events))
-        events = news.events[: len(news.events) - (news.next - self._next)]
+        new = self._history.since(max(0, self._next - most_events))
+        events = new.events[: len(new.events) - (new.next - self._next)]
         known = sum(isinstance(event, IterationRecord) for event in events)
         return make_frame(events, self._iterations - known, self._clock())
 
@@ -138,18 +140,18 @@ class Hub:
                     return
 
     def _tick(self) -> None:
-        news = self._history.since(self._next)
-        self._next = news.next
+        new = self._history.since(self._next)
+        self._next = new.next
         first = self._iterations
-        self._iterations += sum(isinstance(event, IterationRecord) for event in news.events)
+        self._iterations += sum(isinstance(event, IterationRecord) for event in new.events)
         if not self._viewers:
             return
         self._ticks += 1
-        self._quiet = 0 if news.events else self._quiet + 1
+        self._quiet = 0 if new.events else self._quiet + 1
         with_stats = self._ticks % STATS_EVERY == 0
         if self._quiet % QUIET_FRAMES and not with_stats:
             return
-        frame = make_frame(news.events, first, self._clock())
+        frame = make_frame(new.events, first, self._clock())
         if with_stats:
             frame["stats"] = self._stats()
         event = as_event("frame", frame)

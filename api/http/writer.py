@@ -39,11 +39,11 @@ class Writer:
         chunked: bool,
     ) -> Iterator[bytes]:
         """The body of gunicorn's answer: empty, since `events` go to the client's socket, in
-        chunks if `chunked`. None among them means that nothing is to be sent before the next news
+        chunks if `chunked`. None among them means that nothing is to be sent before the next update
         of the requests. Raises the errors of `events` and the socket."""
         stream = _Stream(client, events, chunked, self._told, self._heartbeat_s)
         for inference in inferences:
-            inference.news = stream
+            inference.updated = stream
         yield b""  # gunicorn sends the head
         while not stream.ended:
             stream.lend()
@@ -59,7 +59,7 @@ class Writer:
 
 
 class _Stream(threading.Event):
-    """The `news` of its requests: setting it notifies the writer."""
+    """The `updated` of its requests: setting it notifies the writer."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Stream(threading.Event):
         """Returns when the stream has ended or failed, or its client is slower than its events."""
         self._back.clear()
         self.lent = True
-        self.set()  # there may have been news before
+        self.set()  # there may have been an update before
         while not self._back.wait(self._sent_s + self._heartbeat_s - time.monotonic()):
             if time.monotonic() >= self._sent_s + self._heartbeat_s:
                 self._sent_s = time.monotonic()

@@ -37,13 +37,13 @@ class Endpoints:
         }
 
     def begin(
-        self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: Event
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: Event
     ) -> _Call | Answer:
         try:
             generation = self._make[endpoint](json.loads(body), self._service.clock())
             for inference in generation.inferences:
                 inference.service_class, inference.deadline_s = "deferred", deadline_s
-                inference.news = news
+                inference.updated = updated
             self._service.submit_stored(owner, *generation.inferences, asked=generation.wanted)
         except ApiError as error:
             if error.status in LATER:

@@ -225,7 +225,7 @@ class Generations:
         end_ids |= frozenset(wanted.stop_token_ids or ())
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
         may_end_early = bool(wanted.stops) or (offer is not None and offer.most_calls is not None)
-        news = Event()
+        updated = Event()
         choices: list[Choice] = []
         for prompt in prompts:
             most = self._most_tokens(wanted, form, len(prompt), asked)
@@ -243,7 +243,7 @@ class Generations:
                     service_class=wanted.service_class,
                     streaming=bool(wanted.stream) or may_end_early,
                 )
-                inference.news = news
+                inference.updated = updated
                 choices.append(
                     Choice(
                         len(choices),

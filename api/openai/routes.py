@@ -60,7 +60,7 @@ class Calls:
             return event_stream(service, inferences, events(), error_shape)
         unwatch = service.watch(request.environ.get("gunicorn.socket"), *inferences)
         try:
-            parts = list(awaited(generation.segments(), inferences[0].news))
+            parts = list(awaited(generation.segments(), inferences[0].updated))
         except ApiError:
             service.cancel(*inferences)
             raise

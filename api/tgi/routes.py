@@ -144,7 +144,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
         everyone = [inference for group in groups for inference in group]
         service.require_possible(len(everyone), sum(i.prompt_tokens for i in everyone), "inputs")
         for inference in everyone:
-            inference.news = everyone[0].news
+            inference.updated = everyone[0].updated
         take_place()
         try:
             readers = [Steps(service, inference, asked.stop or ()) for inference in everyone]
@@ -152,7 +152,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
             service.submit(*everyone, asked=asked)
             unwatch = service.watch(request.environ.get("gunicorn.socket"), *everyone)
             try:
-                for _ in awaited(follow(readers), everyone[0].news):
+                for _ in awaited(follow(readers), everyone[0].updated):
                     pass
             finally:
                 unwatch()

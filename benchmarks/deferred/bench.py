@@ -65,7 +65,7 @@ class Noted(Budget):
         return allowance
 
 
-class Stretches(Tally):
+class Durations(Tally):
     """Records which iterations followed the previous one at once."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Bench:
     ) -> Measured:
         """Runs immediate requests at their times and deferred ones beside them, until the last
         immediate request is complete; the remaining deferred ones are then cancelled."""
-        rng, tally = np.random.default_rng(seed), Stretches()
+        rng, tally = np.random.default_rng(seed), Durations()
         jobs = self.sizes.jobs(self.vocab_size, len(arrivals_s), rng)
         filling = cycle(self.sizes.jobs(self.vocab_size, JOBS, rng))
         manager = BatchingManager(
@@ -182,7 +182,7 @@ class Bench:
         )
 
     @staticmethod
-    def _steps(tally: Stretches, notes: dict[float, tuple[Work, float]]) -> list[Step]:
+    def _steps(tally: Durations, notes: dict[float, tuple[Work, float]]) -> list[Step]:
         steps = []
         for record, seconds in zip(tally.iterations, tally.seconds(), strict=True):
             work, budget_s = notes.get(record.start_s, (Work(), None))

@@ -220,8 +220,8 @@ def allowed_tokens_per_s(run: Measured, curve: Curve, factor: float, limit: int)
     busy_s = idle_s = tokens = idle_tokens = 0.0
     for _, step in run.within:
         if step.immediate.num_tokens:
-            stretch = max(1.0, min(factor, limit / step.immediate.num_rows))
-            budget_s = stretch * curve.seconds(step.immediate.scaled(1 / stretch))
+            allowed_factor = max(1.0, min(factor, limit / step.immediate.num_rows))
+            budget_s = allowed_factor * curve.seconds(step.immediate.scaled(1 / allowed_factor))
             tokens += _rows(curve, step.immediate, one, budget_s, limit - step.immediate.num_rows)
             busy_s += step.seconds
         elif step.idle_s is not None and (rows := _rows(curve, Work(), one, step.idle_s, limit)):

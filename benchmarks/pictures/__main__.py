@@ -24,7 +24,7 @@ COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "hel
 PICTURES = {"modes": MODES, "policies": POLICIES}
 
 
-def stretches(events: Sequence[Event]) -> Iterator[tuple[int, str, float, float]]:
+def row_phases(events: Sequence[Event]) -> Iterator[tuple[int, str, float, float]]:
     """Request, what its row did, start and duration, of each row of each iteration."""
     for event in events:
         if isinstance(event, IterationRecord):
@@ -50,7 +50,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
                 color=COLOURS["waiting"],
                 height=0.8,
             )
-        for request, phase, start_s, duration_s in stretches(trace.events):
+        for request, phase, start_s, duration_s in row_phases(trace.events):
             held = phase == "held"
             axis.barh(
                 lines[request],

@@ -82,7 +82,7 @@ _FEW = 100  # requests: below, MSER-5 takes a pause between two of them for the 
 
 
 def shared_warm_up(workload: Workload) -> WarmUp:
-    """The cut that all runs of one workload share, so that they are measured over one stretch.
+    """The cut that all runs of one workload share, so that they are measured over one window.
 
     It is fixed before anything is measured. A cut found from the data (MSER-5, the latest of the
     runs) biases short runs: 91 % of the 95 % intervals contained the truth, and 85 % without a

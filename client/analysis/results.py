@@ -60,7 +60,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Result(Played):
-    """A run with its figures, measured over the stretch that all runs of its workload share."""
+    """A run with its figures, measured over the window that all runs of its workload share."""
 
     measured: Measured
     verdict: Verdict

@@ -1,6 +1,6 @@
 """From runs to the comparison's table: figures per system and load, ratios with intervals.
 
-Pure. All runs of a workload are measured over one stretch; percentiles and verdicts are of all
+Pure. All runs of a workload are measured over one window; percentiles and verdicts are of all
 seeds together, ratios are paired over seeds. A run with wrong records is left out, and a point with
 wrong records in half of its runs is invalid.
 """
@@ -89,7 +89,7 @@ class Point:
 
 
 def measured_together(played: Sequence[Played], objectives: Objectives | None) -> list[Result]:
-    """Figures and verdicts of all runs, those of one workload over the same stretch."""
+    """Figures and verdicts of all runs, those of one workload over the same window."""
     results = []
     for one in played:
         cut = None if one.run.interrupted else shared_warm_up(one.run.workload)

@@ -63,7 +63,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A filled stretch from x0 to x1 over the height y0 to y1."""
+    """A filled rectangle from x0 to x1 over the height y0 to y1."""
 
     x0: float
     x1: float

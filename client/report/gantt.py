@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from client.analysis.results import Result
 from client.analysis.summary import Point, final, names_of
 from client.load.records import Outcome
-from client.load.rows import Stretch
+from client.load.rows import Span
 from client.report.chart import Axis, Bar, Chart
 from client.report.page import seconds
 
@@ -21,7 +21,7 @@ SENT = "#ececec"
 COLOURS = {
     "prefill": PREFILL, "chunk": "#f4b98a", "decode": DECODE, "held": HELD, "paused": "#a58cc4"
 }  # fmt: skip
-Rows = Mapping[str, Mapping[int, Sequence[Stretch]]]  # by run and request
+Rows = Mapping[str, Mapping[int, Sequence[Span]]]  # by run and request
 _SHOWN = 24
 _ROW_PX, _FRAME_PX = 9, 90
 
@@ -62,7 +62,7 @@ def _chart(
     load: float,
     start_s: float,
     end_s: float,
-    rows: Mapping[int, Sequence[Stretch]],
+    rows: Mapping[int, Sequence[Span]],
 ) -> Chart:
     bars = [
         bar
@@ -82,8 +82,8 @@ def _chart(
     )
 
 
-def _bars(o: Outcome, start_s: float, row: int, rows: Sequence[Stretch]) -> list[Bar]:
-    """The states of one request, stretch by stretch."""
+def _bars(o: Outcome, start_s: float, row: int, rows: Sequence[Span]) -> list[Bar]:
+    """The states of one request, span by span."""
     bars = []
     for what, from_s, to_s, colour in _recorded(o, rows) if rows else _seen(o):
         if to_s - from_s > 1e-4:
@@ -114,7 +114,7 @@ def _seen(o: Outcome) -> Iterator[tuple[str, float, float, str]]:
         yield "cut", at, o.left_s, WAITING if o.first_s is None else DECODE
 
 
-def _recorded(o: Outcome, rows: Sequence[Stretch]) -> Iterator[tuple[str, float, float, str]]:
+def _recorded(o: Outcome, rows: Sequence[Span]) -> Iterator[tuple[str, float, float, str]]:
     """The server's record of it; waiting when it was in no iteration."""
     at = o.origin_s
     for kind, start_s, end_s in rows:

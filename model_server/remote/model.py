@@ -35,7 +35,7 @@ class RemoteModel:
         self.options = options
         self.on_return: Callable[[], None] = lambda: None
         self.lost: str | None = None
-        self._owed: str | None = None  # a loss not yet reported to the engine
+        self._unreported: str | None = None  # a loss not yet reported to the engine
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
@@ -65,21 +65,21 @@ class RemoteModel:
 
     def _session(self) -> Session:
         with self._lock:
-            owed, self._owed = self._owed, None
-            if (reason := owed or self.lost) is not None:
+            unreported, self._unreported = self._unreported, None
+            if (reason := unreported or self.lost) is not None:
                 raise ModelLostError(reason)
             return self._life.session
 
-    def settle(self) -> None:
+    def loss_reported(self) -> None:
         """Call it when the engine has been informed of the loss."""
         with self._lock:
-            self._owed = None
+            self._unreported = None
 
     # --- the thread that listens and connects -----------------------------------------------
 
     def _on_loss(self, session: Session) -> None:
         with self._lock:
-            self.lost = self._owed = session.lost
+            self.lost = self._unreported = session.lost
         log.warning("the model is lost: %s", session.lost)
         self._changed.set()
 
@@ -146,5 +146,5 @@ class RemoteIteration:
         try:
             return self.iteration.result()
         except ModelLostError:
-            self.model.settle()
+            self.model.loss_reported()
             raise

@@ -271,8 +271,8 @@ def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mo
                 manager.cancel(inference)
             seen = 0
             while streams and inference.record is None:
-                wait(inference.news)
-                inference.news.clear()
+                wait(inference.updated)
+                inference.updated.clear()
                 assert len(inference.ids) >= seen
                 seen = len(inference.ids)
             wait(inference.event)
@@ -288,7 +288,7 @@ def test_the_loop_wakes_for_every_submission_and_cancellation_of_many_threads(mo
     assert model.breaches == []
     assert manager.memory.used == 0
     for inference in accepted:
-        inference.news.set()  # the listener cleared it
+        inference.updated.set()  # the listener cleared it
         check_ended(inference, model.vocab_size)
 
 

@@ -61,8 +61,8 @@ def test_the_sums_over_rows_equal_stats(
     world.model.fail_on = failing
     play(world, workload)
     check_closed(world)
-    news = world.manager.history.since(0)
-    assert news.missed == 0
+    new = world.manager.history.since(0)
+    assert new.missed == 0
     done = iterations(world)
     assert done == world.books.iterations
     batches = []
@@ -85,7 +85,7 @@ def test_the_sums_over_rows_equal_stats(
     assert summary["padding-share"] == (
         sum(i.padding for i in done) / positions if positions else None
     )
-    ended = [event for event in news.events if isinstance(event, Ended)]
+    ended = [event for event in new.events if isinstance(event, Ended)]
     assert [event.record for event in ended] == world.books.requests
     assert summary["preemptions"] == sum(event.record.num_preemptions for event in ended)
     preempted = Counter(id for record in done for id in record.preempted)
@@ -93,7 +93,7 @@ def test_the_sums_over_rows_equal_stats(
         assert preempted[event.request] <= event.record.num_preemptions
         if not failing and event.record.end in ("length", "stop"):
             assert preempted[event.request] == event.record.num_preemptions
-    arrived = [event.request for event in news.events if isinstance(event, Arrived)]
+    arrived = [event.request for event in new.events if isinstance(event, Arrived)]
     assert sorted(arrived) == sorted(event.request for event in ended)
 
 
@@ -171,14 +171,14 @@ def test_a_reader_gets_every_event_once_or_is_told_how_many_it_missed(
                 history.add(arrival(added))
                 added += 1
             continue
-        news = history.since(number)
-        assert [e.request for e in news.events if isinstance(e, Arrived)] == list(
-            range(number + news.missed, added)
+        new = history.since(number)
+        assert [e.request for e in new.events if isinstance(e, Arrived)] == list(
+            range(number + new.missed, added)
         )
-        assert not news.missed or len(news.events) == history.most - 1
-        seen += len(news.events)
-        missed += news.missed
-        number = news.next
+        assert not new.missed or len(new.events) == history.most - 1
+        seen += len(new.events)
+        missed += new.missed
+        number = new.next
     assert seen + missed == added == number
 
 

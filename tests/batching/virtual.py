@@ -357,7 +357,7 @@ def check_ended(inference: Inference, vocab_size: int) -> None:
     record = inference.record
     assert record is not None
     assert inference.event.is_set()
-    assert inference.news.is_set()
+    assert inference.updated.is_set()
     generated = inference.ids[inference.prompt_tokens :]
     seed = inference.sampling.seed
     assert generated == reference(

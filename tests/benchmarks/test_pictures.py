@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.pictures.__main__ import draw, stretches
+from benchmarks.pictures.__main__ import draw, row_phases
 from benchmarks.pictures.twenty import MODES, run
 
 
@@ -13,7 +13,7 @@ def test_the_picture_of_the_modes_shows_rows_that_a_static_batch_computes_in_vai
 ) -> None:
     traces = {case.mode: run(case) for case in MODES}
     phases = {
-        mode: {phase for _, phase, _, _ in stretches(trace.events)}
+        mode: {phase for _, phase, _, _ in row_phases(trace.events)}
         for mode, trace in traces.items()
     }
     assert phases == {

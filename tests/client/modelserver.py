@@ -34,7 +34,7 @@ class Loop:
         self.limit = 1 if mode == "nobatch" else limit
         self.queue: list[Waiting] = []
         self.running: list[Waiting] = []
-        self.news = asyncio.Event()
+        self.arrived_event = asyncio.Event()
         self.reset()
 
     def reset(self) -> None:
@@ -49,8 +49,8 @@ class Loop:
                 self.running += self.queue[:take]
                 del self.queue[:take]
             if not self.running:
-                self.news.clear()
-                await self.news.wait()
+                self.arrived_event.clear()
+                await self.arrived_event.wait()
                 continue
             start = time.monotonic()
             await asyncio.sleep(self.base_s + self.row_s * len(self.running))
@@ -85,7 +85,7 @@ def make_app(args: argparse.Namespace) -> web.Application:
             os.kill(os.getpid(), signal.SIGKILL)
         me = Waiting(int(body["num_tokens"]), time.monotonic())
         loop.queue.append(me)
-        loop.news.set()
+        loop.arrived_event.set()
         try:
             return await answer(request, body, me)
         finally:

@@ -46,14 +46,14 @@ class Endpoints:
         self.closed = False
 
     def begin(
-        self, owner: str, endpoint: str, body: bytes, deadline_s: float, news: threading.Event
+        self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: threading.Event
     ) -> HeldCall | Answer:
         assert endpoint == "/v1/completions"
         assert deadline_s > 0
         if self.closed:
             raise NotNowError
         self.begun.append(body)
-        call = HeldCall(self, body, news)
+        call = HeldCall(self, body, updated)
         with self.lock:
             self.open.append(call)
             self.most_open = max(self.most_open, len(self.open))
@@ -63,8 +63,8 @@ class Endpoints:
 
 
 class HeldCall:
-    def __init__(self, endpoints: Endpoints, body: bytes, news: threading.Event) -> None:
-        self.endpoints, self.body, self.news = endpoints, body, news
+    def __init__(self, endpoints: Endpoints, body: bytes, updated: threading.Event) -> None:
+        self.endpoints, self.body, self.updated = endpoints, body, updated
         inference = Inference([1], 1, Sampling(), 0.0)
         if endpoints.admitting:
             inference.admitted_s = time.monotonic()
@@ -73,7 +73,7 @@ class HeldCall:
 
     def end(self) -> None:
         self.ended = True
-        self.news.set()
+        self.updated.set()
 
     def read(self) -> Answer | None:
         if not self.ended:

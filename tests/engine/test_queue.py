@@ -37,7 +37,7 @@ NEWS: dict[str, Callable[[RequestQueue], None]] = {
 def test_an_event_after_the_loops_last_look_keeps_it_awake(
     happens: Callable[[RequestQueue], None],
 ) -> None:
-    """In the order of the loop: read, is it over, sleep; the news come just before it sleeps."""
+    """In the order of the loop: read, is it over, sleep; the update comes just before it sleeps."""
     queue = an_open_queue()
     queue.read()
     assert not queue.is_over()

@@ -35,10 +35,10 @@ class World:
     def step(self) -> list[str]:
         """One iteration; the calls that it took, in words."""
         self.manager.step(dynamic.lay_out, lambda: 0.0)
-        return [in_words(verb, message) for verb, message in self.server.calls.take()]
+        return [described(verb, message) for verb, message in self.server.calls.take()]
 
 
-def in_words(verb: str, message) -> str:  # type: ignore[no-untyped-def]
+def described(verb: str, message) -> str:  # type: ignore[no-untyped-def]
     """`Open 0: 3 tokens` or `Advance 0+3 1+1, releases 2`: sequences, and tokens of each."""
     if verb == "Open":
         return f"Open {', '.join(f'{new.id}: {len(new.ids)} tokens' for new in message.openings)}"

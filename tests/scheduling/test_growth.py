@@ -79,11 +79,11 @@ def test_after_growth_every_advancing_request_fits_and_the_oldest_has_stayed(
         assert sum(after.values()) + cost <= budget
     if gone:
         assert not new
-        others = [dearness(r) for r in residents if r.id not in gone and r.id != oldest]
-        assert all(dearness(r) <= least for r in grown.preempt for least in others)
+        others = [rank(r) for r in residents if r.id not in gone and r.id != oldest]
+        assert all(rank(r) <= least for r in grown.preempt for least in others)
 
 
-def dearness(request: Request) -> tuple[bool, int]:
+def rank(request: Request) -> tuple[bool, int]:
     return request.service_class == "immediate", request.computed
 
 

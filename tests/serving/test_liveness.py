@@ -50,7 +50,7 @@ def test_a_request_past_its_limit_is_answered_while_the_loop_hangs_and_recorded_
         assert liveness.look(10.2) is None
         for inference in (running, waiting):
             assert inference.event.is_set()
-            assert inference.news.is_set()
+            assert inference.updated.is_set()
             assert inference.record is not None
             assert (inference.record.end, inference.cause) == ("failed", "timeout")
             assert "--request-timeout" in (inference.error or "")

@@ -85,20 +85,20 @@ def test_throughput_is_tokens_by_busy_wall_clock_not_by_summed_latencies() -> No
     assert told["total-elapsed-time"] == 4.0
 
 
-def test_the_present_busy_stretch_counts_as_far_as_it_has_come() -> None:
+def test_the_present_busy_period_counts_as_far_as_it_has_come() -> None:
     stats = Stats(0.0)
     stats.busy(10.0, 14.0)
     assert summary(stats, 23.0, Queue(busy_since_s=20.0))["total-elapsed-time"] == 7.0
 
 
-def test_a_stretch_that_just_ended_is_not_counted_twice() -> None:
+def test_a_busy_period_that_just_ended_is_not_counted_twice() -> None:
     """The reader saw it open before its end was recorded."""
     stats = Stats(0.0)
     stats.busy(10.0, 14.0)
     assert summary(stats, 14.0, Queue(busy_since_s=10.0))["total-elapsed-time"] == 4.0
 
 
-def test_a_stretch_across_a_reset_counts_from_the_reset_on() -> None:
+def test_a_busy_period_across_a_reset_counts_from_the_reset_on() -> None:
     stats = Stats(0.0)
     stats.reset(12.0)
     assert summary(stats, 13.0, Queue(busy_since_s=10.0))["total-elapsed-time"] == 1.0
@@ -107,11 +107,11 @@ def test_a_stretch_across_a_reset_counts_from_the_reset_on() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20)), max_size=20))
-def test_overlapping_stretches_count_once(stretches: list[tuple[float, float]]) -> None:
+def test_overlapping_busy_periods_count_once(periods: list[tuple[float, float]]) -> None:
     """Ends come in order, as the loop's clock gives them; starts reach back to arrivals."""
     stats = Stats(0.0)
-    ends = sorted(start + length for start, length in stretches)
-    pairs = [(min(start, end), end) for (start, _), end in zip(stretches, ends, strict=True)]
+    ends = sorted(start + length for start, length in periods)
+    pairs = [(min(start, end), end) for (start, _), end in zip(periods, ends, strict=True)]
     for start_s, end_s in pairs:
         stats.busy(start_s, end_s)
     covered, until = 0.0, 0.0

@@ -27,7 +27,7 @@ PANELS = "[...document.querySelectorAll('.panel')]"
 
 
 @pytest.fixture(scope="module")
-def contestants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """As `./compare.sh --watch` starts them: each may be read by the pages of all."""
     ports = {mode: free_port() for mode in MODES}
     options: dict[str, Any] = {
@@ -45,8 +45,8 @@ def contestants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.fixture
-def page(browser: Browser, contestants: dict[str, Server]) -> Iterator[Page]:  # noqa: F811
-    first, everyone = contestants["nobatch"], [server.url for server in contestants.values()]
+def page(browser: Browser, servers: dict[str, Server]) -> Iterator[Page]:  # noqa: F811
+    first, everyone = servers["nobatch"], [server.url for server in servers.values()]
     page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
     page.goto(f"{first.url}/watch?with={','.join(everyone)}#measured")
     page.click("#others button")
@@ -67,12 +67,12 @@ def shown(page: Page) -> list[str]:
 
 
 def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
-    page: Page, contestants: dict[str, Server]
+    page: Page, servers: dict[str, Server]
 ) -> None:
     assert page.evaluate(f"{PANELS}.map(p => p.querySelector('h2').textContent)") == [*MODES]
     assert "first run begins when" in page.inner_text("#verdict")
     with Crew() as crew:
-        for number, (mode, server) in enumerate(contestants.items()):
+        for number, (mode, server) in enumerate(servers.items()):
             target = parse_target(f"{mode}={server.url}")
             run = crew.play(workload(1), target, name=f"load1-seed1/{mode}/a")
             assert [o.failure for o in run.outcomes] == [None] * REQUESTS
@@ -104,9 +104,9 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
 
 def test_a_page_that_was_opened_later_shows_no_run_without_its_beginning(
     browser: Browser,  # noqa: F811
-    contestants: dict[str, Server],
+    servers: dict[str, Server],
 ) -> None:
-    server = contestants["static"]
+    server = servers["static"]
 
     def ask(name: str) -> None:
         body, headers = {"prompt": "x", "num_tokens": 2}, {"X-Request-Id": name}
@@ -127,9 +127,9 @@ def test_a_page_that_was_opened_later_shows_no_run_without_its_beginning(
 
 def test_a_percent_sign_in_a_request_id_is_shown_as_it_is(
     browser: Browser,  # noqa: F811
-    contestants: dict[str, Server],
+    servers: dict[str, Server],
 ) -> None:
-    server = contestants["static"]
+    server = servers["static"]
     page = browser.new_page(bypass_csp=True)
     page.goto(f"{server.url}/watch?with={server.url}#measured")
     page.wait_for_function("watch.modes.measured.servers[0].greeted")

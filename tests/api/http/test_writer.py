@@ -36,7 +36,7 @@ class Told:
     def tell(self, *events: bytes | Exception | None) -> None:
         for event in events:
             self._events.put(event)
-        self.request.news.set()
+        self.request.updated.set()
 
     def events(self) -> Iterator[bytes | None]:
         while True:

@@ -107,7 +107,7 @@ def test_tpot_ends_with_the_last_token_however_long_the_stream_stays_open() -> N
     assert not tpot(table_of([replace(held, failure="cut", unfinished=True)])).size
 
 
-def test_runs_of_one_workload_are_measured_over_the_same_stretch() -> None:
+def test_runs_of_one_workload_are_measured_over_the_same_window() -> None:
     """Alone each would be cut where it settles itself."""
     late = steady([outcome(i, at=i * 0.1, first=0.05, gap=0.35) for i in range(100)])
     soon = steady([outcome(i, at=i * 0.1, first=0.01, gap=0.001) for i in range(100)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from client.load.records import Run
-from client.load.rows import as_json, from_json, stretches
+from client.load.rows import as_json, from_json, spans
 from client.report.gantt import COLOURS, SENT, WAITING, _bars
 from tests.client.analysis.made import outcome, run_of
 
@@ -47,8 +47,8 @@ def written(folder: Path, *, version: int = 0) -> Path:
     return path
 
 
-def test_each_request_has_its_stretches_on_the_clients_clock(tmp_path: Path) -> None:
-    found = stretches([tmp_path / "none.jsonl", written(tmp_path)], played())
+def test_each_request_has_its_spans_on_the_clients_clock(tmp_path: Path) -> None:
+    found = spans([tmp_path / "none.jsonl", written(tmp_path)], played())
     told = {i: [(s.kind, round(s.start_s, 6), round(s.end_s, 6)) for s in own]
             for i, own in found.items()}  # fmt: skip
     assert told == {
@@ -60,15 +60,15 @@ def test_each_request_has_its_stretches_on_the_clients_clock(tmp_path: Path) -> 
 
 
 def test_a_run_without_a_file_or_a_start_has_none(tmp_path: Path) -> None:
-    assert stretches([tmp_path / "none.jsonl"], played()) == {}
-    assert stretches([written(tmp_path)], replace(played(), began_unix_s=None)) == {}
+    assert spans([tmp_path / "none.jsonl"], played()) == {}
+    assert spans([written(tmp_path)], replace(played(), began_unix_s=None)) == {}
     (tmp_path / "torn.jsonl").write_text('{"type": "head"}\n{"typ')
-    assert stretches([tmp_path / "torn.jsonl"], played()) == {}
+    assert spans([tmp_path / "torn.jsonl"], played()) == {}
 
 
 def test_the_picture_shows_what_the_server_wrote(tmp_path: Path) -> None:
     run = played()
-    found = stretches([written(tmp_path)], run)
+    found = spans([written(tmp_path)], run)
     first = replace(run.outcomes[0], end_s=1.7, left_s=1.7)
     assert [bar.colour for bar in _bars(first, 1.0, 1, found[0])] == [
         WAITING, COLOURS["chunk"], COLOURS["prefill"], COLOURS["decode"], COLOURS["paused"],

@@ -21,7 +21,7 @@ from runtime.linear.blocks import (
 from runtime.linear.choice import is_batch_invariant, pack_linears
 from runtime.linear.layers import KernelLinear, Variant, variants
 
-# inputs and outputs: fewer than a panel, odd numbers of both, several stretches
+# inputs and outputs: fewer than a panel, odd numbers of both, several ranges
 SIZES = [(32, 1), (96, 70), (1120, 130), (64, 16)]
 OURS = [(kind, v) for kind in KINDS for v in variants(kind) if v.name != "torch"]
 

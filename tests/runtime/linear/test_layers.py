@@ -24,7 +24,7 @@ from runtime.linear.quantised import quantise_linears
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "int8": 2.0**-7}
-# inputs and outputs: less than a panel, odd, not whole groups, several stretches
+# inputs and outputs: less than a panel, odd, not whole groups, several ranges
 SIZES = [(2, 1), (33, 70), (1100, 130)]
 MOST_ROWS = 130
 VARIANTS = [(p, v) for p in PRECISIONS for v in variants(p)]

@@ -41,7 +41,7 @@ def test_pending_requests_wait_for_a_lost_model_and_arrivals_are_refused() -> No
 
 
 class Silent(threading.Event):
-    """News that never come; it keeps how long they were awaited."""
+    """An update that never comes; it keeps how long it was awaited."""
 
     timeout: float | None
 
@@ -54,13 +54,13 @@ class Silent(threading.Event):
 def test_the_time_in_the_intake_counts_towards_a_streams_silence(
     now_s: float, left_s: float
 ) -> None:
-    news = Silent()
+    updated = Silent()
     service: Any = SimpleNamespace(
         config=Config(mode="dynamic", stream_heartbeat=15.0),
         clock=lambda: now_s,
         watch=lambda *_: lambda: None,
     )
-    pending: Any = SimpleNamespace(news=news, arrival_s=0.0)
+    pending: Any = SimpleNamespace(updated=updated, arrival_s=0.0)
     with Flask("").test_request_context():
         event_stream(service, [pending], [])
-    assert news.timeout == left_s
+    assert updated.timeout == left_s
