@@ -10,28 +10,30 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
 namespace {
 
 constexpr int C = HEAD_DIM / W;  // vectors of a head
-constexpr int64_t AHEAD = 4;     // heads: how far ahead of its use memory is prefetched
 constexpr int64_t TOKENS = 16;   // of a row, that read keys and values together
+// Queries of a decoding row that share each conversion of a key: their sums take half the registers.
+constexpr int TOGETHER = std::max(1, std::min(4, (W == 16 ? 16 : 8) / C));
 static_assert(HEAD_DIM % W == 0, "heads of whole vectors");
 // Calls use(c, x) for each vector c of a head, as floats. bfloat16 is read two numbers at a time: of
 // each pair of vectors, the first holds the numbers at even places and the second those at odd
 // places. That takes one operation a vector; a conversion in order takes four with GCC.
 // `store_head` restores the order.
 template <typename Use>
-inline void each_vector(const float* head, Use use) {
+INLINE void each_vector(const float* head, Use use) {
   for (int c = 0; c < C; ++c) {
     use(c, load<Floats>(head + c * W));
   }
 }
 
 template <typename Use>
-inline void each_vector(const bf16* head, Use use) {
+INLINE void each_vector(const bf16* head, Use use) {
   for (int c = 0; c + 1 < C; c += 2) {
     const auto pairs = load<Words>(head + c * W);
     use(c, (Floats)(pairs << 16));
@@ -68,27 +70,32 @@ inline void hide(const T*& address) {
   asm volatile("" : "+r"(address));
 }
 
-// Prefetches a head's keys or values at one position, and moves to the next. Positions are a whole
-// token apart, so the processor predicts neither the next position nor the next block; without this,
-// decoding over long contexts took twice as long. Each position is prefetched between two that are
+// What will be read soon: a head's keys or values at positions that are `stride` apart. Where they lie
+// far apart the processor predicts neither the next position nor the next block; without this,
+// decoding over long contexts took twice as long. Each is prefetched between two positions that are
 // computed: many prefetches in a row would wait for each other.
 template <typename T>
-inline void prefetch(const T*& at, int64_t stride) {
-  for (size_t byte = 0; byte < C * W * sizeof(T); byte += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(at) + byte);
-  at += stride;
-  hide(at);
-}
+struct Ahead {
+  const T* at;
+  const int64_t stride;
+
+  INLINE void prefetch() {
+    for (size_t byte = 0; byte < C * W * sizeof(T); byte += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(at) + byte);
+    at += stride;
+    hide(at);
+  }
+};
 
 // Scores of Q queries for the next N keys, `stride` apart, 16 / N partial sums of each. The recursion
 // keeps all sums in registers. Prefetches from `next` on, unless it is null.
 template <int N, int Q, typename T, typename Next>
-__attribute__((always_inline)) inline void score(const Floats* queries, const T*& key,
-                                                 int64_t stride, Next& next, Floats (&sums)[Q]) {
+INLINE void score(const Floats* queries, const T*& key, int64_t stride, Next& next,
+                  Floats (&sums)[Q]) {
   if constexpr (N == 1) {
-    if constexpr (!std::is_null_pointer_v<Next>) prefetch(next, stride);
+    if constexpr (!std::is_null_pointer_v<Next>) next.prefetch();
     for (int q = 0; q < Q; ++q) sums[q] = Floats{};
-    each_vector(key, [&](int c, Floats x) {
+    each_vector(key, [&](int c, Floats x) INLINE_LAMBDA {
       for (int q = 0; q < Q; ++q) sums[q] += queries[q * C + c] * x;
     });
     key += stride;
@@ -109,7 +116,7 @@ inline void add_values(const float* weights, int64_t width, const T* values, int
   for (int q = 0; q < Q; ++q)
     for (int c = 0; c < C; ++c) total[q][c] = sums[q * C + c];
   for (int64_t i = 0; i < n; ++i) {
-    if constexpr (!std::is_null_pointer_v<Next>) prefetch(next, stride);
+    if constexpr (!std::is_null_pointer_v<Next>) next.prefetch();
     each_vector(values + i * stride, [&](int c, Floats x) {
       for (int q = 0; q < Q; ++q) total[q][c] += weights[q * width + i] * x;
     });
@@ -135,6 +142,16 @@ inline void softmax(float* scores, int64_t low, int64_t end, int64_t width) {
   each([&](Floats& x) { totals += x = exp_negative(x - peak); });
   const float share = 1 / reduce(totals, [](auto a, auto b) { return a + b; });
   each([&](Floats& x) { x *= share; });
+}
+
+// Calls use(how many, the first) for `count` things, at most MOST at a time.
+template <int MOST, typename Use>
+inline void in_groups(int64_t count, Use use) {
+  int64_t at = 0;
+  for (; count - at >= MOST; at += MOST) use(std::integral_constant<int, MOST>{}, at);
+  if constexpr (MOST > 1)
+    if (at < count)
+      in_groups<MOST - 1>(count - at, [&](auto some, int64_t i) { use(some, at + i); });
 }
 
 // The scratch memory of a thread. In vectors, which are lines of the cache where vectors are longest:
@@ -192,41 +209,48 @@ struct Task : Row<T> {
     const int64_t end = call.start[row] + 1, low = lowest(end), from = low / W * W;
     const int64_t width = (end - from + W - 1) / W * W;
     begin(call.first[row], 0);
-    // (query, keys or values of its head, what to prefetch), of 16 positions at `now` before `next`;
-    // a head's queries read the same, so only the first prefetches
+    // (how many queries together, the first, keys or values of its head, what to prefetch), of 16
+    // positions at `now` before `next`. A head's queries read the same, so only the first prefetch.
+    // Whole tokens are prefetched in the order of memory, whichever head is computed: in the order of
+    // heads, decoding waited for memory twice as long.
+    const bool whole = heads == call.kv_heads;
     const auto each = [&](const T* now, const T* next, auto work) {
       for (int64_t h = 0; h < heads; ++h) {
-        const int64_t past = h + AHEAD - heads;
-        const T* const ahead = past < 0 ? now + (h + AHEAD) * dim : next + past % heads * dim;
-        work(h * group, now + h * dim, ahead);
-        for (int64_t j = h * group + 1; j < (h + 1) * group; ++j) work(j, now + h * dim, nullptr);
+        const T* const ahead = next + h * (whole ? W : 1) * dim;
+        in_groups<TOGETHER>(group, [&](auto queries, int64_t j) {
+          if (j) work(queries, h * group + j, now + h * dim, nullptr);
+          else work(queries, h * group, now + h * dim, Ahead<T>{ahead, whole ? dim : token});
+        });
       }
     };
     for (int64_t t = from; t < end; t += W)
       each(call.keys + slot(t), t + W < end ? call.keys + slot(t + W) : call.values + slot(from),
-           [&](int64_t j, const T* key, auto next) {
-             Floats of[1];
+           [&](auto queries, int64_t j, const T* key, auto next) {
+             Floats of[queries.value];
              score<W>(&scratch.query[j * C], key, token, next, of);
-             store(scratch.score(j * width + t - from), of[0]);
+             for (int q = 0; q < queries.value; ++q)
+               store(scratch.score((j + q) * width + t - from), of[q]);
            });
     for (int64_t j = 0; j < heads * group; ++j)
       softmax(scratch.score(j * width), low - from, end - from, width);
     for (int64_t t = from; t < end; t += W) {
       const int64_t skip = std::max<int64_t>(0, low - t), stop = std::min<int64_t>(W, end - t);
       each(call.values + slot(t), call.values + slot(std::min(t + W, (end - 1) / W * W)),
-           [&](int64_t j, const T* values, auto next) {
-             add_values<1>(scratch.score(j * width + t - from + skip), width,
-                           values + skip * token, token, stop - skip, &scratch.sum[j * C], next);
+           [&](auto queries, int64_t j, const T* values, auto next) {
+             add_values<queries.value>(scratch.score(j * width + t - from + skip), width,
+                                       values + skip * token, token, stop - skip,
+                                       &scratch.sum[j * C], next);
            });
     }
     finish(call.first[row], 0);
   }
 
-  // Of a row with several, which read the same keys. Gathered and converted to floats, all of them
-  // stay in the second-level cache, and 16 in the first while TOKENS tokens read them. `heads` is 1.
-  void attend_all() {
-    const int64_t low = lowest(call.start[row] + 1) / W * W, count = call.count[row];
-    const int64_t end = call.start[row] + count;
+  // Of the new tokens from `first` to `last` of a row, which read the same keys. Gathered and
+  // converted to floats, all of them stay in the second-level cache, and 16 in the first while TOKENS
+  // tokens read them. `heads` is 1.
+  void attend_several(int64_t first, int64_t last) {
+    const int64_t low = lowest(call.start[row] + first + 1) / W * W;
+    const int64_t end = call.start[row] + last;
     const int64_t positions = (end - low + W - 1) / W * W;  // keys are read W at a time
     scratch.reserve(TOKENS * group, positions);
     scratch.grow(scratch.keys, positions * C);
@@ -237,7 +261,7 @@ struct Task : Row<T> {
       each_vector(call.values + from,
                   [&](int c, Floats x) { store(scratch.value(to + c * W), x); });
     }
-    for (int64_t i = 0; i < count; i += TOKENS) attend_some(i, std::min(count, i + TOKENS), low);
+    for (int64_t i = first; i < last; i += TOKENS) attend_some(i, std::min(last, i + TOKENS), low);
   }
 
   void attend_some(int64_t first, int64_t last, int64_t from) {
@@ -303,28 +327,50 @@ inline int64_t heads_together(int64_t rows, int64_t kv_heads) {
   return kv_heads / tasks;
 }
 
-// Attends for rows with several new tokens.
+// Some new tokens of a row that has several.
+struct Piece {
+  int64_t row, first, last;
+};
+
+// Attends for one.
 template <typename T>
 struct PlainPrompts {
   Scratch scratch;
 
-  void attend(const Call<T>& call, int64_t row, int64_t head) {
-    Task<T>(call, row, scratch, head, 1).attend_all();
+  void attend(const Call<T>& call, const Piece& of, int64_t head) {
+    Task<T>(call, of.row, scratch, head, 1).attend_several(of.first, of.last);
   }
 };
 
+// Of all rows with several new tokens; those of a row that see most come first. Rows are cut only if
+// there would be few tasks for a thread, since keys are gathered for each piece.
+template <typename T>
+std::vector<Piece> pieces_of(const Call<T>& call) {
+  constexpr int64_t LEAST = 128, TASKS = 4;  // tokens of a piece; wanted for each thread
+  const auto several = [](int64_t count) { return count > 1; };
+  const int64_t prompts = std::count_if(call.count, call.count + call.rows, several);
+  std::vector<Piece> pieces;
+  for (int64_t row = 0; row < call.rows; ++row) {
+    if (!several(call.count[row])) continue;
+    const int64_t cuts = TASKS * omp_get_max_threads() / (prompts * call.kv_heads) + 1;
+    const int64_t length = std::max(LEAST, (call.count[row] + cuts - 1) / cuts);
+    for (int64_t last = call.count[row]; last > 0; last = (last - 1) / length * length)
+      pieces.push_back({row, (last - 1) / length * length, last});
+  }
+  return pieces;
+}
+
 template <typename T, typename Prompts>
 void attend_rows(const Call<T>& call) {
-  int64_t longest = 0, most = 0;  // of rows with one new token; new tokens of a row
-  for (int64_t r = 0; r < call.rows; ++r) {
+  int64_t longest = 0;  // of the rows with one new token
+  for (int64_t r = 0; r < call.rows; ++r)
     if (call.count[r] == 1) longest = std::max(longest, call.start[r] + 1);
-    most = std::max(most, call.count[r]);
-  }
+  const std::vector<Piece> pieces = pieces_of(call);
   const int64_t heads = heads_together(call.rows, call.kv_heads), tasks = call.kv_heads / heads;
 #pragma omp parallel
   {
     // rows differ in length, so a free thread takes the next task; the longest tasks come first
-    if (most > 1) {
+    if (!pieces.empty()) {
       // whole tokens: those of a head lie far apart in memory
       for (int64_t row = 0; row < call.rows; ++row)
         if (call.count[row] > 1) {
@@ -335,10 +381,8 @@ void attend_rows(const Call<T>& call) {
 #pragma omp barrier
       Prompts prompts;
 #pragma omp for schedule(dynamic) nowait
-      for (int64_t task = 0; task < call.rows * call.kv_heads; ++task) {
-        const int64_t row = task / call.kv_heads;
-        if (call.count[row] > 1) prompts.attend(call, row, task % call.kv_heads);
-      }
+      for (size_t task = 0; task < pieces.size() * call.kv_heads; ++task)
+        prompts.attend(call, pieces[task / call.kv_heads], task % call.kv_heads);
     }
     Scratch scratch;
     scratch.reserve(heads * (call.heads / call.kv_heads), (longest + 2 * W) / W * W);

@@ -8,6 +8,10 @@
 
 #include "../registers.h"
 
+// Compilers leave calls in loops whose sums then live in memory instead of registers.
+#define INLINE __attribute__((always_inline)) inline
+#define INLINE_LAMBDA __attribute__((always_inline))
+
 namespace {
 
 static_assert(HEAD_DIM % W == 0, "heads of whole vectors");

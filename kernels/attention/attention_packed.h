@@ -86,16 +86,18 @@ struct ByTiles {
 template <typename Multiplier>
 class PackedPrompts {
  public:
-  void attend(const Call<bf16>& call, int64_t row, int64_t head) {
-    const Row<bf16> of(call, row);
-    const int64_t start = call.start[row], count = call.count[row];
-    low_ = of.lowest(start + 1) / KEYS * KEYS;
-    end_ = start + count;
+  template <typename Piece>
+  void attend(const Call<bf16>& call, const Piece& piece, int64_t head) {
+    const Row<bf16> of(call, piece.row);
+    const int64_t start = call.start[piece.row];
+    low_ = of.lowest(start + piece.first + 1) / KEYS * KEYS;
+    end_ = start + piece.last;
     blocks_ = (end_ - low_ + KEYS - 1) / KEYS;
     pack_keys(of, head);
     pack_values(of, head);
-    for (int64_t first = 0; first < count * of.group; first += QUERIES)
-      attend_some(of, head, first, std::min(QUERIES, count * of.group - first));
+    const int64_t last = piece.last * of.group;
+    for (int64_t first = piece.first * of.group; first < last; first += QUERIES)
+      attend_some(of, head, first, std::min(QUERIES, last - first));
   }
 
  private:
