@@ -43,6 +43,7 @@ from generate.modes import MODES
 from models.names import local_path
 from models.names import table as models_table
 from options import flag
+from runtime.grammar.grammars import Grammars
 from scheduling.contract import PolicyOptionError
 from scheduling.prediction.predictor import Predictor, StepTime
 from scheduling.registry import IN_ORDER, options_of, with_deferred
@@ -145,6 +146,7 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]
     register_errors(app, {"/v1/": error_shape, "/generate": tgi_shape})
     departures = Departures()
+    grammars = None if config.disable_grammar_support else Grammars(lambda: tokenizer)
     service = Service(
         config,
         manager,
@@ -156,6 +158,7 @@ def create_app(
         time.perf_counter,
         describe,
         Texts() if config.watch_text else None,
+        grammars,
     )
     generations = Generations(service, template)
     app.register_blueprint(native.make_blueprint(service, generations.require_served))
@@ -171,7 +174,7 @@ def create_app(
         retention_s=config.batch_retention_days * DAY_S,
         hurried=lambda: manager.serves_immediate,
     )
-    engine = Engine(config, manager, jobs, tokenizer, load, predictor)
+    engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
     app.extensions["intake"] = make_intake(config, manager, stats)

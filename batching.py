@@ -276,6 +276,9 @@ class BatchingManager(Front):
                     inference.updated.set()
         if life.observer is not None:
             life.observer.observe(ServedRows(iteration, outcome, now_s))
+        for i, reason in outcome.failed.items():
+            iteration.batch[i].cause = "constraint"
+            life.fail([iteration.batch[i]], f"the request's constraint failed: {reason}", now_s)
         life.retire(now_s)
         self._failures.succeeded(now_s)
 

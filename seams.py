@@ -104,6 +104,8 @@ class Outcome:
     # by row, if requested: of the new tokens; and of prompt tokens, with the index of the first
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
+    # by row: why it cannot be continued, through its own fault; its tokens mean nothing
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 class DeviceMemoryError(Exception):

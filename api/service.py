@@ -23,12 +23,18 @@ from api.signals import NONE, Signals, signal
 from api.texts import Texts
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
-from seams import RequestRecord
+from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
+from seams import Constraint, RequestRecord
 from serving.config import Config
 from telemetry.stats import Stats
 from text.tokenizer import EncodingError, Tokenizer
 
-FAILED_STATUS: Mapping[Cause | None, int] = {None: 500, "shutdown": 503, "timeout": 504}
+FAILED_STATUS: Mapping[Cause | None, int] = {
+    None: 500,
+    "shutdown": 503,
+    "timeout": 504,
+    "constraint": 400,
+}
 
 
 class Description(TypedDict):
@@ -49,6 +55,11 @@ class Health(TypedDict):
 READY: Health = {"status": "ready"}
 
 
+def busy_compiling() -> ApiError:
+    message = "other grammars are being compiled; try again"
+    return ApiError(503, message, {"Retry-After": str(RETRY_AFTER_S)})
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     config: Config
@@ -61,6 +72,7 @@ class Service:
     clock: Callable[[], float]
     describe: Callable[[], Description]
     texts: Texts | None = None  # kept for --watch-text
+    grammars: Grammars | None = None  # None: constraints are refused
 
     def arrived_s(self) -> float:
         """When the present request arrived."""
@@ -105,6 +117,21 @@ class Service:
                 f"more than may wait; allowed: {most_tokens} (--max-waiting-prompt-tokens)",
                 param=field,
             )
+
+    def require_compiled(self, constraint: Constraint, field: str) -> None:
+        """Raises ApiError for a constraint that cannot be served."""
+        if self.grammars is None:
+            raise ApiError(
+                400,
+                f"field '{field}': this server has no grammar support (--disable-grammar-support)",
+                param=field,
+            )
+        try:
+            self.grammars.compile(constraint)
+        except GrammarError as error:
+            raise ApiError(400, f"field '{field}': {error}", param=field) from None
+        except GrammarsBusyError as error:
+            raise busy_compiling() from error
 
     def submit(self, *inferences: Inference, asked: Signals = NONE) -> None:
         """Submits all or none: raises ApiError if one is refused."""

@@ -10,7 +10,8 @@ from typing import Literal
 
 from seams import End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
-Cause = Literal["timeout", "shutdown"]  # of a failure that is no fault of the model
+# of a failure that is no fault of the model; constraint: of the request's own
+Cause = Literal["timeout", "shutdown", "constraint"]
 
 
 class RefusedError(Exception):

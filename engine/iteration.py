@@ -70,11 +70,15 @@ class Iteration:
             inference.expected -= step.draw
 
     def wanted(self, outcome: Outcome) -> Outcome:
-        """The outcome without the tokens behind one that ends their request."""
-        if max(map(len, outcome.tokens)) < 2:
+        """The outcome without tokens of rows that failed, and without those behind one that ends
+        their request."""
+        if max(map(len, outcome.tokens)) < 2 and not outcome.failed:
             return outcome
         rows = zip(self.batch, outcome.tokens, strict=True)
-        tokens = [inference.wanted(tokens) for inference, tokens in rows]
+        tokens = [
+            () if i in outcome.failed else inference.wanted(tokens)
+            for i, (inference, tokens) in enumerate(rows)
+        ]
         scores = {i: row[: len(tokens[i])] for i, row in outcome.logprobs.items()}
         return replace(outcome, tokens=tokens, logprobs=scores)
 

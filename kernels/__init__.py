@@ -118,7 +118,9 @@ def sampling_library() -> ctypes.CDLL | None:
             function.argtypes = (
                 [ctypes.c_void_p]
                 + [ctypes.c_int64] * 2
-                + [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+                + [ctypes.c_void_p, ctypes.c_int64]
+                + [ctypes.c_void_p] * 2
+                + [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
                 + [ctypes.c_void_p] * 2
             )
     return library

@@ -158,7 +158,7 @@ OPTIONS: tuple[Named, ...] = (
     Named("--ngrok-authtoken", _NO_NGROK),
     Named("--ngrok-edge", _NO_NGROK),
     Named("--tokenizer-config-path", Refused("the chat template is read from the model's folder")),
-    Named("--disable-grammar-support", Accepted("grammars are not supported"), "switch"),
+    Named("--disable-grammar-support", _HERE, "switch"),
     Named("--env", Refused("GET /info and /stats describe a running server"), "switch", None),
     Named("-e", Refused("GET /info and /stats describe a running server"), "switch", None),
     Named("--max-client-batch-size", _HERE),

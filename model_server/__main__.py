@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from model_server.shards import GRACE_S, shards_here
 from model_server.supervisor import Supervisor
 from model_server.wire.access import Access, AccessError
 from models.names import local_path
+from runtime.grammar.grammars import Grammars
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 
@@ -116,8 +118,12 @@ def run(config: ServeConfig, rank: int) -> int:
 def load(config: ServeConfig, rank: int) -> ServedModel:
     """Raises LoadError."""
     from models.part import Part
+    from text.vocabulary import load_tokenizer
 
-    return load_local_model(config, Part(rank, config.shards), config.rendezvous)
+    model = load_local_model(config, Part(rank, config.shards), config.rendezvous)
+    # read when a sequence first needs it
+    model.grammars = Grammars(partial(load_tokenizer, config.model, config.revision))
+    return model
 
 
 def download(config: DownloadConfig) -> None:

@@ -24,6 +24,8 @@ from runtime.cache import KVPool, KVShape
 from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
+from runtime.grammar.grammars import Grammars
+from runtime.grammar.masks import Masking
 from runtime.iteration import Flat, KnownSequence, Launched, Started
 from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
@@ -72,6 +74,7 @@ class Executor(ABC):
     """A `seams.Model`. Call `allocate`, which reserves its KV memory, before serving."""
 
     lost: str | None = None  # it cannot be lost without its process
+    grammars: Grammars | None = None  # set by its owner; None: it serves no constraints
     pool: KVPool
 
     def __init__(
@@ -106,6 +109,7 @@ class Executor(ABC):
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler(kernel=bool(kernel))
+        self._masking = Masking(self.vocab_size)
         self._started: Started | None = None
         self._kernel = kernel
         widest_bytes = network.config.mlp_width * dtype.itemsize  # of a token, within an MLP
@@ -176,7 +180,7 @@ class Executor(ABC):
 
     def open(self, new: Sequence[Opening]) -> None:
         for opening in new:
-            self._sequences[opening.id] = KnownSequence(opening)
+            self._sequences[opening.id] = KnownSequence(opening, self.grammars)
 
     @torch.inference_mode()
     @with_our_errors
@@ -192,6 +196,8 @@ class Executor(ABC):
         rows = [self._sequences[step.id] for step in steps]
         flat = self.lay_out(steps, rows)
         drawing = [i for i, step in enumerate(steps) if step.draw]
+        draws = [rows[i] for i in drawing]
+        masks = self._masking.begin(draws)
         prompts = _prompts_to_score(steps, rows, flat.ends)
         ends = np.array([flat.ends[i] - 1 for i in drawing], dtype=np.int64)
         kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
@@ -204,10 +210,9 @@ class Executor(ABC):
         found: list[Tensor] = []
         drawn: Tensor | None = None
         if drawing:
-            draws = [rows[i] for i in drawing]
             if before is not None and newest is not None and self._sampler.reads(draws):
                 before.result()  # while the device computes this iteration
-            drawn = self._sampler.draw(logits, draws)
+            drawn = self._sampler.draw(logits, draws, None if masks is None else masks.result())
             found.append(drawn)
         if prompts:
             most = max(targets.alternatives for targets in prompts)

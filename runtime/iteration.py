@@ -18,6 +18,8 @@ from models.gpt2 import Attend
 from runtime.attention import Counts, Span
 from runtime.cache import BlockTable
 from runtime.errors import with_our_errors
+from runtime.grammar.grammars import GrammarError, Grammars
+from runtime.grammar.matching import Matching
 from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import ReadBack
 from seams import Opening, Outcome, Step
@@ -26,14 +28,35 @@ from seams import Opening, Outcome, Step
 class KnownSequence:
     """The model's copy of a sequence; a `runtime.sampling.sampler.Known`."""
 
-    __slots__ = ("ids", "prompt_tokens", "sampling", "scored", "table")
+    __slots__ = ("error", "ids", "matching", "prompt_tokens", "sampling", "scored", "table")
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, grammars: Grammars | None = None) -> None:
+        """Its `error` says why it cannot be continued, through its own fault."""
         self.ids = list(opening.ids)  # extended by drawn tokens; negative: in flight
         self.prompt_tokens = opening.prompt_tokens
         self.sampling = opening.sampling
         self.scored = opening.scored
         self.table = BlockTable()
+        self.error: str | None = None
+        self.matching: Matching | None = None
+        if (constraint := opening.sampling.constraint) is not None:
+            if grammars is None:
+                self.error = "this model serves none"
+                return
+            try:
+                self.matching = Matching(grammars, constraint, self.ids[self.prompt_tokens :])
+            except GrammarError as error:
+                self.error = str(error)
+
+    def receive(self, token: int, at: int) -> list[int]:
+        """The token that was in flight at this place is known; those that follow from it."""
+        self.ids[at] = token
+        if self.matching is None:
+            return [token]
+        tokens = self.matching.take(token, alone=self.sampling.logprobs is not None)
+        self.ids += tokens[1:]
+        self.error = self.matching.error
+        return tokens
 
     @property
     def alternatives(self) -> int:
@@ -77,9 +100,9 @@ class Launched:
         tokens: list[list[int]] = [[] for _ in self.rows]
         if self.drawing:
             for i, token in zip(self.drawing, arrays.pop(0).tolist(), strict=True):
-                tokens[i] = [token]
                 # a token is drawn where all known ones are computed
-                self.rows[i].ids[self.steps[i].start + self.steps[i].num_tokens] = token
+                at = self.steps[i].start + self.steps[i].num_tokens
+                tokens[i] = self.rows[i].receive(token, at)
         new = [Targets(i, 0, 0, tokens[i], self.rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
         of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
@@ -89,6 +112,7 @@ class Launched:
             time.perf_counter() - max(self.start_s, after_s),
             dict(of_tokens),
             {targets.row: (targets.first, words) for targets, words in of_prompts},
+            {i: row.error for i, row in enumerate(self.rows) if row.error is not None},
         )
 
 

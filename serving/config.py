@@ -227,6 +227,8 @@ class Config(Options):
     """most tokens of a prompt; none: one less than --max-total-tokens"""
     max_total_tokens: int | None = TGI_API.option(None, least=2, most=2**20)
     """most tokens of a prompt and its response; none: the model's context"""
+    disable_grammar_support: bool = TGI_API.option(False)
+    """whether requests with a grammar or a response format are refused, on every API"""
 
     data_dir: str = BATCH_API.option("data", variables=["DATA_DIR"])
     """folder for files and jobs; created on first use; one server at a time may use it"""

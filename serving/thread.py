@@ -21,6 +21,7 @@ from batching import LOOPS, BatchingManager, EngineFailedError
 from deferred.jobs import Jobs
 from generate.modes import make_ledger
 from loading import LoadError, load_local_model
+from runtime.grammar.grammars import Grammars
 from scheduling.prediction.predictor import Predictor
 from seams import Model
 from serving.config import Config
@@ -30,6 +31,7 @@ from text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from model_server.remote.model import RemoteModel
+    from runtime.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ class Engine:
         tokenizer: Tokenizer,
         load: Load,
         predictor: Predictor,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config
         self.manager = manager
@@ -113,6 +116,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.load = load
         self.predictor = predictor
+        self.grammars = grammars  # shared with a model in this process
         self.limit = Limit()  # of an iteration
         self.model: LoadedModel | None = None
         self.recording: Recording | None = None
@@ -182,6 +186,8 @@ class Engine:
             # a remote model that takes too long is lost first, which costs no response
             least_s = self.limit.least_s + self.config.model_deadline
             self.limit = replace(self.limit, least_s=least_s)
+        else:
+            cast("Executor", model).grammars = self.grammars
         growth_tokens = GROWTH_TOKENS if self.config.grows else None
         device = str(model.info.device)
         self.manager.lookahead = self.config.iterations_ahead(device)

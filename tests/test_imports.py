@@ -48,7 +48,7 @@ FLOORS: dict[str, list[set[str]]] = {
     "router": [{"rules"}, {"config", "log"}, {"dispatching"}, {"metrics"}, {"http"}, {"service"}],
     "deferred": [{"errors", "entities", "loop"}, {"lines", "store"}, {"maintenance", "worker"}],
     "scheduling": [
-        {"contract", "fitting", "growth", "lending", "prediction", "waiting"},
+        {"contract", "decoding", "fitting", "growth", "lending", "prediction", "waiting"},
         {"classes", "composed"},
         {"policies"},
         {"registry"},

@@ -84,6 +84,11 @@ class Tokenizer:
         # before every character: one special token may be a part of another
         return self._special.sub(lambda found: _SHIELD + _SHIELD.join(found[0]), text)
 
+    @property
+    def spellings(self) -> list[bytes]:
+        """The bytes of all ids; empty where the vocabulary has no token."""
+        return [self._token_of_id.get(token, b"") for token in range(self.vocab_size)]
+
     def token_bytes(self, token: int) -> bytes:
         """Ids that the vocabulary lacks, as a larger model may generate, read `<|id|>`."""
         return self._token_of_id.get(token) or b"<|%d|>" % token

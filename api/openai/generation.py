@@ -16,6 +16,7 @@ from api.openai.answers import Answer, Form, usage
 from api.openai.chat_form import ChatForm
 from api.openai.choices import Choice, Segment
 from api.openai.completion_form import CompletionForm
+from api.openai.constraints import constraint_of
 from api.openai.messages import Message, for_template
 from api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
@@ -29,7 +30,7 @@ from api.openai.tools import Offer
 from api.service import Service
 from engine.inference import Inference
 from models.names import GGUF_SUFFIX, local_path
-from seams import Sampling
+from seams import Constraint, Sampling
 from serving.config import Config
 from text.chat import ChatTemplate, ConversationError
 from text.tokenizer import EncodingError
@@ -44,7 +45,10 @@ FORCE = 1e9  # more than any logit
 def forced(token: int, sampling: Sampling) -> Sampling:
     """Generates `token`, whatever its logit. So a prompt is scored with its last token
     in the place of the one that every request generates, and may fill the whole context."""
-    return replace(sampling, temperature=0.0, repetition_penalty=1.0, logit_bias=((token, FORCE),))
+    bias = ((token, FORCE),)
+    return replace(
+        sampling, temperature=0.0, repetition_penalty=1.0, logit_bias=bias, constraint=None
+    )
 
 
 def served_names(config: Config) -> list[str]:
@@ -208,6 +212,14 @@ class Generations:
             )
         return most
 
+    def _constraint(self, wanted: GenerationRequest) -> Constraint | None:
+        """What the answer must be. It is compiled: from then on it is accepted."""
+        if (found := constraint_of(wanted)) is None:
+            return None
+        field, constraint = found
+        self._service.require_compiled(constraint, field)
+        return constraint
+
     def _generation(
         self,
         wanted: GenerationRequest,
@@ -217,11 +229,13 @@ class Generations:
         arrival_s: float,
         offer: Offer | None = None,
     ) -> Generation:
-        service = self._service
+        service, constraint = self._service, self._constraint(wanted)
         prompt_tokens = sum(map(len, prompts))
         service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
         end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
+        if constraint is not None:  # they alone may follow where its text is complete
+            end_ids = service.tokenizer.end_ids
         end_ids |= frozenset(wanted.stop_token_ids or ())
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
         may_end_early = bool(wanted.stops) or (offer is not None and offer.most_calls is not None)
@@ -230,7 +244,9 @@ class Generations:
         for prompt in prompts:
             most = self._most_tokens(wanted, form, len(prompt), asked)
             for number in range(wanted.choices):
-                sampling = wanted.sampling(seed_of_choice(seed, number), end_ids, of_prompt=echo)
+                sampling = wanted.sampling(
+                    seed_of_choice(seed, number), end_ids, of_prompt=echo, constraint=constraint
+                )
                 known = prompt
                 if most == 0 and len(prompt) > 1:
                     known, sampling = prompt[:-1], forced(prompt[-1], sampling)

@@ -34,10 +34,22 @@ from api.limits import (
     at_most,
     mass,
 )
+from api.openai.constraints import (
+    CHOICES,
+    GRAMMAR,
+    REGEX,
+    RESPONSE_FORMAT,
+    SCHEMA,
+    STRUCTURED_OUTPUTS,
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)
 from api.openai.messages import MESSAGES, Filled, Messages, Text
 from api.openai.tools import TOOL_CHOICE, TOOLS, Offer, ToolChoice, Tools, offer_of
 from api.signals import Signals
-from seams import Sampling, ServiceClass
+from seams import Constraint, Sampling, ServiceClass
 
 MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4
@@ -60,13 +72,9 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class TextFormat(BaseModel):
-    type: Literal["text"]
-
-
 class GenerationRequest(Signals):
     """What both have in common. `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
-    `stop_token_ids`, `min_tokens` and `priority` are vLLM's."""
+    `stop_token_ids`, `min_tokens`, `priority`, `structured_outputs` and `guided_*` are vLLM's."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -118,12 +126,12 @@ class GenerationRequest(Signals):
         None, description="a whole number from 0 to the tokens that may be generated"
     )
 
-    # vLLM's, which would change the answer
-    guided_json: None = _left_out()
-    guided_regex: None = _left_out()
-    guided_choice: None = _left_out()
-    guided_grammar: None = _left_out()
-    structured_outputs: None = _left_out()
+    response_format: ResponseFormat | None = Field(None, description=RESPONSE_FORMAT)
+    structured_outputs: StructuredOutputs | None = Field(None, description=STRUCTURED_OUTPUTS)
+    guided_json: Schema | Text | None = Field(None, description=SCHEMA)
+    guided_regex: Text | None = Field(None, description=REGEX)
+    guided_choice: Choices | None = Field(None, description=CHOICES)
+    guided_grammar: Text | None = Field(None, description=GRAMMAR)
 
     @property
     def choices(self) -> int:
@@ -146,7 +154,14 @@ class GenerationRequest(Signals):
     def alternatives(self) -> int | None:
         """How many logprobs are wanted beside each token's own; None: not even that."""
 
-    def sampling(self, seed: int, end_ids: frozenset[int], *, of_prompt: bool = False) -> Sampling:
+    def sampling(
+        self,
+        seed: int,
+        end_ids: frozenset[int],
+        *,
+        of_prompt: bool = False,
+        constraint: Constraint | None = None,
+    ) -> Sampling:
         return Sampling(
             seed=seed,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -163,6 +178,7 @@ class GenerationRequest(Signals):
             end_ids=tuple(sorted(end_ids)) if self.min_tokens else (),
             logprobs=self.alternatives,
             prompt_logprobs=self.alternatives if of_prompt else None,
+            constraint=constraint,
         )
 
 
@@ -203,9 +219,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Count | None = Field(None, description=COUNT)
     logprobs: bool | None = Field(None, description="true or false")
     top_logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
-    response_format: TextFormat | None = Field(
-        None, description="left out or {'type': 'text'}: no other format is supported"
-    )
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = Field(
         None, description="left out or ['text']: no other is supported"
     )

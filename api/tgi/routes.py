@@ -22,7 +22,7 @@ from api.http.body import read_object
 from api.http.errors import ApiError, http_error, internal_error
 from api.openai.generation import Generations
 from api.openai.routes import Calls, with_openai_errors
-from api.service import READY, Service
+from api.service import READY, Service, busy_compiling
 from api.stream import event, event_stream
 from api.tgi.answers import (
     STATUS,
@@ -48,6 +48,8 @@ from api.tgi.shapes import Info, StreamToken
 from api.tgi.steps import Steps
 from api.tgi.tokens import register_tokens
 from engine.inference import Inference
+from runtime.grammar.grammars import GrammarError, GrammarsBusyError
+from seams import Constraint
 
 ROUTER = "effective-batching"
 
@@ -103,8 +105,28 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
             )
         return whole(wanted.inputs, asked, arrival_s, as_list=True)
 
+    def constraint_of(asked: Parameters) -> Constraint | None:
+        """Compiled, so that it is accepted from then on."""
+        if asked.grammar is None:
+            return None
+        if service.grammars is None:
+            raise InvalidError("grammar is not supported (--disable-grammar-support)")
+        try:
+            constraint = asked.grammar.constraint()
+            service.grammars.compile(constraint)
+        except GrammarError as error:
+            raise InvalidError(f"grammar is not valid: {error}") from None
+        except GrammarsBusyError as error:
+            raise busy_compiling() from error
+        return constraint
+
     def prepare(
-        text: str, asked: Parameters, arrival_s: float, *, streaming: bool
+        text: str,
+        asked: Parameters,
+        arrival_s: float,
+        constraint: Constraint | None,
+        *,
+        streaming: bool,
     ) -> list[Inference]:
         """The generations for one text: `best_of` of them."""
         if not text:
@@ -118,7 +140,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
             Inference(
                 ids[-kept:],
                 further,
-                sampling_of(asked, (asked.top_n_tokens or 0) if told else None),
+                sampling_of(asked, (asked.top_n_tokens or 0) if told else None, constraint),
                 arrival_s,
                 end_ids=tokenizer.end_ids,
                 streaming=streaming or bool(asked.stop),
@@ -140,7 +162,8 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
     ) -> Response:
         validate(asked, config, streaming=False)
         service.require_ready()
-        groups = [prepare(text, asked, arrival_s, streaming=False) for text in texts]
+        constraint = constraint_of(asked)
+        groups = [prepare(text, asked, arrival_s, constraint, streaming=False) for text in texts]
         everyone = [inference for group in groups for inference in group]
         service.require_possible(len(everyone), sum(i.prompt_tokens for i in everyone), "inputs")
         for inference in everyone:
@@ -174,7 +197,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
     def streamed(text: str, asked: Parameters, arrival_s: float) -> Response:
         validate(asked, config, streaming=True)
         service.require_ready()
-        (inference,) = prepare(text, asked, arrival_s, streaming=True)
+        (inference,) = prepare(text, asked, arrival_s, constraint_of(asked), streaming=True)
         take_place()
         try:
             service.submit(inference, asked=asked)

@@ -11,7 +11,7 @@ import heapq
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
@@ -30,12 +30,14 @@ from api.limits import (
     mass,
 )
 from api.signals import Signals
-from seams import Sampling
+from runtime.grammar.constraints import of_schema
+from runtime.grammar.grammars import GrammarError
+from seams import Constraint, Sampling
 from serving.config import Config
 
 log = logging.getLogger(__name__)
 
-NOT_OFFERED = ("watermark", "grammar", "adapter_id")
+NOT_OFFERED = ("watermark", "adapter_id")
 UNKNOWN_TOLD = 256  # names of unknown fields that are logged, each once
 MOST_UNKNOWN = 8  # of them that a request may have logged
 
@@ -44,6 +46,26 @@ Schema = TypeVar("Schema", bound=BaseModel)
 # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
 Text = InstanceOf[str]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
+
+
+class Grammar(BaseModel):
+    """`json_schema` has the schema in the value's `schema`, beside its name."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["json", "json_object", "json_schema", "regex"]
+    value: dict[str, Any] | Text
+
+    def constraint(self) -> Constraint:
+        """Raises GrammarError."""
+        value: Any = self.value
+        if self.type == "regex":
+            if not isinstance(value, str):
+                raise GrammarError("a regex must be a string")
+            return Constraint("regex", value)
+        if self.type == "json_schema" and isinstance(value, dict):
+            value = value.get("schema")
+        return of_schema(value)
 
 
 class Parameters(Signals):
@@ -68,7 +90,11 @@ class Parameters(Signals):
     seed: Seed | None = Field(None, description=SEED)
     top_n_tokens: CountOrZero | None = Field(None, description="a whole number from 0 up")
     watermark: Any = Field(None, description="not supported")
-    grammar: Any = Field(None, description="not supported")
+    grammar: Grammar | None = Field(
+        None,
+        description="an object with type 'json' or 'json_schema' and value: a JSON schema, or type "
+        "'regex' and value: a string",
+    )
     adapter_id: Any = Field(None, description="not supported")
 
     @property
@@ -229,7 +255,7 @@ def fit(asked: Parameters, tokens: int, config: Config, context: int) -> tuple[i
     return tokens, most_total - tokens if wanted is None else wanted
 
 
-def sampling_of(asked: Parameters, logprobs: int | None) -> Sampling:
+def sampling_of(asked: Parameters, logprobs: int | None, constraint: Constraint | None) -> Sampling:
     """With a fresh seed where none is given. Parameters that would change nothing (a temperature
     of 1) do not turn sampling on, as in TGI."""
     temperature = 1.0 if asked.temperature is None else asked.temperature
@@ -244,4 +270,5 @@ def sampling_of(asked: Parameters, logprobs: int | None) -> Sampling:
         frequency_penalty=asked.frequency_penalty or 0.0,
         logprobs=logprobs,
         prompt_logprobs=0 if asked.decoder_input_details else None,
+        constraint=constraint,
     )

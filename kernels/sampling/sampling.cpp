@@ -81,6 +81,18 @@ struct History {
   }
 };
 
+// The tokens that some rows may draw, a bit for each token of the vocabulary. [masks][words], [R]:
+// which mask a row has, or -1
+struct Masks {
+  const uint32_t* bits;
+  const int64_t* places;  // null: no row has one
+  int64_t words;
+
+  const uint32_t* of(int64_t row) const {
+    return places && places[row] >= 0 ? bits + places[row] * words : nullptr;
+  }
+};
+
 // The order in which sets take tokens: by key, and by id among equal keys. Returns which of W tokens
 // from `first` on come before the place (key, id).
 inline Ints are_before(const float* keys, int64_t first, float key, int64_t id) {
@@ -151,6 +163,29 @@ struct Row {
     }
     for (int64_t i = row * edits; i < (row + 1) * edits; ++i)
       if (known < asked.until[i]) scores[asked.edited[i]] += asked.gains[i];
+  }
+
+  // Excludes all other tokens. If all that are allowed have been excluded already, by a bias or by
+  // min_tokens, they are equal. Returns how many can be drawn.
+  int64_t allow(const uint32_t* mask) {
+    float* const s = scores.data();
+    int64_t left = 0;
+    for (int64_t first = 0; first < size; first += 32) {
+      const uint32_t word = mask[first / 32];
+      const int64_t end = std::min(size, first + 32);
+      if (word == 0) {
+        std::fill(s + first, s + end, NEVER);
+        continue;
+      }
+      for (int64_t i = first; i < end; ++i) {
+        if (!(word >> (i - first) & 1)) s[i] = NEVER;
+        left += s[i] > NEVER;
+      }
+    }
+    if (left > 0) return left;
+    for (int64_t i = 0; i < size; ++i)
+      if (mask[i / 32] >> (i % 32) & 1) s[i] = 0, ++left;
+    return left;
   }
 
   float divide(float temperature) {
@@ -301,19 +336,21 @@ struct Row {
 
 template <typename T>
 int64_t draw_row(Row& row, const T* logits, int64_t size, const Asked& asked,
-                 const History& history, int64_t edits, int64_t r) {
+                 const History& history, int64_t edits, const Masks& masks, int64_t r) {
   const float temperature = asked.temperature[r], top_p = asked.top_p[r];
+  const uint32_t* const mask = masks.of(r);
   const bool shaped = edits > 0 || is_penalised(asked, r);
-  if (temperature == 0 && !shaped) return first_of_best(logits, size);
+  if (temperature == 0 && !shaped && !mask) return first_of_best(logits, size);
   row.read(logits, size);
   if (shaped) row.edit(asked, history, edits, r);
+  const int64_t left = mask ? row.allow(mask) : size;
   if (temperature == 0) return first_of_best(row.scores.data(), size);
 
   const float best = row.divide(temperature);
   if (!(best > NEVER)) return 0;
   if (asked.min_p[r] > 0)
     row.cut(row.scores.data(), best + std::log(asked.min_p[r]), std::numeric_limits<int32_t>::max());
-  if (asked.top_k[r] < size) row.keep_best(asked.top_k[r]);
+  if (asked.top_k[r] < left) row.keep_best(asked.top_k[r]);
 
   const bool typical = asked.typical_p[r] < 1;
   const float share = typical ? asked.typical_p[r] : top_p;
@@ -338,13 +375,13 @@ int64_t draw_row(Row& row, const T* logits, int64_t size, const Asked& asked,
 
 template <typename T>
 void draw(const T* logits, int64_t rows, int64_t size, const Asked& asked, int64_t edits,
-          const History& history, int64_t* tokens) {
+          const Masks& masks, const History& history, int64_t* tokens) {
 #pragma omp parallel if (rows * size > SMALL)
   {
     static thread_local Row row;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < rows; ++r) {
-      tokens[r] = draw_row(row, logits + r * size, size, asked, history, edits, r);
+      tokens[r] = draw_row(row, logits + r * size, size, asked, history, edits, masks, r);
       history.append(r, tokens[r]);
     }
   }
@@ -353,15 +390,17 @@ void draw(const T* logits, int64_t rows, int64_t size, const Asked& asked, int64
 }  // namespace
 
 // logits: [rows][size]. asked: the addresses of its members. edited, until, gains: [rows][edits].
+// bits: [masks][words], places: [rows], or null.
 // ids: [rows][length], which need not hold them all where no row asks for a penalty; known: how many
 // tokens of a row are known. tokens: [rows], which are known from then on.
 #define EXPORT(name, T)                                                                          \
   extern "C" void name(const T* logits, int64_t rows, int64_t size, const void* const* asked,    \
-                       int64_t edits, int64_t* ids, int64_t length, int64_t* known,              \
-                       int64_t* tokens) {                                                        \
+                       int64_t edits, const uint32_t* bits, const int64_t* places, int64_t words, \
+                       int64_t* ids, int64_t length, int64_t* known, int64_t* tokens) {           \
     Asked members;                                                                               \
     std::memcpy(&members, asked, sizeof members);                                                \
-    draw(logits, rows, size, members, edits, History{ids, length, known}, tokens);               \
+    draw(logits, rows, size, members, edits, Masks{bits, places, words},                         \
+         History{ids, length, known}, tokens);                                                   \
   }
 EXPORT(draw_f32, float)
 EXPORT(draw_bf16, bf16)

@@ -7,6 +7,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import cast
 
 import seams
 from model_server.wire import model_pb2 as wire
@@ -40,6 +41,7 @@ def opening(new: seams.Opening) -> wire.Opening:
             bias_tokens=[token for token, _ in sampling.logit_bias],
             biases=[bias for _, bias in sampling.logit_bias],
             end_ids=sampling.end_ids,
+            constraint=_constraint(sampling.constraint),
             **given,
         ),
     )
@@ -53,6 +55,7 @@ def read_opening(new: wire.Opening) -> seams.Opening:
         seed=sent.seed,
         logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
         end_ids=tuple(sent.end_ids),
+        constraint=_read_constraint(sent.constraint) if sent.HasField("constraint") else None,
         **given,
     )
     return seams.Opening(
@@ -64,6 +67,16 @@ def read_opening(new: wire.Opening) -> seams.Opening:
         new.trace if new.HasField("trace") else None,
         new.request_id if new.HasField("request_id") else None,
     )
+
+
+def _constraint(constraint: seams.Constraint | None) -> wire.Constraint | None:
+    return (
+        None if constraint is None else wire.Constraint(kind=constraint.kind, text=constraint.text)
+    )
+
+
+def _read_constraint(sent: wire.Constraint) -> seams.Constraint:
+    return seams.Constraint(cast(seams.ConstraintKind, sent.kind), sent.text)
 
 
 def iteration(
@@ -107,6 +120,7 @@ def outcome(given: seams.Outcome, rank: int) -> wire.Outcome:
         prompt_logprobs=[
             _row(row, first, scores) for row, (first, scores) in given.prompt_logprobs.items()
         ],
+        failed=[wire.Failure(row=row, reason=reason) for row, reason in given.failed.items()],
     )
 
 
@@ -117,6 +131,7 @@ def read_outcome(message: wire.Outcome) -> seams.Outcome:
         message.duration_s,
         {row.row: _scores(row) for row in message.logprobs},
         {row.row: (row.first, _scores(row)) for row in message.prompt_logprobs},
+        {failure.row: failure.reason for failure in message.failed},
     )
 
 

@@ -93,8 +93,16 @@ class Session(_message.Message):
     lost: int
     def __init__(self, session: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
+class Constraint(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
 class Sampling(_message.Message):
-    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids")
+    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids", "constraint")
     SEED_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +118,7 @@ class Sampling(_message.Message):
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     seed: int
     temperature: float
     top_k: int
@@ -125,7 +134,8 @@ class Sampling(_message.Message):
     min_p: float
     min_tokens: int
     end_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    constraint: Constraint
+    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored", "trace", "request_id")
@@ -201,8 +211,16 @@ class RowLogprobs(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     def __init__(self, row: _Optional[int] = ..., first: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
+class Failure(_message.Message):
+    __slots__ = ("row", "reason")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    reason: str
+    def __init__(self, row: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Outcome(_message.Message):
-    __slots__ = ("digest", "token_counts", "tokens", "positions", "duration_s", "logprobs", "prompt_logprobs")
+    __slots__ = ("digest", "token_counts", "tokens", "positions", "duration_s", "logprobs", "prompt_logprobs", "failed")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +228,7 @@ class Outcome(_message.Message):
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -217,4 +236,5 @@ class Outcome(_message.Message):
     duration_s: float
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
-    def __init__(self, digest: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., positions: _Optional[int] = ..., duration_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ...) -> None: ...
+    failed: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, digest: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., positions: _Optional[int] = ..., duration_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...

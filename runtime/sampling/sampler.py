@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from kernels import sampling_library
-from runtime.sampling.drawing import Asked, History, Wants, draw, shaped
+from runtime.grammar.masks import Masks
+from runtime.sampling.drawing import Allowed, Asked, History, Wants, draw, shaped
 from runtime.transfer import send
 from seams import Opening, Sampling
 
@@ -64,27 +65,37 @@ class Sampler:
             row = Opening(0, (0,), 1, sampling)
             Batch([row], logits.shape[-1], logits.device, kernel=self._kernel).draw(logits)
 
-    def draw(self, logits: Tensor, rows: Sequence[Known]) -> Tensor:
+    def draw(self, logits: Tensor, rows: Sequence[Known], masks: Masks | None = None) -> Tensor:
         """logits `[R, V]` -> next tokens `[R]`. Does not change the logits."""
         known = [len(row.ids) for row in rows]
-        if self._batch is None or not self._batch.left or not self._continues(rows, known):
+        if self._batch is None or not self._continues(rows, known):
             # not the rows themselves, which may hold more than they know
             self._rows = [(row.ids, row.sampling) for row in rows]
             self._batch = Batch(rows, logits.shape[-1], logits.device, kernel=self._kernel)
+        elif known != self._known:
+            self._batch.skip_to(known)
         self._known = [count + 1 for count in known]
-        return self._batch.draw(logits)
+        return self._batch.draw(logits, masks)
 
     def reads(self, rows: Sequence[Known]) -> bool:
         """Whether drawing for these rows needs their newest ids, and not only their number: some
         have penalties, and the batch has to be staged."""
         known = [len(row.ids) for row in rows]
-        staged = self._batch is not None and self._batch.left and self._continues(rows, known)
+        staged = self._batch is not None and self._continues(rows, known)
         return not staged and any(_is_penalised(row.sampling) for row in rows)
 
     def _continues(self, rows: Sequence[Known], known: list[int]) -> bool:
-        return known == self._known and all(
-            row.ids is ids and row.sampling is sampling
-            for row, (ids, sampling) in zip(rows, self._rows, strict=True)
+        """Whether the batch is staged: as it was drawn for, or where its tokens do not matter, also
+        with rows to which some were added since."""
+        batch = self._batch
+        return (
+            batch is not None
+            and (known == self._known or (len(known) == len(self._known) and not batch.has_ids))
+            and batch.left > 0
+            and all(
+                row.ids is ids and row.sampling is sampling
+                for row, (ids, sampling) in zip(rows, self._rows, strict=True)
+            )
         )
 
 
@@ -102,31 +113,45 @@ class Batch:
         members = [getattr(self.asked, field.name).data_ptr() for field in fields(Asked)]
         self._members = (ctypes.c_void_p * len(members))(*members)
 
-    def draw(self, logits: Tensor) -> Tensor:
+    @property
+    def has_ids(self) -> bool:
+        """Whether the known tokens matter, and not only their number."""
+        return self._wants.penalties
+
+    def skip_to(self, known: Sequence[int]) -> None:
+        """The rows know so many tokens now."""
+        (there,) = send([np.array(known)], self.history.known.device)
+        self.history.known.copy_(there)
+
+    def draw(self, logits: Tensor, masks: Masks | None = None) -> Tensor:
         """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
         self.left -= 1
         if self._triton:
-            return self._by_triton(logits)
+            return self._by_triton(logits, allowed_of(masks, logits.device))
         kernel = _kernel(logits)
         if kernel is None:
-            tokens = draw(logits, self.asked, self.history, self._wants)
+            allowed = allowed_of(masks, logits.device)
+            tokens = draw(logits, self.asked, self.history, self._wants, allowed)
             self.history.append(tokens)
             return tokens
         logits = logits.contiguous()
         tokens = torch.empty(len(logits), dtype=torch.int64)
         ids = self.history.ids
+        of_masks: tuple[int | None, int | None, int] = (None, None, 0)
+        if masks is not None:
+            of_masks = masks.bits.ctypes.data, masks.places.ctypes.data, masks.bits.shape[1]
         kernel(
-            logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1],
+            logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1], *of_masks,
             ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
         )  # fmt: skip
         return tokens
 
-    def _by_triton(self, logits: Tensor) -> Tensor:
+    def _by_triton(self, logits: Tensor, allowed: Allowed | None) -> Tensor:
         from kernels.gpu.sampling import draw  # Triton is part of torch's CUDA build only
 
         asked, wants = self.asked, self._wants
         tokens: Tensor = draw(
-            shaped(logits, asked, self.history, wants),
+            shaped(logits, asked, self.history, wants, allowed),
             asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
             self.history.ids, self.history.known, wants.noise, wants.cuts,
         )  # fmt: skip
@@ -137,6 +162,12 @@ def _kernel(logits: Tensor) -> Callable[..., None] | None:
     name = {torch.float32: "draw_f32", torch.bfloat16: "draw_bf16"}.get(logits.dtype)
     library = sampling_library() if logits.device.type == "cpu" else None
     return getattr(library, name, None) if library is not None and name else None
+
+
+def allowed_of(masks: Masks | None, device: torch.device) -> Allowed | None:
+    if masks is None:
+        return None
+    return Allowed(*send([np.flatnonzero(masks.places >= 0), masks.bits], device))
 
 
 def asked_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Asked:

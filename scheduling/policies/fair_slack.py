@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from scheduling.decoding import is_decoding, left
 from scheduling.fitting import fitting
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import StepTime
@@ -34,15 +35,15 @@ class FairSlack(StallFree):
         self.ttft_target_s, self.tpot_target_s = ttft_target_ms / 1000, tpot_target_ms / 1000
 
     def plan(self, view: View) -> Plan:
-        decoding = [r for r in view.resident if r.known - r.computed == 1 and not r.done]
-        prompts = [r for r in view.resident if r.known - r.computed > 1]
+        decoding = [r for r in view.resident if is_decoding(r) and not r.done]
+        prompts = [r for r in view.resident if left(r) > 1 and not is_decoding(r)]
         prompts += fitting(view, view.waiting)
         step_time = self.predictor
         if step_time is None or not (decoding and prompts) or step_time.seconds(Work()) is None:
             return super().plan(view)
         slack_s = {r.id: self._due_s(r) - view.now_s for r in decoding}
         decoding.sort(key=lambda r: (slack_s[r.id], r.id))
-        steps = [Advance(r, 1) for r in decoding]
+        steps = [Advance(r, left(r)) for r in decoding]
         most_s = slack_s[decoding[0].id]
         if most_s <= (step_time.seconds(Work.of(steps)) or 0.0):
             return super().plan(view)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from scheduling.contract import PolicyOptionError
+from scheduling.decoding import is_decoding, left
 from scheduling.fitting import fitting
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.room import Room
@@ -58,19 +59,20 @@ class StallFree:
         self.predictor = predictor
 
     def plan(self, view: View) -> Plan:
-        decoding = [request for request in view.resident if _left(request) == 1]
-        begun = [request for request in view.resident if _left(request) > 1]
-        advance = [Advance(request, 1) for request in decoding]
+        decoding = [request for request in view.resident if is_decoding(request)]
+        begun = [r for r in view.resident if left(r) > 1 and not is_decoding(r)]
+        advance = [Advance(request, left(request)) for request in decoding]
         if prompts := (*begun, *fitting(view, view.waiting)):
-            advance += self._room(view, decoding).chunks(view, prompts)
+            advance += self._room(view, advance).chunks(view, prompts)
         return Plan(advance)
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return [request for request in resident if request.done]
 
-    def _room(self, view: View, decoding: Sequence[Request]) -> Room:
+    def _room(self, view: View, decoding: Sequence[Advance]) -> Room:
         """What the decodes leave to prompts."""
-        n, predictor = len(decoding), self.predictor
+        rows, predictor = len(decoding), self.predictor
+        n = sum([step.num_tokens for step in decoding])
         if self.token_budget != "auto":
             return Room(self.token_budget - n)
         unlearnt = view.max_batch_size + PROMPT_TOKENS
@@ -78,17 +80,12 @@ class StallFree:
             return Room(unlearnt - n)
         if not decoding:
             return Room(_efficient_tokens(predictor, unlearnt))
-        context = sum([request.computed for request in decoding]) + n
-        decodes = Work(n, n, n, context, context)
+        context = sum([step.request.computed for step in decoding]) + n
+        decodes = Work(n, rows, rows, context, context)
         if (alone_s := predictor.seconds(decodes)) is None:
             return Room(unlearnt - n)
         most_tokens = max(predictor.reach_tokens, unlearnt)  # reach: now that it has learnt
         return Room(most_tokens - n, predictor, decodes, MOST_STALL * alone_s)
-
-
-def _left(request: Request) -> int:
-    """Tokens to compute before the next one can be drawn: 1 in decode."""
-    return request.known - request.computed
 
 
 def _efficient_tokens(predictor: StepTime, least: int) -> int:

@@ -160,7 +160,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 def sampling(api: Any, fields: dict[str, Any]) -> Sampling:
     data, schema = api(fields)
     if api is tgi:
-        return sampling_of(parse(data, GenerateRequest).asked, fields.get("top_n_tokens"))
+        return sampling_of(parse(data, GenerateRequest).asked, fields.get("top_n_tokens"), None)
     wanted = of_schema(data, schema)
     if isinstance(wanted, InferenceRequest):
         return wanted.sampling()

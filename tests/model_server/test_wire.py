@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,8 @@ samplings = st.builds(
     end_ids=st.lists(ids, max_size=3).map(tuple),
     logprobs=st.none() | counts,
     prompt_logprobs=st.none() | counts,
+    constraint=st.none()
+    | st.builds(seams.Constraint, st.sampled_from(get_args(seams.ConstraintKind)), st.text()),
 )
 openings = st.builds(
     seams.Opening, st.integers(0, 2**40), st.lists(ids, max_size=8), counts, samplings, counts

@@ -30,7 +30,10 @@ WRONG: list[tuple[str, object]] = [
     ("logit_bias", {"257": 1}), ("logit_bias", [1]), ("stream", 1), ("stream", "yes"),
     ("stream_options", 1), ("stream_options", {"include_usage": True}),
     ("service_tier", "priority"), ("ignore_eos", 1), ("model", 5), ("max_tokens", -1),
-    ("max_tokens", 1.5), ("guided_json", {}), ("min_p", -0.1), ("min_p", 1.5),
+    ("max_tokens", 1.5), ("guided_json", 7), ("guided_regex", "(a"), ("guided_choice", []),
+    ("guided_choice", "a"), ("guided_grammar", "start: missing"), ("structured_outputs", {}),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}), ("structured_outputs", {"no": 1}),
+    ("guided_json", {"type": "strin"}), ("guided_json", "{"), ("min_p", -0.1), ("min_p", 1.5),
     ("min_tokens", -1), ("min_tokens", 1.5), ("min_tokens", CONTEXT), ("stop_token_ids", [-1]),
     ("stop_token_ids", [257]), ("stop_token_ids", 1), ("stop_token_ids", [1] * 257),
 ]  # fmt: skip
@@ -47,8 +50,10 @@ WRONG_CHAT: list[tuple[str, object]] = [
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]),
     ("max_tokens", 0), ("max_completion_tokens", 0), ("top_logprobs", 2), ("logprobs", 1),
     ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
-    ("function_call", {"name": "f"}), ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}), ("audio", {"voice": "a"}),
+    ("function_call", {"name": "f"}), ("response_format", {"type": "xml"}),
+    ("response_format", {"type": "json_schema"}), ("response_format", {"type": "regex"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}),
+    ("audio", {"voice": "a"}),
     ("modalities", ["audio"]), ("prediction", {}), ("web_search_options", {}),
 ]  # fmt: skip
 

@@ -84,8 +84,17 @@ def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
         ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
         ({"watermark": True}, "`watermark` is not supported by this server"),
         (
-            {"grammar": {"type": "regex", "value": "a"}},
-            "`grammar` is not supported by this server",
+            {"grammar": {"type": "regex", "value": {}}},
+            "grammar is not valid: a regex must be a string",
+        ),
+        (
+            {"grammar": {"type": "json_schema", "value": {}}},
+            "grammar is not valid: the schema must be an object",
+        ),
+        (
+            {"grammar": {"type": "yaml", "value": "a"}},
+            "`grammar` must be an object with type 'json' or 'json_schema' and value: a JSON "
+            "schema, or type 'regex' and value: a string. Given: \"yaml\"",
         ),
         ({"adapter_id": "x"}, "`adapter_id` is not supported by this server"),
         ({"temperature": True}, "`temperature` must be a number above 0. Given: true"),

@@ -1,0 +1,219 @@
+"""What masks cost: tokens per second of 64 rows of which some have a constraint.
+
+    python -m benchmarks.masks                        # smollm2 and random:qwen3-0.6b
+    python -m benchmarks.masks --out results/reference-masks
+    python -m benchmarks.masks --picture docs/img     # of what was recorded
+
+The rows are the same requests with and without a constraint, an array of records that is longer
+than what they generate. Drawn tokens are compared, since forced tokens are gained and not drawn:
+where a row takes several, the tokens of all rows in the same time are more. Shares of masked rows
+take turns (see benchmarks/harness/turns.py); ratios are to no mask. A model with a wider vocabulary
+than its tokenizer has a vocabulary of as many random words.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from batching import BatchingManager
+from benchmarks.bare import Tally, threads_kept
+from benchmarks.harness.picture import plt, without_frame
+from benchmarks.harness.picture import save as save_picture
+from benchmarks.harness.report import options, save, table
+from benchmarks.harness.turns import Ratio, in_turns, ratio
+from engine.inference import Inference
+from engine.iteration import Wait
+from generate.modes import MODES, make_ledger
+from model import LoadOptions, load_model
+from models.names import EMBEDDED
+from runtime.executor import Executor
+from runtime.grammar.constraints import of_schema
+from runtime.grammar.grammars import Grammars
+from runtime.grammar.matching import Matching
+from scheduling.policies.orca import Orca
+from seams import RANDOM_PREFIX, Constraint, Sampling
+from text.tokenizer import Tokenizer
+from text.vocabulary import load_tokenizer
+
+ROWS = 64
+PROMPT_TOKENS = 16
+SHARES = (0, 1, 16, 64)  # rows with a constraint
+RECORDED = Path("results/reference-masks/masks.json")
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "email": {"type": "string", "format": "email"},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "paid", "open"]}},
+        "address": {
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "zip": {"type": "string"}},
+            "required": ["street", "zip"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "age", "email", "tags", "address"],
+    "additionalProperties": False,
+}
+MANY = of_schema({"type": "array", "items": RECORD, "minItems": 1000})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    model: str
+    vocab_size: int
+    masked_rows: int
+    drawn_per_s: list[float]  # tokens that were drawn, by round
+    tokens_per_s: list[float]  # forced ones included
+    to_none: Ratio  # of the drawn
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first mask of a request whose constraint is compiled."""
+
+    model: str
+    median_ms: float
+    p99_ms: float
+
+
+def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
+    """A random model has the embedded vocabulary, a quarter of a real one: random words fill it."""
+    if not model.startswith(RANDOM_PREFIX):
+        return load_tokenizer(model)
+    embedded, words = load_tokenizer(EMBEDDED), random.Random(0)
+    table = dict(enumerate(embedded.spellings))
+    taken = set(table.values())
+    while len(table) < vocab_size:
+        word = "".join(words.choices("etaoinshrdlucm", k=words.randint(3, 9)))
+        word = words.choice(["", " ", " ", '"']) + word
+        if (spelled := word.encode()) not in taken:
+            taken.add(spelled)
+            table[len(table)] = spelled
+    return Tokenizer(embedded.encode, table, embedded.end_ids, embedded.special_ids)
+
+
+@threads_kept()
+def measure(name: str, dtype: str, tokens: int, rounds: int) -> tuple[list[Result], First]:
+    model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
+    model.warm_up()
+    tokenizer = tokenizer_of(name, model.vocab_size)
+    model.grammars = Grammars(lambda: tokenizer)
+    model.grammars.compile(MANY)
+    sides = {masked: partial(run, model, masked, tokens) for masked in SHARES}
+    run(model, ROWS, 4)  # first use
+    found = in_turns(sides, rounds)
+    drawn = {masked: [speed for speed, _ in speeds] for masked, speeds in found.items()}
+    results = [
+        Result(
+            name,
+            model.vocab_size,
+            masked,
+            drawn[masked],
+            [speed for _, speed in found[masked]],
+            ratio(drawn[masked], drawn[0]),
+        )
+        for masked in SHARES
+    ]
+    return results, first_masks(name, model.grammars, model.vocab_size)
+
+
+def run(model: Executor, masked: int, tokens: int) -> tuple[float, float]:
+    """Drawn and generated tokens per second."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, model.vocab_size, PROMPT_TOKENS).tolist() for _ in range(ROWS)]
+    tally = Tally()
+    manager = BatchingManager(Orca(), tally, max_batch_size=ROWS, max_waiting=ROWS)
+    manager.serve(model, make_ledger("dynamic", model))
+    sampling = Sampling(temperature=0.8)
+    start_s = time.perf_counter()
+    for row, prompt in enumerate(prompts):
+        constraint: Constraint | None = MANY if row < masked else None
+        asked = replace(sampling, seed=row, constraint=constraint)
+        manager.enqueue(Inference(prompt, tokens, asked, start_s))
+    while not isinstance(manager.step(MODES["dynamic"].lay_out, time.perf_counter), Wait):
+        pass
+    # prompts and the last iterations, where some rows have ended, are left out
+    full = [
+        r for r in tally.iterations if r.num_drawn == r.num_tokens == ROWS or r.num_drawn == ROWS
+    ]
+    seconds = sum(record.duration_s for record in full)
+    return (
+        sum(record.num_drawn for record in full) / seconds,
+        sum(record.num_generated for record in full) / seconds,
+    )
+
+
+def first_masks(name: str, grammars: Grammars, vocab_size: int, times: int = 200) -> First:
+    bits, taken_s = np.zeros(-(-vocab_size // 32), np.int32), []
+    for _ in range(times):
+        start_s = time.perf_counter()
+        Matching(grammars, MANY, ()).fill(bits.ctypes.data)
+        taken_s.append(time.perf_counter() - start_s)
+    return First(name, *(1000 * float(np.percentile(taken_s, p)) for p in (50, 99)))
+
+
+def card(results: Sequence[Result], firsts: Sequence[First]) -> str:
+    rows = [
+        (
+            r.model, f"{r.vocab_size:,}", r.masked_rows,
+            f"{float(np.median(r.drawn_per_s)):,.0f}", f"{float(np.median(r.tokens_per_s)):,.0f}",
+            f"{r.to_none:.3f}",
+        )
+        for r in results
+    ]  # fmt: skip
+    columns = "model | vocabulary: | masked rows: | drawn/s: | tokens/s: | drawn, to none:"
+    first = [(f.model, f"{f.median_ms:.3f}", f"{f.p99_ms:.3f}") for f in firsts]
+    return f"{ROWS} rows, the bare loop\n\n{table(columns, rows)}\n\n" + table(
+        "first mask of a compiled schema | median ms: | p99 ms:", first
+    )
+
+
+def draw(recorded: Path, path: Path) -> None:
+    report = json.loads(recorded.read_text())
+    models = list(dict.fromkeys(result["model"] for result in report["results"]))
+    figure, axes = plt.subplots(1, len(models), figsize=(9, 3.4), layout="constrained")
+    for axis, model in zip(np.atleast_1d(axes), models, strict=True):
+        results = [result for result in report["results"] if result["model"] == model]
+        places = range(len(results))
+        free = float(np.median(results[0]["drawn_per_s"]))
+        drawn = [float(np.median(result["drawn_per_s"])) / free for result in results]
+        given = [float(np.median(result["tokens_per_s"])) / free for result in results]
+        axis.bar(places, given, color="#f2b701", label="forced")
+        axis.bar(places, drawn, color="#4c78a8", label="drawn")
+        axis.set_xticks(places, [str(result["masked_rows"]) for result in results])
+        axis.set_title(f"{model}, {results[0]['vocab_size']:,} tokens", loc="left", fontsize=10)
+        axis.set_xlabel(f"rows with a constraint, of {ROWS}")
+        without_frame(axis, "y")
+    np.atleast_1d(axes)[0].set_ylabel("tokens/s, to no mask")
+    np.atleast_1d(axes)[-1].legend(frameon=False, loc="lower right")
+    save_picture(figure, path)
+
+
+def main() -> None:
+    parser = options(__doc__, rounds=4, dtype="float32")
+    parser.add_argument("--models", nargs="+", default=["smollm2", "random:qwen3-0.6b"])
+    parser.add_argument("--tokens", type=int, default=40, help="tokens of each request (40)")
+    parser.add_argument("--picture", type=Path, help="draws what was recorded in this folder")
+    args = parser.parse_args()
+    if args.picture is not None:
+        draw(RECORDED, args.picture / "masks.png")
+        return
+    found = [measure(name, args.dtype, args.tokens, args.rounds) for name in args.models]
+    results = [result for results, _ in found for result in results]
+    firsts = [first for _, first in found]
+    figures = {"results": [asdict(r) for r in results], "first": [asdict(f) for f in firsts]}
+    save(figures, card(results, firsts), args.out, "masks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Constraints from what clients write: schemas, choices, and grammars in two notations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import grammar_from
+
+from runtime.grammar.grammars import GrammarError
+from seams import Constraint
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def of_schema(schema: Mapping[str, Any] | str, *, lenient: bool = False) -> Constraint:
+    """A JSON schema, or its text. `lenient`: keywords that cannot be enforced are ignored. Raises
+    GrammarError."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the schema is not JSON: {error}") from None
+    if not isinstance(schema, Mapping):
+        raise GrammarError("the schema must be an object")
+    if lenient:
+        options = schema.get("x-guidance")
+        options = options if isinstance(options, dict) else {}
+        schema = {**schema, "x-guidance": {"lenient": True, **options}}
+    try:
+        return Constraint("json_schema", json.dumps(schema))
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the schema cannot be written as JSON: {error}") from None
+
+
+def of_choice(texts: Sequence[str]) -> Constraint:
+    """One of these texts."""
+    return Constraint("lark", "start: " + " | ".join(map(json.dumps, texts)))
+
+
+def of_grammar(text: str) -> Constraint:
+    """A grammar in llguidance's Lark, or in the EBNF of llama.cpp (GBNF). Raises GrammarError."""
+    try:
+        return Constraint("lark", grammar_from("grammar", text))
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(str(error)) from None

@@ -1,0 +1,205 @@
+"""What the fields of every API make of an answer, with the embedded model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from jsonschema import validate
+
+from app import create_app
+from serving.config import Config
+from tests.api.conftest import serving
+
+POINT = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer", "minimum": 0, "maximum": 9},
+        "kind": {"enum": ["a", "b"]},
+    },
+    "required": ["x", "kind"],
+    "additionalProperties": False,
+}
+SHAPE = re.compile(r'\{"x": [0-9], "kind": "[ab]"\}')
+CODE = "[A-Z]{2}-[0-9]{3}"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[FlaskClient]:
+    app = create_app(Config(mode="dynamic", model="embedded", max_batch_size=8))
+    engine = app.extensions["engine"]
+    engine.start()
+    client = app.test_client()
+    while client.get("/health").status_code != 200:
+        pass
+    yield client
+    engine.drain()
+    engine.jobs.close()
+
+
+def chat(client: FlaskClient, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "A point."}]
+    asked = {"messages": messages, "max_tokens": 60, "seed": 1, **fields}
+    answer = client.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 200, answer.get_json()
+    told: dict[str, Any] = answer.get_json()
+    return told
+
+
+def content(told: dict[str, Any]) -> str:
+    (choice,) = told["choices"]
+    assert choice["finish_reason"] == "stop"
+    text: str = choice["message"]["content"]
+    return text
+
+
+def named(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "point", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": named(POINT, strict=True)},
+        {"response_format": named(POINT)},
+        {"response_format": {"type": "json", "value": POINT}},
+        {"response_format": {"type": "json_object", "value": json.dumps(POINT)}},
+        {"structured_outputs": {"json": POINT}},
+        {"structured_outputs": {"json": json.dumps(POINT)}},
+        {"guided_json": POINT, "response_format": {"type": "text"}},
+        {"guided_json": POINT, "temperature": 0, "ignore_eos": True},
+        {"guided_json": POINT, "top_p": 0.5, "top_k": 3, "logit_bias": {"5": 9}},
+        {"guided_json": POINT, "min_tokens": 55, "presence_penalty": 1.0},
+    ],
+)
+def test_a_schema_is_kept_on_openais_api(embedded: FlaskClient, fields: dict[str, Any]) -> None:
+    text = content(chat(embedded, **fields))
+    validate(json.loads(text), POINT)
+    assert SHAPE.fullmatch(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_regex": CODE}, CODE),
+        ({"structured_outputs": {"regex": CODE}}, CODE),
+        ({"response_format": {"type": "regex", "value": CODE}}, CODE),
+        ({"guided_choice": ["red", "green"]}, "red|green"),
+        ({"structured_outputs": {"choice": ["red"]}}, "red"),
+        ({"guided_grammar": 'start: ("a" | "b") "!"'}, "[ab]!"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" [0-9]'}}, "a[0-9]"),
+    ],
+)
+def test_other_constraints_are_kept(
+    embedded: FlaskClient, fields: dict[str, Any], pattern: str
+) -> None:
+    assert re.fullmatch(pattern, content(chat(embedded, **fields)))
+    completion = embedded.post("/v1/completions", json={"prompt": "x", "max_tokens": 40, **fields})
+    assert re.fullmatch(pattern, completion.get_json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("fields", [{"type": "json_object"}, {"json_object": True}])
+def test_any_object(embedded: FlaskClient, fields: dict[str, Any]) -> None:
+    field = "response_format" if "type" in fields else "structured_outputs"
+    told = chat(embedded, **{field: fields}, max_tokens=200, temperature=0)
+    text = told["choices"][0]["message"]["content"]
+    assert text.startswith("{")
+    if told["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+def test_a_stream_and_several_choices_keep_it_too(embedded: FlaskClient) -> None:
+    fields = {"response_format": named(POINT), "n": 3}
+    whole = chat(embedded, **fields)
+    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    assert all(map(SHAPE.fullmatch, texts))
+    messages = [{"role": "user", "content": "A point."}]
+    asked = {"messages": messages, "max_tokens": 60, "seed": 1, "stream": True, **fields}
+    body = embedded.post("/v1/chat/completions", json=asked).get_data(as_text=True)
+    streamed = ["", "", ""]
+    for line in body.split("\n\n")[:-2]:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            streamed[choice["index"]] += choice["delta"].get("content") or ""
+    assert streamed == texts
+
+
+def test_forced_tokens_count_and_logprobs_are_those_of_all(embedded: FlaskClient) -> None:
+    free = chat(embedded, response_format=named(POINT))
+    scored = chat(embedded, response_format=named(POINT), logprobs=True)
+    assert content(free) == content(scored)
+    assert free["usage"] == scored["usage"]
+    tokens = scored["choices"][0]["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == content(scored)
+
+
+def test_max_tokens_and_stop_strings_end_it_early(embedded: FlaskClient) -> None:
+    told = chat(embedded, response_format=named(POINT), max_tokens=2)
+    assert told["choices"][0]["finish_reason"] == "length"
+    assert told["usage"]["completion_tokens"] == 2
+    stopped = chat(embedded, response_format=named(POINT), stop=['"kind"'])
+    assert re.fullmatch(r'\{"x": [0-9], ', content(stopped))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ({"type": "json", "value": POINT}, SHAPE.pattern),
+        ({"type": "json", "value": json.dumps(POINT)}, SHAPE.pattern),
+        ({"type": "json_schema", "value": {"name": "p", "schema": POINT}}, SHAPE.pattern),
+        ({"type": "regex", "value": CODE}, CODE),
+    ],
+)
+def test_a_grammar_is_kept_on_tgis_api(
+    embedded: FlaskClient, grammar: dict[str, Any], pattern: str
+) -> None:
+    parameters = {"grammar": grammar, "max_new_tokens": 60, "details": True}
+    answer = embedded.post("/generate", json={"inputs": "x", "parameters": parameters}).get_json()
+    assert re.fullmatch(pattern, answer["generated_text"])
+    assert answer["details"]["finish_reason"] == "eos_token"
+    body = embedded.post("/generate_stream", json={"inputs": "x", "parameters": parameters})
+    last = body.get_data(as_text=True).strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data:"))["generated_text"] == answer["generated_text"]
+
+
+def test_many_constraints_at_once(embedded: FlaskClient) -> None:
+    """Each is compiled, none disturbs another."""
+
+    def ask(number: int) -> tuple[int, str]:
+        client = embedded.application.test_client()
+        return number, content(chat(client, guided_regex=f"n{number}[ab]{{3}}"))
+
+    with ThreadPoolExecutor(8) as threads:
+        for number, text in threads.map(ask, range(24)):
+            assert re.fullmatch(f"n{number}[ab]{{3}}", text)
+
+
+def test_a_server_without_grammar_support_refuses_them() -> None:
+    config = Config(mode="dynamic", disable_grammar_support=True)
+    with serving(config) as client:
+        answer = client.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "x"}], "guided_regex": "a"},
+        )
+        error = answer.get_json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "guided_regex")
+        assert "--disable-grammar-support" in error["message"]
+        grammar = {"type": "regex", "value": "a"}
+        answer = client.post("/generate", json={"inputs": "x", "parameters": {"grammar": grammar}})
+        assert answer.status_code == 422
+        assert answer.get_json() == {
+            "error": "Input validation error: grammar is not supported (--disable-grammar-support)",
+            "error_type": "validation",
+        }
+
+
+def test_two_constraints_are_one_too_many(embedded: FlaskClient) -> None:
+    answer = embedded.post(
+        "/v1/completions", json={"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]}
+    )
+    assert answer.status_code == 400
+    assert "only one constraint" in answer.get_json()["error"]["message"]
