@@ -36,6 +36,7 @@ from client.report.findings import Findings, Probe
 from client.report.words import objectives_text
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
+from client.workloads.words import Words
 
 _DEFAULTS = Recipe(exact_duration=True)
 PLAYS = 5  # of a rate near the threshold; they are then judged together
@@ -49,6 +50,7 @@ class Search:
     found: Findings
     server: Server
     crew: Crew
+    words: Words | None
     drain_s: float | None
     requests: int
 
@@ -58,7 +60,8 @@ class Search:
         Judged from the intended times and from the sends, which must agree: if the client was late,
         the one overestimates the server's latency and the other underestimates it.
         """
-        workload = make(replace(self.found.recipe, requests=self.requests, rate=rate, seed=seed))
+        recipe = replace(self.found.recipe, requests=self.requests, rate=rate, seed=seed)
+        workload = make(recipe, self.words)
         title = f"seed {seed}, {rate:.3g} requests/s"
         share = self.found.share
         played: list[tuple[Measured, Backlog]] = []
@@ -183,7 +186,7 @@ def _search(args: argparse.Namespace, found: Findings) -> None:
         least_s = 10 * max(alone.longest_s, objectives.ttft_s or 0.0, objectives.e2e_s or 0.0)
         latest = _latest_good_end(objectives, longest)
         search = Search(
-            found, server, fleet.crew,
+            found, server, fleet.crew, fleet.words,
             None if latest is None else max(latest, 5 * alone.longest_s),
             max(args.requests, math.ceil(limit * least_s)),
         )  # fmt: skip

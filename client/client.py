@@ -33,8 +33,9 @@ from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
 from client.load.records import Run
 from client.load.target import Target, authorization, parse_target
+from client.load.vocabulary import served_words
 from client.load.workers import Crew, WorkerError
-from client.options.client import parser, workload_of
+from client.options.client import makes_words, parser, workload_of
 from client.options.rules import check
 from client.report.run import OneRun, run_figures, run_text, write_run_report
 from client.selftest import self_test
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _one(target, args)
         objectives = parse_objectives(args.slo) if args.slo else None
         _check_knowable(target, objectives, args)
-        workload, jobs = workload_of(args), None
+        workload = workload_of(args, served_words(target) if makes_words(args) else None)
+        jobs = None
         if args.deferred_as_batch:
             workload, deferred = split(workload)
             jobs = JobRun(target, deferred)

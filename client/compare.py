@@ -105,9 +105,11 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
                 if not options.args.original:  # which has a single load
                     limits = limits_of(options, fleet, calibration, losses)
                 plan = with_window(
-                    planned(options, calibration, limits, losses), calibration, options,
+                    planned(options, calibration, limits, losses, together=fleet.together),
+                    calibration,
+                    options,
                     time.monotonic() - started,
-                )  # fmt: skip
+                )
                 manifest |= plan_figures(plan, calibration)
                 say(
                     f"{len(schedule(plan))} runs of {lengths(plan)} at loads "

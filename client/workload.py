@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from client.load.target import parse_target
+from client.load.vocabulary import served_words
 from client.options.rules import check
 from client.options.shape import add_shape_options, completed, recipe_from
 from client.workloads.burstiness import Burstiness, describe
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import Recipe, lengths_are_chosen, make
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Workload, WorkloadError, read_workload, write_workload
 
@@ -38,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
         "--rate", type=float, default=None, help="requests a second (1; of a trace: its own)"
     )
     maker.add_argument("--seed", type=int, default=0, help="same seed and numpy, same file (0)")
+    maker.add_argument(
+        "--target", help="server whose tokens prompts are counted in (the embedded vocabulary's)"
+    )
     add_shape_options(maker, Recipe())
     show = commands.add_parser("show", help="print header and first requests")
     show.add_argument("file", type=Path)
@@ -65,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make(args: argparse.Namespace) -> int:
     check(args)
     recipe = recipe_from(args, Recipe(), requests=args.requests, rate=args.rate)
-    workload = make(completed(recipe))
+    words = None
+    if args.target is not None and lengths_are_chosen(recipe.prompts):
+        words = served_words(parse_target(args.target))
+    workload = make(completed(recipe), words)
     write_workload(workload, args.file)
     note = workload.generator.get("trace")
     print(

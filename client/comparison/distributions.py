@@ -77,7 +77,7 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
                 servers.settled_stats(target)
                 title = f"{name} at {rate:g} of the limit, seed {seed}"
                 with live_view(title, count, leave=False) as watch:
-                    run = fleet.crew.play(make(recipe), target, watch=watch)
+                    run = fleet.crew.play(make(recipe, fleet.words), target, watch=watch)
                 if run.interrupted:
                     raise KeyboardInterrupt
                 m = measure(run, None, WarmUp(0.0, settled=True))

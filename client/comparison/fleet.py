@@ -11,11 +11,13 @@ from urllib.parse import urlsplit
 
 from client.load import servers
 from client.load.live import say
-from client.load.machine import cores_for
+from client.load.machine import cores_for, holds
 from client.load.records import Run
 from client.load.system import System
+from client.load.vocabulary import served_words
 from client.load.workers import Crew
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import Recipe, lengths_are_chosen, make
+from client.workloads.words import Words
 
 
 class Fleet:
@@ -30,13 +32,17 @@ class Fleet:
         logs: Path,
         start_s: float,
         *,
-        together: bool,
+        together: bool | None,
         workers: int = 1,
         watched: Sequence[System] = (),
     ) -> None:
-        """``watched``: those of our servers that one live page shows; its address is printed."""
+        """``together`` None: if memory suffices. ``watched``: those of our servers that one live
+        page shows; its address is printed."""
+        # of all workloads: the first server's that was ready; None: the embedded vocabulary's
+        self.words: Words | None = None
         self._recipe, self._logs, self._start_s = recipe, logs, start_s
-        self._together = together
+        self.together = bool(together)
+        self._measured = together is None
         self._watched = [c.name for c in watched if c.command is not None]
         self._pages: dict[str, str] = {}  # of those that are watched
         self._held = ExitStack()  # their ports, which stay theirs
@@ -59,11 +65,20 @@ class Fleet:
 
     def start(self, systems: Sequence[System]) -> None:
         """Start all servers that stay up together at once, so that they load their models in
-        parallel."""
-        if not self._together:
-            return
-        for system in systems:
-            self._launch(system)
+        parallel; the first alone, if its memory decides whether they do."""
+        if self._measured:
+            self._launch(systems[0])
+            self._await()
+            first = self._launched[systems[0].name][0]
+            # twice: keys and values are written later
+            self.together = holds(len(systems) - 1, 2 * first.memory_bytes())
+        if self.together:
+            for system in systems:
+                if system.name not in self._launched:
+                    self._launch(system)
+            self._await()
+
+    def _await(self) -> None:
         for server, _ in self._launched.values():
             with suppress(servers.ServerError):  # raised again when the server is requested
                 servers.await_health(server, self._start_s)
@@ -72,14 +87,17 @@ class Fleet:
         """Running and warm. Raises servers.ServerError if it does not come up or respond."""
         name = system.name
         if name not in self._ready:
-            if not self._together:
-                self._end_all()
+            if not self.together:
+                self._end_all(but=name)
             if name not in self._launched:
                 self._launch(system)
             server = self._launched[name][0]
             try:
                 servers.await_health(server, self._start_s)
-                self._ready[name] = ready(server, self._recipe, self.crew)
+                server = ready(server, self._recipe, self.crew)
+                if self.words is None and lengths_are_chosen(self._recipe.prompts):
+                    self.words = served_words(server.target)
+                self._ready[name] = server
             except BaseException:
                 self.end(name)
                 raise
@@ -98,9 +116,10 @@ class Fleet:
             server = stack.enter_context(system.launch(self._logs, cores, port, pages))
             self._launched[system.name] = server, stack.pop_all()
 
-    def _end_all(self) -> None:
+    def _end_all(self, but: str = "") -> None:
         for name in list(self._launched):
-            self.end(name)
+            if name != but:
+                self.end(name)
 
     def end(self, name: str) -> None:
         """Ends it if it runs."""

@@ -31,7 +31,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     target = server.target
     alone = replace(recipe, arrivals="closed:users=1", seed=CALIBRATION_SEED, deferred_share=0.0)
     probe = fleet.crew.play(
-        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1)),
+        make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words),
         target,
         silence_s=servers.FIRST_ANSWER_S,
     )
@@ -39,7 +39,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
     with live_view(f"capacity of {system.name}", count, leave=False) as watch:
         run = fleet.crew.play(
-            make(replace(alone, requests=count)),
+            make(replace(alone, requests=count), fleet.words),
             target,
             silence_s=servers.FIRST_ANSWER_S,
             watch=watch,
@@ -71,7 +71,7 @@ def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
         seed=CALIBRATION_SEED,
         deferred_share=0.0,
     )
-    workload = make(closed)
+    workload = make(closed, fleet.words)
     mean = float(np.mean([r.output_tokens for r in workload.requests]))
     for longest_s in (seconds, 4 * seconds, 16 * seconds):
         with live_view(f"limit of {system.name}", len(workload.requests), leave=False) as watch:

@@ -61,6 +61,8 @@ def planned(
     calibration: Calibration,
     limits: dict[str, float],
     losses: Sequence[Loss],
+    *,
+    together: bool,
 ) -> Experiment:
     args, lost = options.args, {loss.system for loss in losses}
     there = tuple(c for c in options.systems if c.name not in lost)
@@ -78,7 +80,7 @@ def planned(
         drain_s=args.drain_s if args.drain_s is not None else 5 * calibration.longest_s,
         folder=options.folder,
         order_seed=args.seed,
-        together=options.together,
+        together=together,
         limits=limits,
     )
 

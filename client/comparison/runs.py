@@ -19,6 +19,7 @@ from client.load import servers
 from client.load.live import live_view, say
 from client.load.workers import Crew
 from client.workloads.recipe import make
+from client.workloads.words import Words
 from client.workloads.workload_file import Workload, write_workload
 
 
@@ -41,7 +42,8 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
         else:
             why = server.failure()  # it may have died while others were measured
             if why is None:
-                yield from _played(plan, job, server, fleet.crew, capacity, title)
+                workload = workload_of(plan, job.load, job.seed, capacity, fleet.words)
+                yield from _played(plan, job, server, fleet.crew, workload, title)
                 why = server.failure()
         if why is not None:
             fleet.end(job.system)
@@ -52,11 +54,13 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
             yield loss
 
 
-def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Workload:
+def workload_of(
+    plan: Experiment, load: float, seed: int, capacity: float, words: Words | None = None
+) -> Workload:
     """The workload of a load and seed, the same for every system; kept as a file."""
     rate = load * capacity
     count = max(round(rate * plan.window_of(load)), 3)
-    workload = make(replace(plan.recipe, requests=count, rate=rate, seed=seed))
+    workload = make(replace(plan.recipe, requests=count, rate=rate, seed=seed), words)
     folder = plan.folder / "workloads"
     folder.mkdir(exist_ok=True)
     path = folder / f"load{load:g}-seed{seed}.jsonl"
@@ -66,11 +70,10 @@ def workload_of(plan: Experiment, load: float, seed: int, capacity: float) -> Wo
 
 
 def _played(
-    plan: Experiment, job: Job, server: servers.Server, crew: Crew, capacity: float, title: str
+    plan: Experiment, job: Job, server: servers.Server, crew: Crew, workload: Workload, title: str
 ) -> Iterator[Played]:
     """One run, and the server's statistics of it."""
     target = server.target
-    workload = workload_of(plan, job.load, job.seed, capacity)
     servers.settled_stats(target)
     servers.reset_stats(target)
     drain_s = plan.drain_of(job)

@@ -164,13 +164,28 @@ def _git(*args: str) -> str:
     ).stdout.strip()
 
 
+def holds(copies: int, each_bytes: int) -> bool:
+    """Whether memory has room for so many more of this size, and each GPU for so many times what is
+    used of it now."""
+    gpus = [line.split(",") for line in _ask_gpus("memory.used,memory.total") or ()]
+    try:
+        in_gpus = all((copies + 1) * int(used) <= int(total) for used, total in gpus)
+    except ValueError:  # a GPU that does not say
+        return False
+    return in_gpus and copies * each_bytes <= psutil.virtual_memory().available
+
+
 def _gpus() -> list[str] | None:
     """Names of the NVIDIA GPUs; empty without a driver, None where the driver does not say."""
+    return _ask_gpus("name")
+
+
+def _ask_gpus(what: str) -> list[str] | None:
     if shutil.which("nvidia-smi") is None:
         return []
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"],
             check=True, capture_output=True, text=True, timeout=30,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import requests
 
 from client.load.dialects import EXTRAS, OpenAI
@@ -40,6 +41,18 @@ class Server:
     target: Target
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
+
+    def memory_bytes(self) -> int:
+        """Of its processes, if we started it."""
+        if self.process is None:
+            return 0
+        found = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            whole = psutil.Process(self.process.pid)
+            for process in (whole, *whole.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += process.memory_info().rss
+        return found
 
     def failure(self) -> str | None:
         """None while it responds; otherwise what is known about its end, and the end of its log."""

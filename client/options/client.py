@@ -9,7 +9,8 @@ from pathlib import Path
 from client.load.play import SILENCE_S
 from client.options.rules import refuse_given
 from client.options.shape import add_shape_options, completed, recipe_from
-from client.workloads.recipe import Recipe, make
+from client.workloads.recipe import Recipe, lengths_are_chosen, make
+from client.workloads.words import Words
 from client.workloads.workload_file import Workload, read_workload, until
 
 SELECTIONS = ("normal", "range", "buckets")
@@ -92,15 +93,21 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def workload_of(args: argparse.Namespace) -> Workload:
-    """The named file, or the requested samples. SpecError, WorkloadError."""
-    workload = _samples(args) if args.workload is None else read_workload(args.workload)
+def makes_words(args: argparse.Namespace) -> bool:
+    """Whether the prompts are made of words."""
+    return args.workload is None and lengths_are_chosen(args.prompts or Recipe().prompts)
+
+
+def workload_of(args: argparse.Namespace, words: Words | None = None) -> Workload:
+    """The named file, or the requested samples, their prompts made of `words`. SpecError,
+    WorkloadError."""
+    workload = _samples(args, words) if args.workload is None else read_workload(args.workload)
     if workload.users is not None:
         refuse_given(args, ("--drain-s",), "in a closed loop, which waits for every response")
     return workload
 
 
-def _samples(args: argparse.Namespace) -> Workload:
+def _samples(args: argparse.Namespace, words: Words | None) -> Workload:
     rate = args.rate if args.wait is None else 1 / args.wait
     recipe = recipe_from(args, Recipe(), requests=args.numsamples, rate=rate)
     values = args.numtokens_range
@@ -110,12 +117,14 @@ def _samples(args: argparse.Namespace) -> Workload:
         values = values or RANGE_TOKENS
     if values:
         recipe = replace(recipe, output_tokens="choice:" + "/".join(map(str, values)))
-    return make(completed(recipe)) if args.duration is None else _lasting(recipe, args.duration)
+    if args.duration is None:
+        return make(completed(recipe), words)
+    return _lasting(recipe, args.duration, words)
 
 
-def _lasting(recipe: Recipe, duration_s: float) -> Workload:
+def _lasting(recipe: Recipe, duration_s: float, words: Words | None) -> Workload:
     """The requests that arrive within `--duration`; with a known rate, their number."""
     if not recipe.arrivals.startswith("trace:"):
         rate = recipe.rate or 1.0
-        return make(replace(recipe, rate=rate, requests=max(1, round(rate * duration_s))))
-    return until(make(recipe), duration_s)
+        return make(replace(recipe, rate=rate, requests=max(1, round(rate * duration_s))), words)
+    return until(make(recipe, words), duration_s)

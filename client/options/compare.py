@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--servers", choices=("together", "restart"), default=None,
         help="together: the servers of all modes stay up, all but one idle; restart: one at a "
-        "time, restarted for each seed (default: together for the embedded model, restart for "
-        "other models, which may not fit into memory several times)",
+        "time, restarted for each seed (default: together if memory holds them all twice, judging "
+        "by the first)",
     )  # fmt: skip
     p.add_argument(
         "--calibrate-s", type=float, default=6.0,
@@ -150,11 +150,9 @@ class CompareOptions:
         return self.args.start_s or 600.0
 
     @property
-    def together(self) -> bool:
-        """Whether all servers stay up together: by default only if memory certainly suffices."""
-        if self.args.servers is None:
-            return (self.args.model or "embedded") == "embedded"
-        return bool(self.args.servers == "together")
+    def together(self) -> bool | None:
+        """Whether all servers stay up together; None: if memory suffices."""
+        return None if self.args.servers is None else bool(self.args.servers == "together")
 
 
 def options_from(args: argparse.Namespace) -> CompareOptions:

@@ -33,7 +33,7 @@ def add_shape_options(parser: argparse.ArgumentParser, defaults: Recipe) -> None
     group.add_argument("--prompt-tokens", help=f"{SIZES_HELP} ({defaults.prompt_tokens})")
     group.add_argument(
         "--prompts",
-        help="words (of the embedded vocabulary, exact in length) | request ('Request i') | "
+        help="words (each one token of the server's vocabulary) | request ('Request i') | "
         "shared:prefixes=4,tokens=128 (each begins with one of four texts) | "
         "conversation:turns=4,gap=10 (each turn contains those before it) | "
         f"sharegpt:FILE | lines:FILE ({defaults.prompts})",

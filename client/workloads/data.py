@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import itertools
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -17,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from client.workloads.spec import SpecError, build
+from client.workloads.words import Words, embedded_words
 
 Sizes = npt.NDArray[np.int64]
 Levels = npt.NDArray[np.float64]
-
-VOCABULARY = Path(__file__).resolve().parents[2] / "embedded" / "vocab.tiktoken"
 
 
 class SizeLaw(Protocol):
@@ -180,21 +176,25 @@ class Prompts:
     tokens: list[int] | None
 
 
-def make_prompts(kind: str, lengths: Sizes, rng: np.random.Generator) -> Prompts:
+def make_prompts(
+    kind: str, lengths: Sizes, rng: np.random.Generator, words: Words | None = None
+) -> Prompts:
     """Prompts of one kind: ``words``, ``request``, ``sharegpt:FILE`` or ``lines:FILE``.
 
-    ``words`` strings together whole-word tokens of the embedded vocabulary, so that a prompt has
-    exactly the wanted number of its tokens; the other kinds have the lengths they have.
+    ``words`` strings together words that are one token each, by default the embedded vocabulary's,
+    so that a prompt has exactly the wanted number of tokens; the other kinds have the lengths they
+    have.
     """
     name, _, path = kind.partition(":")
     n = lengths.size
     if name == "words":
-        starts, words = vocabulary_words(VOCABULARY)
-        picked = iter(rng.integers(len(words), size=int(lengths.sum())).tolist())
-        firsts = rng.integers(len(starts), size=n).tolist()
+        words = words or embedded_words()
+        lengths = np.maximum(lengths, words.before + 1)
+        picked = iter(rng.integers(len(words.further), size=int(lengths.sum())).tolist())
+        firsts = rng.integers(len(words.starts), size=n).tolist()
         texts = [
-            starts[first] + "".join(words[w] for w in itertools.islice(picked, length - 1))
-            for first, length in zip(firsts, lengths.tolist(), strict=True)
+            words.starts[first] + "".join(words.further[w] for w in itertools.islice(picked, more))
+            for first, more in zip(firsts, (lengths - words.before - 1).tolist(), strict=True)
         ]
         return Prompts(texts, lengths.tolist())
     if name == "request":
@@ -206,31 +206,6 @@ def make_prompts(kind: str, lengths: Sizes, rng: np.random.Generator) -> Prompts
         )
     pool = (_read_sharegpt if name == "sharegpt" else _read_lines)(Path(path))
     return Prompts([pool[i] for i in rng.integers(len(pool), size=n).tolist()], None)
-
-
-def vocabulary_words(path: Path) -> tuple[list[str], list[str]]:
-    """Whole-word tokens of a tiktoken file: those that begin a text, and those with a space.
-
-    A word with the space before it is one piece of the vocabulary's pattern and is looked up
-    whole, so joined words are exactly as many tokens.
-    """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise SpecError(f"prompts of words need {path}: {error.strerror}") from None
-    starts, words = [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            token = base64.b64decode(line.split()[0], validate=True)
-        except (IndexError, binascii.Error):
-            raise SpecError(f"{path}:{number}: expected 'base64 rank', found {line!r}") from None
-        if re.fullmatch(rb" [a-z]{2,}", token):
-            words.append(token.decode())
-        elif re.fullmatch(rb"[a-z]{2,}", token):
-            starts.append(token.decode())
-    if not starts or not words:
-        raise SpecError(f"{path} contains no whole-word tokens")
-    return starts, words
 
 
 def _read_sharegpt(path: Path) -> list[str]:

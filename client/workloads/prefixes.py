@@ -1,7 +1,7 @@
 """Prompts that begin alike: shared prefixes, conversations, and the blocks of a recorded trace.
 
-A server with a prefix cache computes a common beginning once. Prompts are words of the embedded
-vocabulary, so lengths are exact in its tokens, and equal beginnings are equal texts.
+A server with a prefix cache computes a common beginning once. Prompts are words of one token each,
+so lengths are exact, and equal beginnings are equal texts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.workloads.data import VOCABULARY, Prompts, Sizes, vocabulary_words
+from client.workloads.data import Prompts, Sizes
 from client.workloads.spec import SpecError, build
+from client.workloads.words import Words
 
 BLOCK_TOKENS = 512  # of Mooncake's hash_ids
 
@@ -57,44 +58,47 @@ def parse_prefixed(prompts: str) -> Shared | Conversation | None:
     return build(prompts, {name: Conversation}, "prompts") if name == "conversation" else None
 
 
-class Words:
+class Texts:
     """Texts with the given numbers of tokens."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.starts, self.words = vocabulary_words(VOCABULARY)
-        self.rng = rng
+    def __init__(self, words: Words, rng: np.random.Generator) -> None:
+        self.words, self.rng = words, rng
 
     def first(self, tokens: int) -> str:
-        """Text that begins a prompt."""
-        start = self.starts[int(self.rng.integers(len(self.starts)))]
-        return start + self.more(tokens - 1)
+        """Text that begins a prompt, of at least one word."""
+        start = self.words.starts[int(self.rng.integers(len(self.words.starts)))]
+        return start + self.more(max(0, tokens - self.words.before - 1))
 
     def more(self, tokens: int) -> str:
         """Text that continues a prompt."""
-        picked = self.rng.integers(len(self.words), size=tokens).tolist()
-        return "".join(self.words[k] for k in picked)
+        picked = self.rng.integers(len(self.words.further), size=tokens).tolist()
+        return "".join(self.words.further[k] for k in picked)
 
 
 def prefixed_prompts(
-    kind: Shared | Conversation, own: Sizes, output: Sizes, rng: np.random.Generator
+    kind: Shared | Conversation,
+    own: Sizes,
+    output: Sizes,
+    rng: np.random.Generator,
+    words: Words,
 ) -> Prompts:
     """Prompts of ``own`` tokens each behind what they share; conversations one after another."""
-    words = Words(rng)
+    made, least = Texts(words, rng), words.before + 1
     if isinstance(kind, Shared):
-        prefixes = [words.first(kind.tokens) for _ in range(kind.prefixes)]
+        prefixes = [made.first(kind.tokens) for _ in range(kind.prefixes)]
         chosen = rng.integers(kind.prefixes, size=own.size).tolist()
-        texts = [prefixes[k] + words.more(n) for k, n in zip(chosen, own.tolist(), strict=True)]
-        return Prompts(texts, (own + kind.tokens).tolist())
+        texts = [prefixes[k] + made.more(n) for k, n in zip(chosen, own.tolist(), strict=True)]
+        return Prompts(texts, (own + max(kind.tokens, least)).tolist())
     texts, tokens = [], []
     said, length = "", 0
     for k, (asked, answered) in enumerate(zip(own.tolist(), output.tolist(), strict=True)):
         if k % kind.turns == 0:
-            said, length = words.first(asked), asked
+            said, length = made.first(asked), max(asked, least)
         else:
-            said, length = said + words.more(asked), length + asked
+            said, length = said + made.more(asked), length + asked
         texts.append(said)
         tokens.append(length)
-        said, length = said + words.more(answered), length + answered
+        said, length = said + made.more(answered), length + answered
     return Prompts(texts, tokens)
 
 
@@ -113,7 +117,10 @@ def conversation_times(
 
 
 def block_prompts(
-    blocks: Sequence[tuple[int, ...]], lengths: Sizes, seed: np.random.SeedSequence
+    blocks: Sequence[tuple[int, ...]],
+    lengths: Sizes,
+    seed: np.random.SeedSequence,
+    words: Words,
 ) -> Prompts:
     """Prompts of which the blocks with one id are one text, as in the trace that names them.
 
@@ -121,15 +128,14 @@ def block_prompts(
     """
     texts = []
     known: dict[tuple[int, bool], str] = {}
-    own = Words(np.random.default_rng(seed))
+    lengths = np.maximum(lengths, words.before + 1)
+    own = Texts(words, np.random.default_rng(seed))
 
     def block(number: int, begins: bool) -> str:
         if (number, begins) not in known:
             child = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, number))
-            words = Words(np.random.default_rng(child))
-            known[number, begins] = (
-                words.first(BLOCK_TOKENS) if begins else words.more(BLOCK_TOKENS)
-            )
+            made = Texts(words, np.random.default_rng(child))
+            known[number, begins] = made.first(BLOCK_TOKENS) if begins else made.more(BLOCK_TOKENS)
         return known[number, begins]
 
     for ids, length in zip(blocks, lengths.tolist(), strict=True):
@@ -139,7 +145,7 @@ def block_prompts(
         text = "".join(block(number, k == 0) for k, number in enumerate(ids))
         have = len(ids) * BLOCK_TOKENS
         if have > length:  # words are split at their spaces, each a token
-            text = " ".join(text.split(" ")[:length])
+            text = " ".join(text.split(" ")[: length - words.before])
         texts.append(text + own.more(max(0, length - have)))
     return Prompts(texts, lengths.tolist())
 

@@ -6,7 +6,6 @@ seed, so changing one of them does not change the others; the rate only scales t
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from client.workloads.arrivals import Closed, horizon, parse_arrivals
-from client.workloads.data import VOCABULARY, Sizes, draw, make_prompts, parse_sizes
+from client.workloads.data import Sizes, draw, make_prompts, parse_sizes
 from client.workloads.prefixes import (
     Conversation,
     block_prompts,
@@ -25,6 +24,7 @@ from client.workloads.prefixes import (
 )
 from client.workloads.spec import SpecError
 from client.workloads.traces import Trace, read_trace
+from client.workloads.words import Words, embedded_words
 from client.workloads.workload_file import Request, Workload, seal
 
 _STREAMS = ("arrivals", "prompt lengths", "output lengths", "texts", "classes", "seeds", "think")
@@ -64,15 +64,17 @@ class Recipe:
             raise SpecError(f"the seed must be a whole number >= 0, not {self.seed}")
 
 
-def make(recipe: Recipe) -> Workload:
-    """Make the workload; SpecError where the recipe asks for something impossible."""
+def make(recipe: Recipe, words: Words | None = None) -> Workload:
+    """Make the workload, with prompts of these words, by default the embedded vocabulary's;
+    SpecError where the recipe asks for something impossible."""
     generator = {**asdict(recipe), "numpy": np.__version__}
-    if lengths_are_chosen(recipe.prompts) and VOCABULARY.exists():
-        generator["vocabulary_sha256"] = hashlib.sha256(VOCABULARY.read_bytes()).hexdigest()
+    if lengths_are_chosen(recipe.prompts):
+        words = words or embedded_words()
+        generator["vocabulary_sha256"] = words.sha256
     if recipe.arrivals.startswith("trace:"):
         trace = read_trace(recipe.arrivals, _seed(recipe, "arrivals"))
         generator["trace"] = trace.note
-        return _fill(recipe, generator, trace)
+        return _fill(recipe, words, generator, trace)
     if recipe.requests is None or (
         recipe.rate is None and not recipe.arrivals.startswith("closed")
     ):
@@ -85,7 +87,9 @@ def make(recipe: Recipe) -> Workload:
         requests = [
             replace(r, at_s=None, think_s=round(float(t), 6))
             for r, t in zip(
-                _requests(recipe, np.zeros(n), prompt_lengths, output_lengths), think, strict=True
+                _requests(recipe, words, np.zeros(n), prompt_lengths, output_lengths),
+                think,
+                strict=True,
             )
         ]
         return seal(generator, requests, 0.0, steady=True, users=process.users)
@@ -103,14 +107,16 @@ def make(recipe: Recipe) -> Workload:
         end = float(times.max())
     if recipe.exact_duration and end > 0:
         times, end = times * (n / end), n
-    requests = _requests(recipe, times / recipe.rate, prompt_lengths, output_lengths)
+    requests = _requests(recipe, words, times / recipe.rate, prompt_lengths, output_lengths)
     if isinstance(kind, Conversation):
         requests.sort(key=lambda r: r.at_s or 0.0)
     steady = process.steady and not isinstance(kind, Conversation)
     return seal(generator, requests, end / recipe.rate, steady=steady)
 
 
-def _fill(recipe: Recipe, generator: dict[str, object], trace: Trace) -> Workload:
+def _fill(
+    recipe: Recipe, words: Words | None, generator: dict[str, object], trace: Trace
+) -> Workload:
     n = min(trace.times.size, recipe.requests or trace.times.size)
     times = trace.times[:n]
     duration = trace.duration_s if n == trace.times.size else float(times[-1])
@@ -121,12 +127,15 @@ def _fill(recipe: Recipe, generator: dict[str, object], trace: Trace) -> Workloa
         times, duration = times * scale, duration * scale
     refuse_prefixed(parse_prefixed(recipe.prompts), "a trace, which has its own times")
     blocks = None if trace.blocks is None else trace.blocks[:n]
-    requests = _requests(recipe, times, trace.prompt_tokens[:n], trace.output_tokens[:n], blocks)
+    requests = _requests(
+        recipe, words, times, trace.prompt_tokens[:n], trace.output_tokens[:n], blocks
+    )
     return seal(generator, requests, duration, steady=False)
 
 
 def _requests(
     recipe: Recipe,
+    words: Words | None,
     times: np.ndarray[tuple[int], np.dtype[np.float64]],
     prompt: Sizes,
     output: Sizes,
@@ -134,12 +143,12 @@ def _requests(
 ) -> list[Request]:
     n = times.size
     kind = parse_prefixed(recipe.prompts)
-    if kind is not None:
-        prompts = prefixed_prompts(kind, prompt, output, _rng(recipe, "texts"))
-    elif blocks is not None and recipe.prompts == "words":
-        prompts = block_prompts(blocks, prompt, _seed(recipe, "texts"))
+    if words is not None and kind is not None:
+        prompts = prefixed_prompts(kind, prompt, output, _rng(recipe, "texts"), words)
+    elif words is not None and blocks is not None and recipe.prompts == "words":
+        prompts = block_prompts(blocks, prompt, _seed(recipe, "texts"), words)
     else:
-        prompts = make_prompts(recipe.prompts, prompt, _rng(recipe, "texts"))
+        prompts = make_prompts(recipe.prompts, prompt, _rng(recipe, "texts"), words)
     lengths: Sequence[int | None] = prompts.tokens or [None] * n
     deferred = _rng(recipe, "classes").random(n) < recipe.deferred_share
     seeds = _rng(recipe, "seeds").integers(2**31, size=n)

@@ -15,7 +15,8 @@ import numpy as np
 
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.data import draw, make_prompts, parse_sizes
-from client.workloads.prefixes import Words
+from client.workloads.prefixes import Texts
+from client.workloads.words import embedded_words
 from client.workloads.workload_file import Request, Workload, seal
 
 _STREAMS = ("arrivals", "order", "calls", "prompts", "outputs", "texts", "seeds", "predictions")
@@ -134,7 +135,7 @@ def _flow(
     output = draw(parse_sizes(flow.output_tokens), n, _rng(seed, "outputs", number))
     rng = _rng(seed, "texts", number, copy)
     if flow.documents:
-        words = Words(rng)
+        words = Texts(embedded_words(), rng)
         documents = [words.first(flow.document_tokens) for _ in range(flow.documents)]
         # as often each, so that runs differ in the order only
         chosen = rng.permutation(np.arange(n) % flow.documents).tolist()

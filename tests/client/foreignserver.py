@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -88,6 +89,19 @@ async def generate(request: web.Request) -> web.StreamResponse:
     return await _stream(request, events, done=False)
 
 
+async def tokenize(request: web.Request) -> web.Response:
+    """As if every line but those of five letters were one token."""
+    tokens, at = [], 0
+    for line in (await request.json())["inputs"].split("\n"):
+        cuts = [0, 2, len(line)] if len(line.strip()) == 5 else [0, len(line)]
+        tokens += [
+            {"id": len(tokens), "text": line[a:b], "start": at + a, "stop": at + b}
+            for a, b in itertools.pairwise(cuts)
+        ]
+        at += len(line) + 1
+    return web.json_response(tokens)
+
+
 async def health(request: web.Request) -> web.Response:
     return web.Response()
 
@@ -110,6 +124,7 @@ def main() -> None:
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/pairs/v1/completions", completions)
     app.router.add_post("/v1/chat/completions", completions)
+    app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/generate", generate)
     app.router.add_post("/generate_stream", generate)
     port = parser.parse_args().port

@@ -307,7 +307,7 @@ def test_a_server_that_refuses_what_is_too_much_fails_that_rate_only(faulty: Fau
     system = System("busy", None, server.target)
     found = Findings(system, RECIPE, Objectives(ttft_s=60.0), 0.9, 0.05)
     with Crew() as crew:
-        assert not capacity.Search(found, server, crew, None, 12).probe(0, 50.0)
+        assert not capacity.Search(found, server, crew, None, None, 12).probe(0, 50.0)
     assert [(p.good, p.passed, p.verdict) for p in found.probes] == [(0.0, False, "FAILED")]
 
 

@@ -17,7 +17,9 @@ from client.load.dialects import Native, OpenAI, Tgi, counted
 from client.load.play import play
 from client.load.servers import adapted, started
 from client.load.target import parse_target
+from client.load.vocabulary import served_words
 from client.workloads.spec import SpecError
+from client.workloads.words import embedded_words
 from client.workloads.workload_file import Request
 from tests.client.conftest import workload
 
@@ -49,6 +51,21 @@ def test_foreign_servers_are_played_and_their_own_counts_believed(
     # On a busy machine the client may be late; everything else must hold.
     gates = [g for g in judge(run, measure(run)).gates if g.name != "dispatch lag"]
     assert {g.verdict for g in gates} == {VALID}
+
+
+def test_prompts_are_made_of_words_that_are_one_token_of_the_server(foreign: str) -> None:
+    known = embedded_words()
+    words = served_words(parse_target(f"tgi+http://{foreign}"))
+    assert words.further == tuple(w for w in known.further if len(w) != 6)
+    # the first line has another id than the same word later: this vocabulary begins with a space
+    assert set(words.starts) == {w.strip() for w in words.further} & set(known.starts)
+
+
+@pytest.mark.parametrize("address", ["{}/pairs", "127.0.0.1:9"])
+def test_a_server_that_does_not_tell_its_tokens_gets_words_of_the_embedded_vocabulary(
+    foreign: str, address: str
+) -> None:
+    assert served_words(parse_target(f"http://{address.format(foreign)}")) is embedded_words()
 
 
 def test_only_the_extras_that_a_server_accepts_are_used(foreign: str) -> None:

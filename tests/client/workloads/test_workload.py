@@ -12,9 +12,10 @@ import pytest
 import tiktoken
 
 from client.workload import main
-from client.workloads.data import VOCABULARY, draw, make_prompts, parse_sizes, vocabulary_words
+from client.workloads.data import draw, make_prompts, parse_sizes
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
+from client.workloads.words import VOCABULARY, vocabulary_words
 from client.workloads.workload_file import WorkloadError, read_workload, write_workload
 
 RECIPE = Recipe(requests=50, rate=5.0, prompts="request", deferred_share=0.3, deadline_s=60.0)
