@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 
 
 class VocabularyError(Exception):
@@ -89,6 +90,22 @@ class Tokenizer:
         """The bytes of all ids; empty where the vocabulary has no token."""
         return [self._token_of_id.get(token, b"") for token in range(self.vocab_size)]
 
+    def prompt_bytes(self, tokens: Iterable[int]) -> Iterator[bytes]:
+        """What each token of a prompt is of the client's text. The token that begins every prompt
+        is nothing of it, nor is a space that the vocabulary puts before a text."""
+        first = True
+        for number, token in enumerate(tokens):
+            if number == 0 and token == self.bos_id:
+                yield b""
+                continue
+            piece = self.token_bytes(token)
+            yield piece.removeprefix(b" ") if first and self._puts_space else piece
+            first = False
+
+    @cached_property
+    def _puts_space(self) -> bool:
+        return b"".join(map(self.token_bytes, self._encode("a"))) == b" a"
+
     def token_bytes(self, token: int) -> bytes:
         """Ids that the vocabulary lacks, as a larger model may generate, read `<|id|>`."""
         return self._token_of_id.get(token) or b"<|%d|>" % token
@@ -123,7 +140,10 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, tokens: Iterable[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
+        return self.decode(b"".join(map(self._tokenizer.token_bytes, tokens)))
+
+    def decode(self, piece: bytes) -> str:
+        return self._decoder.decode(piece)
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

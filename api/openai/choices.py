@@ -161,10 +161,11 @@ class Choice:
         known = [None, *inference.prompt_logprobs, *inference.logprobs] if asked else []
         detokenizer = Detokenizer(self._service.tokenizer)
         texts = []
-        for number, token in enumerate(inference.ids[: self._prompt_tokens]):
+        ids = inference.ids[: self._prompt_tokens]
+        for number, piece in enumerate(self._service.tokenizer.prompt_bytes(ids)):
             if asked:
-                self._unsent.append(Token(token, self._decoded, known[number]))
-            texts.append(detokenizer.push([token]))
+                self._unsent.append(Token(ids[number], self._decoded, known[number]))
+            texts.append(detokenizer.decode(piece))
             self._decoded += len(texts[-1])
         texts.append(detokenizer.finish())
         self._decoded += len(texts[-1])

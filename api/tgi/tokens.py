@@ -20,11 +20,11 @@ from api.openai.schemas import ChatRequest
 from api.openai.tools import TOOLS, Tools, offer_of
 from api.service import Service
 from api.tgi.schemas import GenerateRequest, parse
-from text.tokenizer import Detokenizer, Tokenizer
 
 
 class Piece(TypedDict):
-    """A token with the characters that it covers, `start` to `stop` of the text."""
+    """A token with the characters that it covers, `start` to `stop` of the text: none where the
+    token is no part of it."""
 
     id: int
     text: str
@@ -87,7 +87,7 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
         if "inputs" not in data and ("prompt" in data or "messages" in data):
             return with_openai_errors(lambda: jsonify(tokens(data)))
         ids = service.encode("inputs", parse(data, GenerateRequest).inputs)
-        return jsonify(list(pieces_of(ids, tokenizer)))
+        return jsonify(list(pieces_of(ids, list(tokenizer.prompt_bytes(ids)))))
 
     def tokens(data: dict[str, object]) -> Tokens:
         wanted: _TokenizeRequest
@@ -120,29 +120,29 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
         wanted = of_schema(data, DetokenizeRequest)
         generations.require_served(wanted.model)
         generations.require_tokens(wanted.tokens, "tokens")
-        detokenizer = Detokenizer(tokenizer)
-        return {"prompt": detokenizer.push(wanted.tokens) + detokenizer.finish()}
+        return {"prompt": b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")}
 
     @blueprint.post("/chat_tokenize")
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
         generations.require_served(wanted.model)
         ids = generations.conversation_ids(wanted.messages, wanted.offer)
-        text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+        pieces = list(map(tokenizer.token_bytes, ids))
         told: ChatPieces = {
-            "tokenize_response": list(pieces_of(ids, tokenizer)),
-            "templated_text": text,
+            "tokenize_response": list(pieces_of(ids, pieces)),
+            "templated_text": b"".join(pieces).decode(errors="replace"),
         }
         return jsonify(told)
 
 
-def pieces_of(ids: Sequence[int], tokenizer: Tokenizer) -> Iterator[Piece]:
+def pieces_of(ids: Sequence[int], pieces: Sequence[bytes]) -> Iterator[Piece]:
     """Tokens with the characters they cover; one that holds a part of a character covers it."""
-    pieces = [tokenizer.token_bytes(token) for token in ids]
     text = b"".join(pieces).decode(errors="replace")
     of_byte = [i for i, character in enumerate(text) for _ in character.encode()]
     begin = 0
     for token, piece in zip(ids, pieces, strict=True):
-        start, stop = of_byte[begin], of_byte[begin + len(piece) - 1] + 1
+        start = stop = of_byte[begin] if begin < len(of_byte) else len(text)
+        if piece:
+            stop = of_byte[begin + len(piece) - 1] + 1
         yield {"id": token, "text": text[start:stop], "start": start, "stop": stop}
         begin += len(piece)

@@ -76,6 +76,17 @@ def test_templates_are_those_of_transformers(hub: HubTokenizer, tokenizer: Token
         assert tokenizer.encode_template(text) == theirs.encode(text, add_special_tokens=False)
 
 
+def test_a_prompts_tokens_are_its_text(tokenizer: Tokenizer) -> None:
+    """The token and the space that were put before it are not. Some vocabularies put none before a
+    text that begins with a space: with and without, it is the same tokens."""
+    for text in TEXTS:
+        if not any(special in text for special in (*tokenizer.special_ids, "\n\n")):
+            text = text.lstrip(" \u2581")
+            pieces = list(tokenizer.prompt_bytes(tokenizer.encode_prompt(text)))
+            assert pieces[0] == b""
+            assert b"".join(pieces).decode() == text.replace(SPACE, " ")
+
+
 def test_special_tokens_in_a_text_are_spelled(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("x</s>[INST]<s>")
     assert not set(ids) & set(tokenizer.special_ids.values())
