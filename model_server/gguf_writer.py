@@ -1,7 +1,8 @@
-"""GGUF files with weights of 8 or 4 bits, made from other GGUF files and from folders.
+"""GGUF files in llama.cpp's layout, made from other GGUF files and from folders.
 
-Matrices get a float16 scale for each 32 inputs. With 4 bits, the embedding and the head have 8:
-what they round is lost at every token. Tensors are read and written one after the other.
+Matrices of 8 or 4 bits get a float16 scale for each 32 inputs. With 4 bits, the embedding and the
+head have 8: what they round is lost at every token. Tensors are read and written one after the
+other.
 """
 
 from __future__ import annotations
@@ -18,26 +19,33 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_server.gguf_vocabulary import vocabulary_of
+from model_server.gguf_vocabulary import Keys, vocabulary_of
 from models.description import Description
 from models.rope import Rope
 from models.weights.folder import FolderSource
 from models.weights.gguf import ARCHITECTURES, PERMUTED, ROPE_FREQUENCIES, GGUFSource, name_of
 from models.weights.pieces import shapes_of
-from models.weights.rounding import BLOCK, quantise_q4_0, quantise_q8_0
-from models.weights.source import CHUNK_VALUES, CheckpointError
+from models.weights.rounding import quantise_q4_0, quantise_q8_0
+from models.weights.source import CHUNK_VALUES, CheckpointError, WeightSource
 
 ROUND: dict[Kind, Callable[[Tensor], Tensor]] = {
     Kind.Q8_0: quantise_q8_0,
     Kind.Q4_0: quantise_q4_0,
+    Kind.BF16: lambda rows: rows.bfloat16().view(torch.uint8),
 }
-FILE_TYPES = {Kind.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0, Kind.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0}
+_FILE_TYPES = {
+    Kind.F32: gguf.LlamaFileType.ALL_F32,
+    Kind.BF16: gguf.LlamaFileType.MOSTLY_BF16,
+    Kind.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Kind.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+}
 _VOCABULARY = ("token_embd.weight", "output.weight")
+_POSITIONS = "position_embd.weight"  # GPT-2's, which llama.cpp adds in float32
 _OF_THE_FILE = "GGUF."  # what gguf's reader calls keys that are none
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
+class Values:
     """A tensor to write: `read` gives rows as floating-point numbers."""
 
     name: str
@@ -57,38 +65,43 @@ def from_file(path: Path, out: Path, kind: Kind) -> None:
         ):
             of = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), field.types[0], of)
-    writer.add_file_type(FILE_TYPES[kind])
 
-    def values(tensor: gguf.ReaderTensor) -> _Values:
+    def values(tensor: gguf.ReaderTensor) -> Values:
         def read(rows: slice) -> Tensor:
             return torch.tensor(gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type))
 
-        return _Values(tensor.name, tuple(tensor.shape.tolist())[::-1], read)
+        return Values(tensor.name, tuple(tensor.shape.tolist())[::-1], read)
 
-    _write(writer, str(path), [values(tensor) for tensor in reader.tensors], kind)
+    write(writer, str(path), [values(tensor) for tensor in reader.tensors], kind, {})
 
 
 def from_folder(folder: Path, out: Path, kind: Kind) -> None:
     """Raises CheckpointError, VocabularyError, OSError."""
     source = FolderSource(folder)
-    config = source.config
-    if not isinstance(config, Description):
+    if not isinstance(source.config, Description):
         raise CheckpointError(f"{folder}: GPT-2 is not written as GGUF; allowed for it: int8")
-    found = vocabulary_of(folder, config.vocab_size)
+    from_source(source, out, kind, vocabulary_of(folder, source.config.vocab_size))
+    if GGUFSource(out).config != _as_a_file_says(source.config):
+        out.unlink()
+        raise CheckpointError(f"{folder}: a GGUF file cannot say what its config.json says")
+
+
+def from_source(source: WeightSource, out: Path, kind: Kind, vocabulary: Keys) -> None:
+    """A decoder's weights, and of its description what such a file can say. Raises
+    CheckpointError, OSError."""
+    config = source.config
+    assert isinstance(config, Description)
     expected = _as_a_file_says(config)
     family = next(a for a, model_type in ARCHITECTURES.items() if model_type == expected.family)
     writer = gguf.GGUFWriter(out, family)
     _describe(writer, expected)
-    writer.add_file_type(FILE_TYPES[kind])
-    for key, (value, of, each) in found.items():
-        writer.add_key_value(key, value, of, each)
     tensors = []
     divisors = next((r.divisors for r in expected.ropes if r and r.divisors), None)
     if divisors is not None:
         written = torch.tensor(divisors)
-        tensors.append(_Values(ROPE_FREQUENCIES, (len(divisors),), lambda rows: written[rows]))
+        tensors.append(Values(ROPE_FREQUENCIES, (len(divisors),), lambda rows: written[rows]))
 
-    def values(piece: str, shape: tuple[int, ...]) -> _Values:
+    def values(piece: str, shape: tuple[int, ...]) -> Values:
         order: NDArray[np.int64] | None = None
         if expected.family in PERMUTED and piece.split(".")[-2] in ("q", "k"):
             halves = np.arange(shape[0]).reshape(-1, 2, config.head_dim // 2)
@@ -99,16 +112,19 @@ def from_folder(folder: Path, out: Path, kind: Kind) -> None:
                 return source.values(piece, rows, slice(None)).float()
             return source.values(piece, slice(None), slice(None)).float()[order[rows]]
 
-        return _Values(name_of(piece), shape, read)
+        return Values(name_of(piece), shape, read)
 
     tensors += [values(piece, shape) for piece, shape in shapes_of(config).items()]
-    _write(writer, str(folder), tensors, kind)
-    if GGUFSource(out).config != expected:
-        out.unlink()
-        raise CheckpointError(f"{folder}: a GGUF file cannot say what its config.json says")
+    write(writer, source.place, tensors, kind, vocabulary)
 
 
-def _write(writer: gguf.GGUFWriter, place: str, tensors: list[_Values], kind: Kind) -> None:
+def write(
+    writer: gguf.GGUFWriter, place: str, tensors: list[Values], kind: Kind, vocabulary: Keys
+) -> None:
+    """`place` names the weights in errors. Raises CheckpointError, OSError."""
+    writer.add_file_type(_FILE_TYPES[kind])
+    for key, (value, of, each) in vocabulary.items():
+        writer.add_key_value(key, value, of, each)
     kinds = [_kind_of(tensor, kind) for tensor in tensors]
     for tensor, of in zip(tensors, kinds, strict=True):
         block, size = gguf.GGML_QUANT_SIZES[of]
@@ -126,13 +142,14 @@ def _write(writer: gguf.GGUFWriter, place: str, tensors: list[_Values], kind: Ki
     writer.close()
 
 
-def _kind_of(tensor: _Values, kind: Kind) -> Kind:
-    if len(tensor.shape) != 2 or tensor.shape[1] % BLOCK:
+def _kind_of(tensor: Values, kind: Kind) -> Kind:
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    if len(tensor.shape) != 2 or tensor.shape[1] % block or tensor.name == _POSITIONS:
         return Kind.F32
-    return Kind.Q8_0 if tensor.name in _VOCABULARY else kind
+    return Kind.Q8_0 if tensor.name in _VOCABULARY and kind == Kind.Q4_0 else kind
 
 
-def _chunks(tensor: _Values) -> Iterator[Tensor]:
+def _chunks(tensor: Values) -> Iterator[Tensor]:
     width = tensor.shape[1] if len(tensor.shape) > 1 else 1
     step = max(1, CHUNK_VALUES // width)
     for row in range(0, tensor.shape[0], step):
