@@ -17,6 +17,7 @@ from seams import DeviceMemoryError, Opening, Sampling, Step
 log = logging.getLogger(__name__)
 
 AVAILABLE_MEMORY_SHARE = 0.25  # of what a CPU server finds available
+ONE_CONTEXT_SHARE = 0.75  # of that, where less would not hold one sequence of the whole context
 FREE_GPU_MEMORY_SHARE = 0.9  # the rest is for fragments
 LOADING_SHARE = 0.15  # of the weights: what loading them takes at most besides
 WARM_UP_BLOCKS = 1  # for Executor.warm_up
@@ -67,23 +68,24 @@ def asked_blocks(amount: str, shape: KVShape) -> int:
 
 def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
     """The most that `rows` sequences of `context` tokens can use, or a share of the available
-    memory if that is less.
+    memory if that is less: a quarter, or as much as one sequence needs, up to three quarters.
 
     Available is the memory of the machine or, if less, what the container's limit leaves.
     Raises KVMemoryError if the share is less than the server's own warm-up needs.
     """
     available_bytes, whose = _available()
-    fitting = int(available_bytes * AVAILABLE_MEMORY_SHARE) // shape.block_bytes
+    taken = AVAILABLE_MEMORY_SHARE
+    one = blocks_of(1, context, shape) * shape.block_bytes / max(available_bytes, 1)
+    if one > taken:
+        taken = min(one, ONE_CONTEXT_SHARE)
+    fitting = int(available_bytes * taken) // shape.block_bytes
     if fitting < WARM_UP_BLOCKS:
         raise KVMemoryError(
             f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
-            f"budget takes {100 * AVAILABLE_MEMORY_SHARE:.0f} %: {fitting} blocks of "
-            f"{shape.block_bytes} bytes; at least {WARM_UP_BLOCKS} is needed"
+            f"budget takes {100 * taken:.0f} %: {fitting} blocks of {shape.block_bytes} bytes; at "
+            f"least {WARM_UP_BLOCKS} is needed"
         )
-    share = (
-        f"{100 * AVAILABLE_MEMORY_SHARE:.0f} % of {available_bytes / 2**30:.1f} GiB available "
-        f"({whose})"
-    )
+    share = f"{100 * taken:.0f} % of {available_bytes / 2**30:.1f} GiB available ({whose})"
     return _smaller(shape, rows, context, fitting, share)
 
 

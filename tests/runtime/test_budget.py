@@ -69,6 +69,16 @@ def test_a_cpus_budget_is_what_the_batch_limit_needs_or_a_quarter_of_the_memory(
     assert cpu_blocks(SHAPE, 10 * total, 16) <= total / 4
 
 
+@pytest.mark.parametrize(
+    ("context_blocks", "blocks"), [(20, 25), (40, 40), (75, 75), (80, 75), (4000, 75)]
+)
+def test_one_sequence_of_the_context_gets_up_to_three_quarters_of_the_memory(
+    context_blocks: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "container_room_bytes", lambda: 100 * BLOCK)
+    assert cpu_blocks(SHAPE, 8, 16 * context_blocks) == blocks
+
+
 def _group(folder: Path, version: int, limit: str, used: int, cache: int) -> None:
     """A control group's files as the kernel writes them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +136,7 @@ def test_a_containers_limit_makes_the_budget_and_is_named(
 
 
 def test_a_container_too_small_for_the_warm_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "container_room_bytes", lambda: 3 * BLOCK)
+    monkeypatch.setattr(budget, "container_room_bytes", lambda: BLOCK)
     with pytest.raises(KVMemoryError, match="0 blocks of 1572864 bytes; at least 1 is needed"):
         cpu_blocks(SHAPE, 1, 1024)
 
