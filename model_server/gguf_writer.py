@@ -123,8 +123,8 @@ def write(
 ) -> None:
     """`place` names the weights in errors. Raises CheckpointError, OSError."""
     writer.add_file_type(_FILE_TYPES[kind])
-    for key, (value, of, each) in vocabulary.items():
-        writer.add_key_value(key, value, of, each)
+    for key, (value, typed, each) in vocabulary.items():
+        writer.add_key_value(key, value, typed, each)
     kinds = [_kind_of(tensor, kind) for tensor in tensors]
     for tensor, of in zip(tensors, kinds, strict=True):
         block, size = gguf.GGML_QUANT_SIZES[of]

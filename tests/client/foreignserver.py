@@ -91,7 +91,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
 
 async def tokenize(request: web.Request) -> web.Response:
     """As if every line but those of five letters were one token."""
-    tokens, at = [], 0
+    tokens: list[dict[str, Any]] = []
+    at = 0
     for line in (await request.json())["inputs"].split("\n"):
         cuts = [0, 2, len(line)] if len(line.strip()) == 5 else [0, len(line)]
         tokens += [
