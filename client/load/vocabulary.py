@@ -1,4 +1,4 @@
-"""Which words are one token for a server's model: its TGI-like `/tokenize` tells."""
+"""Asks a server's `/tokenize`, in TGI's form, which words are one token of its model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANSWER_S = 30.0
 
 def served_words(target: Target) -> Words:
     """Words for prompts whose lengths are counted in the target's tokens; the embedded
-    vocabulary's where it does not tell them."""
+    vocabulary's where it does not list them."""
     known = embedded_words()
     body = {"inputs": known.question()}
     try:
@@ -23,11 +23,11 @@ def served_words(target: Target) -> Words:
             f"{target.url}/tokenize", json=body, headers=authorization(), timeout=_ANSWER_S
         )
     except requests.RequestException:
-        return known  # whoever sends to it reports why
+        return known  # the run reports the reason
     if (tokens := _spans(answer)) is not None:
         return known.kept(tokens)
     say(
-        f"note: {target.name} does not tell its tokens (/tokenize of TGI); prompts have the wanted "
+        f"note: {target.name} does not list its tokens (/tokenize of TGI); prompts have the wanted "
         "lengths in tokens of the embedded vocabulary"
     )
     return known
