@@ -37,7 +37,7 @@ from runtime.budget import (
     worst_activation_bytes,
 )
 from runtime.cache import KVShape
-from runtime.executor import Executor
+from runtime.executor import Executor, Guesses
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check
@@ -82,6 +82,7 @@ class LoadOptions:
     graphs: bool = True  # iterations as CUDA graphs, on a GPU
     revision: str | None = None  # of a model of the hub; None: its main branch
     max_model_len: int | None = None  # None: the model's context
+    speculate: int = 0  # most drafts of a row
 
 
 @returning_what_is_freed()
@@ -144,7 +145,7 @@ def load_model(options: LoadOptions) -> Executor:
     ):
         torch.set_num_threads(1)
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
-    model = kind(network, dtype, options.model, kernel=kernel)
+    model = kind(network, dtype, options.model, kernel=kernel, speculate=options.speculate)
     model.info = replace(model.info, parameters=parameters, unused_gpu=chosen.unused_gpu)
     rows = options.max_batch_size
     has_graphs = graphs and kernel is True and options.part == WHOLE
@@ -196,9 +197,9 @@ def best_dtype(device: torch.device) -> torch.dtype:
 
 class ServerModel(Executor):
     """The rectangle: every row has the same number of new columns, padded on the left, and of
-    blocks, row after row."""
+    blocks, row after row. There are no drafts: rows advance together."""
 
-    def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
+    def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence], _: Guesses) -> Flat:
         opens = not len(rows[0].table.blocks)
         self._take_blocks(steps, rows)
         firsts = np.array([row.table.blocks[0] for row in rows])
@@ -228,18 +229,24 @@ class ServerModel(Executor):
 
 class DynamicBatchingServerModel(Executor):
     """The pack: rows of different lengths, one after the other. Nothing is padded, and a sequence's
-    blocks may be anywhere."""
+    blocks may be anywhere. A draft is a row of its own over its sequence's blocks, so that it is
+    computed as the token would be in its turn, to the last bit."""
 
-    def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
+    def lay_out(
+        self, steps: Sequence[Step], rows: Sequence[KnownSequence], drafts: Guesses
+    ) -> Flat:
         self._take_blocks(steps, rows)
         tokens: list[int] = []
         ends, spans = [], []
-        for step, row in zip(steps, rows, strict=True):
-            first = len(tokens)
-            tokens += row.ids[step.start : step.start + step.num_tokens]
+        for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
+            first, end = len(tokens), step.start + step.num_tokens
+            tokens += row.ids[step.start : end]
             ends.append(len(tokens))
             spans.append(Span(first, step.num_tokens, step.start, row.table))
-        counts = np.array([step.num_tokens for step in steps])
+            for j, draft in enumerate(drafts.get(i, ())):
+                spans.append(Span(len(tokens), 1, end + j, row.table))
+                tokens.append(draft)
+        counts = np.array([s.num_tokens + len(drafts.get(i, ())) for i, s in enumerate(steps)])
         offsets = np.array([step.start for step in steps]) - counts.cumsum() + counts
         positions = np.arange(len(tokens)) + offsets.repeat(counts)
         return Flat(tokens, positions, ends, spans)

@@ -90,14 +90,25 @@ class Step(NamedTuple):
     draw: bool  # whether the next token is wanted
     blocks: Sequence[int]  # assigned to the sequence since its last step
     padding: int = 0  # positions computed before the tokens and discarded
+    drafts: int = 0  # tokens that the model may guess and compute behind them, to draw several
+
+
+class Drafts(NamedTuple):
+    """Guessed tokens that were computed behind a row's known ones. `accepted`: the first of them
+    that were drawn at their places, whose keys and values stay."""
+
+    computed: int
+    accepted: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The results of an iteration, row by row in the order of its steps."""
 
-    # new ones, empty for rows that drew none: the drawn token, and those that a constraint forces
-    # after it, whose keys and values are not computed yet either
+    # new ones, empty for rows that drew none: the accepted drafts, the token that is drawn after
+    # them, and those that a constraint forces after it, whose keys and values are not computed yet
+    # either
+    tokens: Sequence[Sequence[int]]
     tokens: Sequence[Sequence[int]]
     positions: int  # computed, padding included
     duration_s: float  # of the model's work, for a virtual clock
@@ -106,6 +117,7 @@ class Outcome:
     prompt_logprobs: Mapping[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
     # by row: why it cannot be continued, through its own fault; its tokens mean nothing
     failed: Mapping[int, str] = field(default_factory=dict)
+    drafts: Mapping[int, Drafts] = field(default_factory=dict)  # by row, where there were any
 
 
 class DeviceMemoryError(Exception):

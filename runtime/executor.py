@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 from models.networks import Network, count_parameters
 from runtime.attention import Counts, RaggedAttention, Span
 from runtime.cache import KVPool, KVShape
+from runtime.drafting.verification import places
 from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
@@ -39,6 +40,8 @@ from seams import RANDOM_PREFIX, Opening, Sampling, Step
 # the system maps new memory for each of them
 PASS_BYTES = 8 << 20
 
+Guesses = Mapping[int, Sequence[int]]  # drafts, by row of an iteration
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -52,6 +55,7 @@ class ModelInfo:
     kernels: dict[str, str]  # what computes the linear layers, by inputs x outputs; none on a GPU
     batch_invariant: bool  # by these kernels a row's logits do not depend on the rows beside it
     unused_gpu: str | None = None  # why the machine's GPU is not used, and the remedy
+    speculate: int = 0  # most drafts of a row
 
 
 def passes(spans: Sequence[Span], tokens: int, most: int) -> Iterator[tuple[slice, list[Span]]]:
@@ -78,10 +82,17 @@ class Executor(ABC):
     pool: KVPool
 
     def __init__(
-        self, network: Network, dtype: torch.dtype, name: str, *, kernel: bool | None = None
+        self,
+        network: Network,
+        dtype: torch.dtype,
+        name: str,
+        *,
+        kernel: bool | None = None,
+        speculate: int = 0,
     ) -> None:
         """`kernel`: whether attention uses the Triton kernel, on a GPU or interpreted on a CPU;
-        None: on a CPU, with the attention for CPUs."""
+        None: on a CPU, with the attention for CPUs. `speculate`: most drafts of a row; with them
+        linear layers are batch invariant where they can be."""
         self.network = network
         self.device = next(network.parameters()).device
         self.context = network.config.context
@@ -90,7 +101,7 @@ class Executor(ABC):
         kinds = Counter(kind for module in network.modules() if (kind := stored_kind(module)))
         kernels: dict[str, str] = {}
         if kernel is None:
-            kernels = pack_linears(network)
+            kernels = pack_linears(network, invariant=speculate > 0)
             use_kernels(network, dtype)
         else:
             adapt(network, kernels=kernel)
@@ -106,6 +117,7 @@ class Executor(ABC):
             else None,
             kernels=kernels,
             batch_invariant=is_batch_invariant(kernels),
+            speculate=speculate,
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler(kernel=bool(kernel))
@@ -194,25 +206,30 @@ class Executor(ABC):
         for id in released:
             self._sequences.pop(id, None)
         rows = [self._sequences[step.id] for step in steps]
-        flat = self.lay_out(steps, rows)
+        drafts = {i: d for i, step in enumerate(steps) if (d := _draft(step, rows[i]))}
+        flat = self.lay_out(steps, rows, drafts)
         drawing = [i for i, step in enumerate(steps) if step.draw]
-        draws = [rows[i] for i in drawing]
-        masks = self._masking.begin(draws)
+        # a row for each draw: several in a row where there are drafts
+        draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
+        known = [place for i in drawing for place in places(rows[i], drafts.get(i, ()))]
+        masks = self._masking.begin(known)
         prompts = _prompts_to_score(steps, rows, flat.ends)
-        ends = np.array([flat.ends[i] - 1 for i in drawing], dtype=np.int64)
+        ends = np.array([flat.ends[i] - 1 for i in draws], dtype=np.int64)
+        if drafts:
+            ends += np.concatenate([np.arange(1 + len(drafts.get(i, ()))) for i in drawing])
         kept = np.unique(np.concatenate([ends, *(targets.places for targets in prompts)]))
         prompts = [w._replace(at=int(np.searchsorted(kept, w.at))) for w in prompts]
         scored = [i for i in drawing if rows[i].sampling.logprobs is not None]
         also = flattened(prompts) if prompts else []
         if scored and len(scored) < len(drawing):
-            also.append(np.searchsorted(drawing, scored))  # both ascend
+            also.append(np.flatnonzero(np.isin(draws, scored)))
         hidden, logits, sent = self._run(flat, kept, np.searchsorted(kept, ends), newest, also)
         found: list[Tensor] = []
         drawn: Tensor | None = None
         if drawing:
-            if before is not None and newest is not None and self._sampler.reads(draws):
+            if before is not None and newest is not None and self._sampler.reads(known):
                 before.result()  # while the device computes this iteration
-            drawn = self._sampler.draw(logits, draws, None if masks is None else masks.result())
+            drawn = self._sampler.draw(logits, known, None if masks is None else masks.result())
             found.append(drawn)
         if prompts:
             most = max(targets.alternatives for targets in prompts)
@@ -225,7 +242,7 @@ class Executor(ABC):
                 of = (logits.index_select(0, sent[-1]), drawn.index_select(0, sent[-1]))
             found += score(*of, most)
         launched = Launched(
-            rows, steps, len(flat.tokens), drawing, drawn, prompts, scored,
+            rows, steps, len(flat.tokens), drawing, drafts, drawn, prompts, scored,
             ReadBack(found, self.device), start_s,
         )  # fmt: skip
         launched.expect()
@@ -268,13 +285,19 @@ class Executor(ABC):
                 row.table.extend(step.blocks)
 
     @abstractmethod
-    def lay_out(self, steps: Sequence[Step], rows: Sequence[KnownSequence]) -> Flat:
+    def lay_out(
+        self, steps: Sequence[Step], rows: Sequence[KnownSequence], drafts: Guesses
+    ) -> Flat:
         """Assigns the steps' new blocks to their sequences; returns where the tokens are stored."""
 
     def forget(self) -> None:
         """Drops all sequences."""
         self._started = None
         self._sequences.clear()
+
+
+def _draft(step: Step, row: KnownSequence) -> Sequence[int]:
+    return row.draft(step.drafts) if step.drafts else ()
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -8,8 +8,9 @@ next iteration can be laid out and launched, and finds the token on the device.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,18 +18,29 @@ from torch import Tensor
 from models.gpt2 import Attend
 from runtime.attention import Counts, Span
 from runtime.cache import BlockTable
+from runtime.drafting.lookup import Lookup
+from runtime.drafting.verification import accepted
 from runtime.errors import with_our_errors
 from runtime.grammar.grammars import GrammarError, Grammars
 from runtime.grammar.matching import Matching
 from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import ReadBack
-from seams import Opening, Outcome, Step
+from seams import Drafts, Opening, Outcome, Step
 
 
 class KnownSequence:
     """The model's copy of a sequence; a `runtime.sampling.sampler.Known`."""
 
-    __slots__ = ("error", "ids", "matching", "prompt_tokens", "sampling", "scored", "table")
+    __slots__ = (
+        "_lookup",
+        "error",
+        "ids",
+        "matching",
+        "prompt_tokens",
+        "sampling",
+        "scored",
+        "table",
+    )
 
     def __init__(self, opening: Opening, grammars: Grammars | None = None) -> None:
         """Its `error` says why it cannot be continued, through its own fault."""
@@ -37,6 +49,7 @@ class KnownSequence:
         self.sampling = opening.sampling
         self.scored = opening.scored
         self.table = BlockTable()
+        self._lookup: Lookup | None = None
         self.error: str | None = None
         self.matching: Matching | None = None
         if (constraint := opening.sampling.constraint) is not None:
@@ -48,15 +61,22 @@ class KnownSequence:
             except GrammarError as error:
                 self.error = str(error)
 
-    def receive(self, token: int, at: int) -> list[int]:
-        """The token that was in flight at this place is known; those that follow from it."""
-        self.ids[at] = token
+    def receive(self, drawn: list[int], at: int) -> list[int]:
+        """What was drawn from this place on, where a token may be in flight, is known: the accepted
+        drafts and a token. Returns it, and what follows from it."""
+        self.ids[at : at + 1] = drawn
         if self.matching is None:
-            return [token]
-        tokens = self.matching.take(token, alone=self.sampling.logprobs is not None)
+            return drawn
+        tokens = self.matching.take(drawn[-1], alone=self.sampling.logprobs is not None)
         self.ids += tokens[1:]
         self.error = self.matching.error
         return tokens
+
+    def draft(self, most: int) -> list[int]:
+        """Up to `most` tokens that may come next, none of which is certain."""
+        if self._lookup is None:
+            self._lookup = Lookup(self.ids)
+        return self._lookup.draft(most)
 
     @property
     def alternatives(self) -> int:
@@ -69,7 +89,7 @@ class Flat:
 
     tokens: Sequence[int]  # [N]
     positions: Counts  # [N]
-    ends: Sequence[int]  # where each step's tokens end
+    ends: Sequence[int]  # where each step's known tokens end; its drafts follow
     spans: Sequence[Span]
     attend: Attend | None = None  # None: the default of the device
 
@@ -81,38 +101,49 @@ class Launched:
     rows: Sequence[KnownSequence]
     steps: Sequence[Step]
     positions: int  # computed, padding included
-    drawing: Sequence[int]  # rows for which a token is drawn
-    drawn: Tensor | None  # these tokens, on the device
+    drawing: Sequence[int]  # rows for which tokens are drawn
+    drafts: Mapping[int, Sequence[int]]  # that were computed, by row: a token is drawn after each
+    drawn: Tensor | None  # the drawn tokens, on the device
     prompts: Sequence[Targets]  # prompt tokens that are scored
     scored: Sequence[int]  # of the drawing rows, those whose tokens are scored
     numbers: ReadBack  # drawn tokens, scores of prompts, scores of drawn tokens, if any
     start_s: float
 
     def expect(self) -> None:
-        """The drawn tokens are in flight from now on."""
-        for j, i in enumerate(self.drawing):
-            self.rows[i].ids.append(-1 - j)
+        """The drawn tokens are in flight from now on, except after drafts: how many count is not
+        known."""
+        at = 0
+        for i in self.drawing:
+            drafts = self.drafts.get(i, ())
+            if not drafts:
+                self.rows[i].ids.append(-1 - at)
+            at += 1 + len(drafts)
 
     def read(self, after_s: float) -> Outcome:
         """Waits for it. The drawn tokens are known from then on. `after_s`: when the iteration
         before was read; what this one takes begins no earlier."""
         arrays = self.numbers.arrays()
+        drawn: dict[int, list[int]] = {}  # by row
         tokens: list[list[int]] = [[] for _ in self.rows]
         if self.drawing:
-            for i, token in zip(self.drawing, arrays.pop(0).tolist(), strict=True):
+            numbers = iter(arrays.pop(0).tolist())
+            for i in self.drawing:
+                drafts = self.drafts.get(i, ())
+                drawn[i] = list(islice(numbers, 1 + len(drafts)))
                 # a token is drawn where all known ones are computed
                 at = self.steps[i].start + self.steps[i].num_tokens
-                tokens[i] = self.rows[i].receive(token, at)
-        new = [Targets(i, 0, 0, tokens[i], self.rows[i].alternatives) for i in self.scored]
+                tokens[i] = self.rows[i].receive(accepted(drafts, drawn[i]), at)
+        new = [Targets(i, 0, 0, drawn[i], self.rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
         of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
         return Outcome(
             tokens,
             self.positions,
             time.perf_counter() - max(self.start_s, after_s),
-            dict(of_tokens),
+            {i: words[: len(tokens[i])] for i, words in of_tokens},
             {targets.row: (targets.first, words) for targets, words in of_prompts},
             {i: row.error for i, row in enumerate(self.rows) if row.error is not None},
+            {i: Drafts(len(d), len(tokens[i]) - 1) for i, d in self.drafts.items()},
         )
 
 

@@ -61,20 +61,32 @@ class Bare:
         return range(self._blocks - count, self._blocks)
 
     def advance(
-        self, sequences: Sequence[Open], tokens: Sequence[int | None] | None = None
+        self,
+        sequences: Sequence[Open],
+        tokens: Sequence[int | None] | None = None,
+        drafts: Sequence[int] | None = None,
     ) -> Outcome:
         """By so many tokens each, or None for all that are known; a token is drawn where they are
-        computed then, and 0 keeps the place of a row."""
+        computed then, and 0 keeps the place of a row. `drafts`: behind the tokens of each."""
         steps = []
-        for sequence, wanted in zip(sequences, tokens or [None] * len(sequences), strict=True):
+        each = zip(
+            sequences,
+            tokens or [None] * len(sequences),
+            drafts or [0] * len(sequences),
+            strict=True,
+        )
+        for sequence, wanted, guesses in each:
             known = len(sequence.ids)
             count = known - sequence.computed if wanted is None else wanted
             end = sequence.computed + count
             draw = count > 0 and end == known
-            steps.append(Step(sequence.id, sequence.computed, count, draw, sequence.blocks))
+            steps.append(
+                Step(sequence.id, sequence.computed, count, draw, sequence.blocks, drafts=guesses)
+            )
             sequence.computed, sequence.blocks = end, ()
         outcome = self.model.start(self.lay_out(steps), self.released).result()
         self.released = []
         for sequence, new in zip(sequences, outcome.tokens, strict=True):
             sequence.ids += new
+            sequence.computed += max(0, len(new) - 1)  # the accepted drafts
         return outcome

@@ -203,9 +203,9 @@ struct Task : Row<T> {
       store_head(result + j * dim, &scratch.sum[(from + j) * C]);
   }
 
-  // Of a row with one new token.
-  void attend_one() {
-    this->write(0, head, heads);
+  // Of a row with one new token. `written`: its keys and values are in their slot already.
+  void attend_one(bool written) {
+    if (!written) this->write(0, head, heads);
     const int64_t end = call.start[row] + 1, low = lowest(end), from = low / W * W;
     const int64_t width = (end - from + W - 1) / W * W;
     begin(call.first[row], 0);
@@ -362,9 +362,12 @@ std::vector<Piece> pieces_of(const Call<T>& call) {
 
 template <typename T, typename Prompts>
 void attend_rows(const Call<T>& call) {
-  int64_t longest = 0;  // of the rows with one new token
-  for (int64_t r = 0; r < call.rows; ++r)
+  int64_t longest = 0;   // of the rows with one new token
+  bool drafted = false;  // a sequence has several of them, which read each other's keys
+  for (int64_t r = 0; r < call.rows; ++r) {
     if (call.count[r] == 1) longest = std::max(longest, call.start[r] + 1);
+    drafted |= r && call.tables[r] == call.tables[r - 1];
+  }
   const std::vector<Piece> pieces = pieces_of(call);
   const int64_t heads = heads_together(call.rows, call.kv_heads), tasks = call.kv_heads / heads;
 #pragma omp parallel
@@ -384,12 +387,17 @@ void attend_rows(const Call<T>& call) {
       for (size_t task = 0; task < pieces.size() * call.kv_heads; ++task)
         prompts.attend(call, pieces[task / call.kv_heads], task % call.kv_heads);
     }
+    if (drafted) {
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < call.rows; ++row)
+        if (call.count[row] == 1) Row<T>(call, row).write(0, 0, call.kv_heads);
+    }
     Scratch scratch;
     scratch.reserve(heads * (call.heads / call.kv_heads), (longest + 2 * W) / W * W);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < call.rows * tasks; ++task) {
       const int64_t row = task / tasks, head = task % tasks * heads;
-      if (call.count[row] == 1) Task<T>(call, row, scratch, head, heads).attend_one();
+      if (call.count[row] == 1) Task<T>(call, row, scratch, head, heads).attend_one(drafted);
     }
   }
 }
@@ -401,7 +409,9 @@ void attend_rows(const Call<T>& call) {
 // values. out: as q, contiguous. keys, values: a layer's pools [blocks, block_tokens, kv_heads,
 // HEAD_DIM]; block_tokens is a multiple of 16. Per row r: tokens first[r] .. first[r] + count[r] take
 // the positions from start[r] on in the blocks that the int32 at tables[r] name; each attends to
-// itself and the window - 1 positions before it. No two rows may write to the same block.
+// itself and the window - 1 positions before it. Rows with one new token each may belong to one
+// sequence, at consecutive positions: they follow each other and name the same tables[r]. No rows of
+// two sequences may write to the same block.
 #define EXPORT(name, T, Prompts)                                                                 \
   extern "C" void name(const T* q, const T* k, const T* v, T* out, int64_t rows, int64_t heads,  \
                        int64_t kv_heads, int64_t q_stride, int64_t k_stride, int64_t v_stride,   \

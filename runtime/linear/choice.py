@@ -44,9 +44,9 @@ ROUNDS_S = 0.02
 Shape = tuple[int, int]  # inputs, outputs
 
 
-def pack_linears(network: nn.Module) -> dict[str, str]:
+def pack_linears(network: nn.Module, *, invariant: bool = False) -> dict[str, str]:
     """Replaces the linear layers of a CPU network by the fastest variants on this machine; returns
-    their names by shape."""
+    their names by shape. `invariant`: by batch invariant ones where there are any."""
     if next(network.parameters()).device.type != "cpu":
         return {}
     places = [
@@ -59,9 +59,12 @@ def pack_linears(network: nn.Module) -> dict[str, str]:
     for precision in dict.fromkeys(place.precision for place in places):
         available[precision] = {variant.name: variant for variant in variants(precision)}
         shapes = [place.shape for place in places if place.precision == precision]
-        chosen[precision] = choose(precision, shapes)
+        chosen[precision] = choose(precision, shapes, invariant=invariant)
     names = agreed(
-        [Offer(chosen[p.precision][p.shape].name, list(available[p.precision])) for p in places]
+        [
+            Offer(chosen[p.precision][p.shape].name, list(_allowed(available[p.precision], invariant)))
+            for p in places
+        ]
     )
     found: dict[str, str] = {}
     for name in names:
@@ -122,9 +125,19 @@ def is_batch_invariant(kernels: dict[str, str]) -> bool:
     return bool(kernels) and exact.issuperset(kernels.values())
 
 
-def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant]:
-    """The variant for each shape, read from the file of earlier choices or measured."""
-    available = {variant.name: variant for variant in variants(precision)}
+def _allowed(available: dict[str, Variant], invariant: bool) -> dict[str, Variant]:
+    exact = {name: variant for name, variant in available.items() if variant.batch_invariant}
+    return exact if invariant and exact else available
+
+
+def choose(
+    precision: Precision, shapes: Iterable[Shape], *, invariant: bool = False
+) -> dict[Shape, Variant]:
+    """The variant for each shape, read from the file of earlier choices or measured. `invariant`:
+    as of `pack_linears`."""
+    offered = {variant.name: variant for variant in variants(precision)}
+    available = dict(_allowed(offered, invariant))
+    kind = precision if len(available) == len(offered) else f"{precision}-invariant"
     if precision in FORMATS and len(available) > 1:
         del available["torch"]  # unpacks all weights in each call, so it is always the slowest
     by_key = {_key(shape): shape for shape in shapes}
@@ -139,7 +152,7 @@ def choose(precision: Precision, shapes: Iterable[Shape]) -> dict[Shape, Variant
     def identity() -> object:
         return linear_identity(), torch.__version__, torch.get_num_threads()
 
-    chosen = kept_choices(precision, identity, list(by_key), available, measured)
+    chosen = kept_choices(kind, identity, list(by_key), available, measured)
     return {shape: available[chosen[key]] for key, shape in by_key.items()}
 
 

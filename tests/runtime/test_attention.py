@@ -154,6 +154,35 @@ def test_a_token_is_the_same_to_the_last_bit_however_its_prompt_is_divided(
     assert torch.equal(alone[300], together[300])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 80, 500])
+def test_rows_of_one_sequence_compute_what_they_do_one_after_the_other_to_the_last_bit(
+    head_dim: int, dtype: torch.dtype, window: int | None, threads: int
+) -> None:
+    """Drafts: rows at consecutive positions of one table, beside a decode and a prompt. By the
+    kernel, and for 500 by torch's own operator."""
+    shape = KVShape(1, 2, head_dim, dtype, CPU, windows=(window,))
+    of = iteration([(37, 9), (70, 1), (5, 12)], shape, 6, seed=4)
+    drafted = of.spans[0]
+    rows = [Span(i, 1, drafted.start + i, drafted.table) for i in range(drafted.length)]
+    other = KVPool(shape, of.pool.keys.shape[1])
+    other.keys.copy_(of.pool.keys)
+    other.values.copy_(of.pool.values)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = RaggedAttention([*rows, *of.spans[1:]], of.pool)(0, *of[2:])
+        alone = [RaggedAttention([row], other)(0, *of[2:])[i] for i, row in enumerate(rows)]
+        RaggedAttention(of.spans[1:], other)(0, *of[2:])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.stack(alone), together[: drafted.length])
+    assert torch.equal(of.pool.keys.nan_to_num(99), other.keys.nan_to_num(99))
+    assert torch.equal(of.pool.values.nan_to_num(99), other.values.nan_to_num(99))
+
+
 def test_kernels_with_amx_are_absent_where_the_system_refuses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

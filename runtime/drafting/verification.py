@@ -1,0 +1,38 @@
+"""Which drafts are accepted: those that equal what is drawn at their place.
+
+Noise is a function of seed and position, so what is drawn after accepted drafts is what would have
+been drawn without any. Leviathan et al., "Fast Inference from Transformers via Speculative
+Decoding" (ICLR '23) accept drafts by chance instead, and keep the distribution; an exact match
+keeps the very tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.sampling.sampler import Known
+
+
+def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
+    """The drawn tokens that count: `drawn[j]` if the drafts before it were drawn, too."""
+    count = 0
+    while count < len(drafts) and drafts[count] == drawn[count]:
+        count += 1
+    return list(drawn[: count + 1])
+
+
+class Ahead:
+    """A sequence as if some drafts were known: what is drawn after them counts them, too. A
+    `runtime.sampling.sampler.Known`."""
+
+    __slots__ = ("ids", "prompt_tokens", "sampling")
+    matching = None  # a sequence with a constraint has no drafts
+
+    def __init__(self, row: Known, drafts: Sequence[int]) -> None:
+        self.ids = [*row.ids, *drafts]
+        self.prompt_tokens, self.sampling = row.prompt_tokens, row.sampling
+
+
+def places(row: Known, drafts: Sequence[int]) -> list[Known]:
+    """The sequence as it is where each of its next tokens is drawn."""
+    return [row, *(Ahead(row, drafts[: j + 1]) for j in range(len(drafts)))]
