@@ -20,7 +20,7 @@ from typing import cast
 from engine.blocks import Ledger
 from engine.failures import Failures
 from engine.front import Front
-from engine.inference import Inference
+from engine.inference import NO_DRAFTS, Inference
 from engine.iteration import (
     ArrivalWait,
     Iteration,
@@ -33,10 +33,22 @@ from engine.iteration import (
 from engine.lifecycle import Lifecycle
 from engine.queue import RequestQueue
 from engine.records import History, complete_record, planned_record
+from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
-from seams import Advance, Model, OpeningError, Outcome, Pending, Plan, Policy, Recorder, View
+from seams import (
+    Advance,
+    IterationRecord,
+    Model,
+    OpeningError,
+    Outcome,
+    Pending,
+    Plan,
+    Policy,
+    Recorder,
+    View,
+)
 
 Clock = Callable[[], float]
 
@@ -63,16 +75,19 @@ class BatchingManager(Front):
         request_timeout_s: float = math.inf,
         lookahead: int = 0,
         with_deferred: Callable[[Policy], Policy] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`max_batch_size`: rows of an iteration. `max_resident`: requests that hold KV memory,
         those that a policy pauses included; None: as many as rows.
         `lookahead`: iterations that may be in flight while the next one is planned.
         `with_deferred`: the policy that replaces the given one when the first deferred request
-        arrives; None: it stays."""
+        arrives; None: it stays.
+        `speculation`: plans drafts; None: there are none."""
         self.recorder = recorder
         self.max_batch_size = max_batch_size
         self.max_resident = max_batch_size if max_resident is None else max_resident
         self.lookahead = lookahead
+        self.speculation = speculation
         self.model: Model | None = None
         self.queue = RequestQueue(max_waiting, max_waiting_prompt_tokens)
         self.history = History(self.max_resident)
@@ -210,7 +225,8 @@ class BatchingManager(Front):
             rows, hold, life.resident, new, len(self.queue.waiting), life.num_deferred, memory
         )
         record.preempted = life.take_preempted()
-        batch, steps = enter(rows, hold, memory.take_new_blocks())
+        drafts = self._drafts(rows, record)
+        batch, steps = enter(rows, hold, memory.take_new_blocks(), drafts)
         pending: Pending | Exception
         try:  # what fails from here on is taken back with its iteration
             if error is not None:
@@ -222,6 +238,17 @@ class BatchingManager(Front):
         iteration = Iteration(now_s, record, batch, steps, pending)
         self.in_flight.append(iteration)
         return iteration
+
+    def _drafts(
+        self, rows: Sequence[tuple[Inference, int]], record: IterationRecord
+    ) -> Mapping[int, int]:
+        """The drafts of each request. They take the places that the batch limit leaves, and none
+        while there are deferred requests, which are given these places."""
+        speculation, life = self.speculation, self._life
+        if speculation is None or life.num_deferred:
+            return {}
+        room = max(self._failures.batch_limit, 1 + speculation.most) - record.batch_size
+        return speculation.plan(rows, record, room, life.ledger)
 
     def _admit(self, new: Sequence[Inference], now_s: float) -> Exception | None:
         """Assigns blocks to requests and opens them on the model. Those that it refuses fail. An
@@ -256,20 +283,24 @@ class BatchingManager(Front):
         sharing, own = memory.prefix_caching, life.policy.answers == "own"
         # before the responses, so that statistics include their tokens
         start_s = max(iteration.start_s, self._last_end_s)
-        complete_record(record, iteration.batch, outcome, start_s, now_s)
+        complete_record(record, iteration.batch, iteration.steps, outcome, start_s, now_s)
         life.tell(self.recorder.iteration, record)
         self.history.add(record)
         iteration.add_logprobs(outcome)
         rows = zip(iteration.batch, iteration.steps, outcome.tokens, strict=True)
-        for inference, step, tokens in rows:
+        for i, (inference, step, tokens) in enumerate(rows):
             if inference.end is not None:
                 continue
             if inference.first_token_s is None:
                 life.prefill_tokens += step.num_tokens
-            if sharing:
-                memory.share(inference, step.start + step.num_tokens)
+            drafts = outcome.drafts.get(i, NO_DRAFTS)
             if tokens:
-                inference.receive(tokens, now_s)
+                inference.receive(tokens, now_s, drafts)
+            if drafts.computed and self.speculation is not None:
+                self.speculation.learn(inference, drafts)
+            if sharing:
+                memory.share(inference, step.start + step.num_tokens + drafts.accepted)
+            if tokens:
                 if inference.end is not None and own:
                     life.answer(inference, now_s)
                 elif inference.streaming:

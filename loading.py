@@ -49,12 +49,21 @@ class ModelOptions(Protocol):
     @property
     def cuda_graphs(self) -> bool: ...
 
+    @property
+    def speculate(self) -> int: ...
+
 
 def load_local_model(
     options: ModelOptions, part: Part | None = None, rendezvous: str | None = None
 ) -> Executor:
     """The model, or a `part` of it that meets the others at `rendezvous`. Raises LoadError."""
-    from model import ContextError, LoadOptions, UnsupportedDtypeError, load_model
+    from model import (
+        ContextError,
+        LoadOptions,
+        SpeculationError,
+        UnsupportedDtypeError,
+        load_model,
+    )
     from models.part import WHOLE
     from models.weights.source import CheckpointError
     from runtime.budget import KVMemoryError, WeightMemoryError
@@ -75,6 +84,7 @@ def load_local_model(
                 part=part or WHOLE,
                 rendezvous=rendezvous or "",
                 graphs=options.cuda_graphs,
+                speculate=options.speculate if options.mode == "dynamic" else 0,
             )
         )
     except (
@@ -82,6 +92,7 @@ def load_local_model(
         ContextError,
         DeviceError,
         KVMemoryError,
+        SpeculationError,
         UnsupportedDtypeError,
         WeightMemoryError,
     ) as error:

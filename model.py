@@ -68,6 +68,10 @@ class ContextError(Exception):
     """The model's context is shorter than what was asked for; the message has both."""
 
 
+class SpeculationError(Exception):
+    """The device computes no drafts; the message says what is allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     mode: str
@@ -89,13 +93,18 @@ class LoadOptions:
 def load_model(options: LoadOptions) -> Executor:
     """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
     runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError,
-    ContextError and UnsupportedDtypeError."""
+    ContextError, SpeculationError and UnsupportedDtypeError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
         raise UnsupportedDtypeError(
             f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
+        )
+    if options.speculate and device.type != "cpu":
+        raise SpeculationError(
+            f"--speculate {options.speculate} on --device {options.device}: drafts are computed on "
+            "a CPU only; allowed here: 0"
         )
     source = open_source(options.model, options.seed, options.revision)
     check_source(source, options.part)

@@ -109,7 +109,6 @@ class Outcome:
     # them, and those that a constraint forces after it, whose keys and values are not computed yet
     # either
     tokens: Sequence[Sequence[int]]
-    tokens: Sequence[Sequence[int]]
     positions: int  # computed, padding included
     duration_s: float  # of the model's work, for a virtual clock
     # by row, if requested: of the new tokens; and of prompt tokens, with the index of the first
@@ -118,6 +117,10 @@ class Outcome:
     # by row: why it cannot be continued, through its own fault; its tokens mean nothing
     failed: Mapping[int, str] = field(default_factory=dict)
     drafts: Mapping[int, Drafts] = field(default_factory=dict)  # by row, where there were any
+
+    def num_drafts(self, row: int) -> int:
+        """Computed for this row."""
+        return self.drafts[row].computed if row in self.drafts else 0
 
 
 class DeviceMemoryError(Exception):
@@ -379,8 +382,10 @@ class Row(NamedTuple):
 
     request: int
     slot: int  # of the batch: the lowest free one at admission, kept until the request leaves
-    num_tokens: int  # computed
+    num_tokens: int  # computed, accepted drafts included
     kind: Kind
+    accepted: int = 0  # drafts, which are also among its tokens
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +396,24 @@ class Rows:
     slots: Sequence[int] = ()
     token_counts: Sequence[int] = ()
     kinds: bytes = b""  # indices of KINDS
+    accepted: Sequence[int] = ()  # drafts; empty, as is the next: no row had any
+    rejected: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.kinds)
 
     def __iter__(self) -> Iterator[Row]:
-        for request, slot, num_tokens, kind in zip(
-            self.requests, self.slots, self.token_counts, self.kinds, strict=True
+        none = [0] * len(self.kinds)
+        for request, slot, num_tokens, kind, accepted, rejected in zip(
+            self.requests,
+            self.slots,
+            self.token_counts,
+            self.kinds,
+            self.accepted or none,
+            self.rejected or none,
+            strict=True,
         ):
-            yield Row(request, slot, num_tokens, KINDS[kind])
+            yield Row(request, slot, num_tokens, KINDS[kind], accepted, rejected)
 
 
 @dataclass(slots=True)
@@ -408,7 +422,7 @@ class IterationRecord:
     Recorders receive it once it has succeeded, and do not change it."""
 
     batch_size: int  # rows, those that are held included
-    num_tokens: int  # computed, without padding
+    num_tokens: int  # computed, without padding and rejected drafts
     attended: int = 0  # query-key pairs, without padding
     context: int = 0  # keys read: in each row, those of its tokens and of all before them
     with_deferred: bool = False  # deferred requests were waiting or resident
@@ -426,12 +440,19 @@ class IterationRecord:
     num_drawn: int = 0  # rows whose requests received tokens
     num_generated: int = 0  # tokens that they received
     deferred_generated: int = 0
+    accepted_drafts: int = 0  # also among the tokens computed, and those generated
+    rejected_drafts: int = 0
     # since the previous token: class, seconds, and number of requests that waited so long
     gaps: Sequence[tuple[ServiceClass, float, int]] = ()
 
     @property
     def padding(self) -> int:
-        return self.num_positions - self.num_tokens
+        return self.num_positions - self.num_tokens - self.rejected_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        """Computed, each as a row of its own."""
+        return self.accepted_drafts + self.rejected_drafts
 
 
 End = Literal["length", "stop", "cancelled", "failed"]
@@ -452,6 +473,8 @@ class RequestRecord:
     end: End
     # prompt tokens found in the prefix cache; None: not looked up
     cached_tokens: int | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class Recorder(Protocol):

@@ -117,6 +117,7 @@ class _Counts:
     lengths: dict[str, Counter[int]] = field(
         default_factory=lambda: {name: Counter() for name in _LENGTHS}
     )
+    skipped: Counter[int] = field(default_factory=Counter)  # accepted drafts of a drawing row
     iterations: dict[str, Histogram] = field(
         default_factory=lambda: {method: Histogram(DURATIONS_S) for method in PHASES}
     )
@@ -146,6 +147,10 @@ class Metrics:
         method = phase_of(record)
         with self._lock:
             self._counts.iterations[method].observe(record.duration_s)
+            self._counts.skipped[0] += record.num_drawn
+            for accepted in filter(None, record.rows.accepted):
+                self._counts.skipped[0] -= 1
+                self._counts.skipped[accepted] += 1
             for of, gap_s, times in record.gaps:
                 self._counts.by_class["eb_inter_token_seconds", of].observe(gap_s, times)
 
@@ -219,8 +224,13 @@ def _counters(counts: _Counts, totals: Totals, failed: Mapping[str, int]) -> Ite
     deferred = {"computed": totals.deferred_tokens, "generated": totals.deferred_generated}
     yield _labelled("eb_deferred_tokens", "Tokens of deferred requests", "kind", deferred)
     yield _counter("eb_generated_tokens", "Generated tokens", totals.generated)
-    padding = totals.positions - totals.tokens
-    positions = {"wanted": totals.tokens, "padding": padding}
+    drafts = {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts}
+    yield _labelled("eb_drafts", "Drafts computed", "kind", drafts)
+    positions = {
+        "wanted": totals.tokens,
+        "rejected_draft": totals.rejected_drafts,
+        "padding": totals.positions - totals.tokens - totals.rejected_drafts,
+    }
     yield _labelled("eb_positions", "Positions computed", "kind", positions)
 
 
@@ -244,6 +254,10 @@ def _histograms(counts: _Counts, totals: Totals, manager: BatchingManager) -> It
         bounds = [most / LENGTH_BUCKETS * i for i in range(1, LENGTH_BUCKETS + 1)]
         for name, text in _LENGTHS.items():
             yield _of_counts(name, text, bounds, counts.lengths[name])
+    most_drafts = 0 if manager.speculation is None else manager.speculation.most
+    bounds = [float(n) for n in range(most_drafts + 1)]
+    text = "Accepted drafts of a row in an iteration"
+    yield _of_counts("tgi_request_skipped_tokens", text, bounds, counts.skipped)
     sizes = range(1, manager.max_batch_size + 1)
     text = "Rows of an iteration"
     yield _of_counts("tgi_batch_next_size", text, [float(n) for n in sizes], totals.iterations)

@@ -158,6 +158,10 @@ class Ledger(Memory):
         """The request has ended; its prefix is no longer looked up."""
         self._digests.pop(request.id, None)
 
+    def held_tokens(self, request: Request) -> int:
+        """Tokens for which a resident's blocks have space."""
+        return len(self._tables[request.id].blocks) * self.block_tokens
+
     # --- for trials -------------------------------------------------------------------------
 
     def blocks_of(self, tokens: int) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
-from seams import End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
+from seams import Drafts, End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
 
+NO_DRAFTS = Drafts(0, 0)
 # of a failure that is no fault of the model; constraint: of the request's own
 Cause = Literal["timeout", "shutdown", "constraint"]
 
@@ -72,6 +73,11 @@ class Inference:
     computed: int = 0  # tokens, those of iterations in flight included
     expected: int = 0  # tokens that iterations in flight will yield, where each yields one
     num_newest: int = 1  # tokens that the newest iteration yielded
+    guessing: bool = False  # an iteration in flight may compute drafts of it
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+    draft_hits: float = 0.0  # accepted drafts, the newest count most
+    draft_trials: float = 0.0  # the same of those that were compared
     num_in_flight: int = 0  # iterations in flight that it is part of
     resident: bool = False
     num_preemptions: int = 0
@@ -124,7 +130,7 @@ class Inference:
     def must_wait(self) -> bool:
         """Whether its next step depends on tokens that are in flight: which they are, or how
         many."""
-        return self.expected > 0 and self.sampling.constraint is not None
+        return self.expected > 0 and (self.guessing or self.sampling.constraint is not None)
 
     def wanted(self, tokens: Sequence[int]) -> Sequence[int]:
         """The first of these generated tokens, up to one that ends the request."""
@@ -132,13 +138,17 @@ class Inference:
         ends = (i + 1 for i, token in enumerate(tokens) if token in self.end_ids)
         return tokens[: min(room, next(ends, room))]
 
-    def receive(self, tokens: Sequence[int], now_s: float) -> None:
-        """Adds generated tokens, all of them `wanted`."""
+    def receive(self, tokens: Sequence[int], now_s: float, drafts: Drafts = NO_DRAFTS) -> None:
+        """Adds generated tokens, all of them `wanted`. The accepted drafts among them are computed;
+        what was computed behind these counts as never computed."""
         self.last_token_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.ids += tokens
-        self.num_newest = len(tokens)
+        self.num_newest = len(tokens) - drafts.accepted
+        self.computed += drafts.accepted
+        self.accepted_drafts += drafts.accepted
+        self.rejected_drafts += drafts.computed - drafts.accepted
         if tokens[-1] in self.end_ids:
             self.end = "stop"
         elif len(self.ids) == self.prompt_tokens + self.max_tokens:

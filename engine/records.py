@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.inference import Inference
 from seams import (
     KINDS,
+    Drafts,
     End,
     IterationRecord,
     Memory,
@@ -20,6 +21,7 @@ from seams import (
     RequestRecord,
     Rows,
     ServiceClass,
+    Step,
 )
 
 HISTORY_RECORDS = 2**13  # kept at most,
@@ -165,12 +167,15 @@ def planned_record(
 def complete_record(
     record: IterationRecord,
     batch: Sequence[Inference],
+    steps: Sequence[Step],
     outcome: Outcome,
     start_s: float,
     end_s: float,
 ) -> None:
     """Adds what came of the iteration, before the requests of its rows (`batch`) receive their
     tokens."""
+    if outcome.drafts:
+        _add_drafts(record, steps, outcome.drafts)
     rows = zip(batch, outcome.tokens, strict=True)
     given = [(i, len(tokens)) for i, tokens in rows if tokens and i.end is None]
     # most rows had their last token in the same iteration: few different gaps to keep
@@ -183,6 +188,30 @@ def complete_record(
     if record.deferred_tokens:
         record.deferred_generated = sum([n for i, n in given if i.service_class == "deferred"])
     record.gaps = tuple(gaps)
+
+
+def _add_drafts(
+    record: IterationRecord, steps: Sequence[Step], drafts: Mapping[int, Drafts]
+) -> None:
+    """Each draft was a row that read the keys of all tokens before it. Accepted ones are tokens of
+    their request's row."""
+    counts = list(record.rows.token_counts)
+    accepted, rejected = [0] * len(counts), [0] * len(counts)
+    for i, (computed, kept) in drafts.items():
+        keys = steps[i].start + steps[i].num_tokens
+        keys = computed * keys + computed * (computed + 1) // 2
+        record.attended += keys
+        record.context += keys
+        counts[i] += kept
+        accepted[i], rejected[i] = kept, computed - kept
+    record.accepted_drafts, record.rejected_drafts = sum(accepted), sum(rejected)
+    record.num_tokens += record.accepted_drafts
+    record.rows = replace(
+        record.rows,
+        token_counts=tuple(counts),
+        accepted=tuple(accepted),
+        rejected=tuple(rejected),
+    )
 
 
 def phase_of(record: IterationRecord) -> str:
@@ -205,4 +234,6 @@ def request_record(inference: Inference, end: End, end_s: float) -> RequestRecor
         service_class=inference.service_class,
         end=end,
         cached_tokens=inference.cached_tokens,
+        accepted_drafts=inference.accepted_drafts,
+        rejected_drafts=inference.rejected_drafts,
     )

@@ -111,7 +111,7 @@ OPTIONS: tuple[Named, ...] = (
     Named("--sharded", Renamed("--shards", _sharded)),
     Named("--num-shard", Renamed("--shards")),
     Named("--quantize", Renamed("--dtype", _quantize)),
-    Named("--speculate", Refused("speculative decoding is not supported")),
+    Named("--speculate", _HERE),
     Named("--dtype", Renamed("--dtype", _dtype)),
     Named("--kv-cache-dtype", Refused("keys and values have the precision of --dtype")),
     Named("--trust-remote-code", Refused("code from a model's folder is never run"), "switch"),

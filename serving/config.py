@@ -176,6 +176,11 @@ class Config(Options):
     prefix_caching: bool = DYNAMIC.option(True)
     """keys and values of prompts are kept while there is memory for them, and requests of the same
     API key that begin alike share them, so that a common beginning is computed once"""
+    speculate: int = DYNAMIC.option(0, least=0, most=64)
+    """most drafts of a request in one iteration: tokens found in its own text, such as a prompt
+    that it edits, computed together and kept as far as they are what would have been generated
+    without them; as many as pay off are computed, and none while there are deferred requests; the
+    model must be on a CPU; 0: none"""
 
     max_batch_prefill_tokens: int = TGI.option(4096, least=1, most=2**31)
     """most prompt tokens in one iteration"""
@@ -310,6 +315,11 @@ class Config(Options):
             return self.lookahead
         on_gpu = device != "cpu" and self.mode == "dynamic"
         return int(self.remote_model is not None or on_gpu)
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a row; the rows of the other modes advance together."""
+        return self.speculate if self.mode == "dynamic" else 0
 
     @property
     def grows(self) -> bool:

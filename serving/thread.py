@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from batching import LOOPS, BatchingManager, EngineFailedError
 from deferred.jobs import Jobs
+from engine.speculation import Speculation
 from generate.modes import make_ledger
 from loading import LoadError, load_local_model
 from runtime.grammar.grammars import Grammars
@@ -173,6 +174,8 @@ class Engine:
                     f"the vocabulary of '{self.config.model}' has {self.tokenizer.vocab_size} "
                     f"tokens; allowed: at most {model.vocab_size}, the network's"
                 )
+            if most := self.config.most_drafts:
+                self.manager.speculation = self._speculation(most, model)
             model.warm_up()
         except LoadError as error:
             log.critical("%s", error)
@@ -225,6 +228,21 @@ class Engine:
         except BaseException:  # better no server than one that does not respond
             log.critical("the engine's loop has ended", exc_info=True)
             os._exit(FAILED)
+
+    def _speculation(self, most: int, model: LoadedModel) -> Speculation:
+        """Raises LoadError."""
+        if (allowed := model.info.speculate) < most:
+            raise LoadError(
+                f"--speculate is {most}, and the model server was started with --speculate "
+                f"{allowed}; allowed: at most as many as there"
+            )
+        if not model.info.batch_invariant:
+            log.warning(
+                "--speculate: the linear layers of this machine are not batch invariant, so logits "
+                "behind drafts may differ in their last bits from those without, and tokens where "
+                "the two best are as good as equal"
+            )
+        return Speculation(most, self.predictor)
 
     def _watch(self) -> None:
         liveness = Liveness(self.manager, self.predictor.foretell, self.limit)

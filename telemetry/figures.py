@@ -38,6 +38,11 @@ class DeferredTokens(TypedDict):
 PrefixCache = TypedDict("PrefixCache", {"looked-up-tokens": int, "hit-tokens": int})
 
 
+class Drafts(TypedDict):
+    accepted: int
+    rejected: int
+
+
 class LatencyByTokens(TypedDict):
     num_tokens: int
     n: int
@@ -66,6 +71,7 @@ Sums = TypedDict(
         "preemptions": int,
         "deferred-tokens": DeferredTokens,
         "prefix-cache": PrefixCache,
+        "drafts": Drafts,
     },
 )
 Latencies = TypedDict(
@@ -131,7 +137,9 @@ def figures(window: Window) -> Figures:
             "max": max(rows, default=0),
             "histogram": {str(n): times for n, times in sorted(rows.items())},
         },
-        "padding-share": _ratio(totals.positions - totals.tokens, totals.positions),
+        "padding-share": _ratio(
+            totals.positions - totals.tokens - totals.rejected_drafts, totals.positions
+        ),
         "model-share": _ratio(totals.model_s, busy_s),
         "preemptions": totals.preemptions,
         "deferred-tokens": {
@@ -142,6 +150,7 @@ def figures(window: Window) -> Figures:
             "looked-up-tokens": totals.looked_up_tokens,
             "hit-tokens": totals.hit_tokens,
         },
+        "drafts": {"accepted": totals.accepted_drafts, "rejected": totals.rejected_drafts},
         **_latencies(window.newest),
         "latency-by-num-tokens": _by_tokens(window.newest),
         "by-class": {of: _of_class(of, window) for of in get_args(ServiceClass)},

@@ -27,6 +27,8 @@ class Totals:
     generated: int = 0
     tokens: int = 0
     positions: int = 0  # computed, padding included
+    accepted_drafts: int = 0  # also among the tokens
+    rejected_drafts: int = 0  # also among the positions
     deferred_tokens: int = 0
     deferred_generated: int = 0
 
@@ -36,6 +38,8 @@ class Totals:
         self.generated += record.num_generated
         self.tokens += record.num_tokens
         self.positions += record.num_positions
+        self.accepted_drafts += record.accepted_drafts
+        self.rejected_drafts += record.rejected_drafts
         self.deferred_tokens += record.deferred_tokens
         self.deferred_generated += record.deferred_generated
 

@@ -5,6 +5,8 @@ before them. A sequence is computed from what its own blocks hold, so any cross-
 requests, wrong position, or block that was given away too early becomes a wrong token within
 milliseconds, in every mode and under every policy; `reference` says what a request would get if it
 were alone. With a constraint it gets up to `MOST_FORCED` of these tokens together with a drawn one.
+Of the drafts that a step asks for, some are made, and some of these are right: `drafted_after` says
+how many. What is wrong stays in its blocks, as keys and values of rejected drafts do.
 Nothing is computed before its result is asked for, as on a device that is late. The contract of
 `seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since
 a manager that survives a failing model would otherwise hide it.
@@ -32,6 +34,7 @@ from dataclasses import dataclass, field
 from seams import (
     DeviceLostError,
     DeviceMemoryError,
+    Drafts,
     ModelLostError,
     Opening,
     Outcome,
@@ -65,6 +68,11 @@ def forced_after(prefix: Sequence[int]) -> int:
     return _forced(_absorb(0, prefix))
 
 
+def drafted_after(prefix: Sequence[int], most: int) -> Drafts:
+    """Behind this prefix where up to `most` are asked for."""
+    return _drafted(_absorb(0, prefix), most)
+
+
 def virtual_duration_s(rows: float, positions: float) -> float:
     """Sums of binary fractions are exact, so tests may compare times for equality."""
     return 2**-10 + rows * 2**-13 + positions * 2**-17
@@ -82,6 +90,11 @@ def _choose(state: int, seed: int | None, vocab_size: int) -> int:
 
 def _forced(state: int) -> int:
     return hash((state, MOST_FORCED)) % (MOST_FORCED + 1)
+
+
+def _drafted(state: int, most: int) -> Drafts:
+    made = hash((state, "made")) % (most + 1)
+    return Drafts(made, hash((state, 17)) % (made + 1))
 
 
 def _logprob(state: int, token: int, vocab_size: int) -> float:
@@ -118,6 +131,7 @@ class Info:
     kernels: dict[str, str]
     batch_invariant: bool
     unused_gpu: str | None = None
+    speculate: int = 64
 
 
 @dataclass(slots=True)
@@ -298,7 +312,12 @@ class HashModel:
             or not self._draws(step.id),
             f"{step.id} has a constraint and a token in flight",
         )
-        end = step.start + step.num_tokens
+        self._require(not self._guesses(step.id), f"{step.id} has drafts in flight")
+        self._require(
+            not step.drafts or (step.draw and sequence.opening.sampling.constraint is None),
+            f"{step.id} has drafts where nothing is drawn, or under a constraint",
+        )
+        end = step.start + step.num_tokens + step.drafts
         self._require(end <= self.context, f"{end} tokens, the context is {self.context}")
         self._require(
             end <= len(sequence.blocks) * self.block_tokens,
@@ -320,6 +339,9 @@ class HashModel:
 
     def _draws(self, id: int) -> bool:
         return any(s.draw for i in self._flying for s in i.steps if s.id == id)
+
+    def _guesses(self, id: int) -> bool:
+        return any(s.drafts for i in self._flying for s in i.steps if s.id == id)
 
     def _check_thread(self) -> None:
         self._require(
@@ -357,6 +379,7 @@ class HashModel:
         rows: list[list[int]] = []
         logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         of_prompts: dict[int, tuple[int, Sequence[TokenLogprobs]]] = {}
+        drafts: dict[int, Drafts] = {}
         for i, step in enumerate(iteration.steps):
             sequence = self._sequences[step.id]
             sampling, prompt_tokens = sequence.opening.sampling, sequence.opening.prompt_tokens
@@ -378,6 +401,11 @@ class HashModel:
             self._require(end == len(sequence.ids), "a token is drawn behind a part of a prompt")
             seed = None if sampling.temperature == 0 else sampling.seed
             drawn, of_drawn, more = list[int](), list[TokenLogprobs](), 1
+            guesses = _drafted(state, step.drafts)
+            if guesses.computed:
+                drafts[i] = guesses
+                sequence.planned += guesses.accepted
+                more += guesses.accepted
             while more:
                 token = _choose(state, seed, self.vocab_size)
                 if sampling.logit_bias:  # it has no logits: the largest bias decides
@@ -385,22 +413,27 @@ class HashModel:
                 if sampling.logprobs is not None:
                     of_drawn.append(_logprobs(state, token, sampling.logprobs, self.vocab_size))
                 state = _absorb(state, [token])
+                if len(drawn) < guesses.accepted:
+                    self._kv[self._slot(sequence, end + len(drawn))] = state
                 if not drawn and sampling.constraint is not None:
                     more += _forced(state)
                 drawn.append(token)
                 more -= 1
+            for j in range(guesses.accepted, guesses.computed):
+                self._kv[self._slot(sequence, end + j)] = -1 - j  # nonsense
             sequence.ids += drawn
             rows.append(drawn)
             if of_drawn:
                 logprobs[i] = of_drawn
         positions = sum(step.num_tokens + step.padding for step in iteration.steps)
+        positions += sum(guesses.computed for guesses in drafts.values())
         if self.step_s:
             time.sleep(self.step_s)
         if self.duration_s is not None:
             duration_s = self.duration_s(len(rows), positions)
         else:
             duration_s = time.perf_counter() - iteration.began_s
-        return Outcome(rows, positions, duration_s, logprobs, of_prompts)
+        return Outcome(rows, positions, duration_s, logprobs, of_prompts, drafts=drafts)
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         block = sequence.blocks[position // self.block_tokens]

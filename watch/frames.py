@@ -56,7 +56,9 @@ class RunColumns(NamedTuple):
     kind: int  # index of seams.KINDS
     first: int  # number of its first iteration
     length: int  # iterations
-    tokens: int  # computed in all of them
+    tokens: int  # computed in all of them, accepted drafts included
+    accepted: int = 0  # drafts
+    rejected: int = 0
 
 
 class ArrivedColumns(NamedTuple):
@@ -159,7 +161,8 @@ def _us(s: float) -> int:
 
 
 def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
-    """Most iterations have the rows of the previous one; these take one comparison each."""
+    """Most iterations have the rows of the previous one; these take one comparison each. A row with
+    other drafts than before begins a new run, so that each advance is seen."""
     runs: list[RunColumns] = []
     newest: dict[int, int] = {}  # slot -> index of its newest run
     at = 0
@@ -169,8 +172,15 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
             same += 1
         n, times = first + at, same - at
         row = rows[at]
-        for request, slot, tokens, kind in zip(
-            row.requests, row.slots, row.token_counts, row.kinds, strict=True
+        none = [0] * len(row)
+        for request, slot, tokens, kind, accepted, rejected in zip(
+            row.requests,
+            row.slots,
+            row.token_counts,
+            row.kinds,
+            row.accepted or none,
+            row.rejected or none,
+            strict=True,
         ):
             known = newest.get(slot)
             before = None if known is None else runs[known]
@@ -179,13 +189,23 @@ def _runs(rows: Sequence[Rows], first: int) -> list[RunColumns]:
                 and before is not None
                 and (before.request, before.kind) == (request, kind)
                 and before.first + before.length == n
+                and before.accepted == accepted * before.length
+                and before.rejected == rejected * before.length
             ):
                 runs[known] = before._replace(
-                    length=before.length + times, tokens=before.tokens + tokens * times
+                    length=before.length + times,
+                    tokens=before.tokens + tokens * times,
+                    accepted=before.accepted + accepted * times,
+                    rejected=before.rejected + rejected * times,
                 )
             else:
                 newest[slot] = len(runs)
-                runs.append(RunColumns(request, slot, kind, n, times, tokens * times))
+                runs.append(
+                    RunColumns(
+                        request, slot, kind, n, times, tokens * times,
+                        accepted * times, rejected * times,
+                    )
+                )  # fmt: skip
         at = same
     return runs
 
@@ -201,11 +221,14 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
             )  # fmt: skip
         case "iteration":
             columns: Sequence[Sequence[Any]] = list(zip(*line["rows"], strict=True))
-            requests, slots, tokens, kinds = columns or ((), (), (), ())
+            requests, slots, tokens, kinds, *drafts = columns or ((), (), (), ())
+            accepted, rejected = drafts or ((), ())
             return IterationRecord(
                 batch_size=sum(kind != "paused" for kind in kinds),
                 num_tokens=sum(tokens),
-                rows=Rows(requests, slots, tokens, bytes(map(KINDS.index, kinds))),
+                rows=Rows(
+                    requests, slots, tokens, bytes(map(KINDS.index, kinds)), accepted, rejected
+                ),
                 num_waiting=line["waiting"],
                 used_blocks=line["used"],
                 cached_blocks=line["cached"],
@@ -213,8 +236,10 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
                 preempted=line["preempted"],
                 start_s=line["start_s"],
                 duration_s=line["duration_s"],
-                num_positions=sum(tokens) + line["padding"],
+                num_positions=sum(tokens) + line["padding"] + sum(rejected),
                 num_generated=line["generated"],
+                accepted_drafts=sum(accepted),
+                rejected_drafts=sum(rejected),
             )
         case "ended":
             record = RequestRecord(

@@ -23,7 +23,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 
 from engine.records import DECODE
 from seams import KINDS
-from watch.frames import Frame, Hello
+from watch.frames import Frame, Hello, RunColumns
 
 NS = 1000  # per microsecond
 SEQUENCE = 1
@@ -75,7 +75,7 @@ def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
                 start_us,
                 last.start_us + last.duration_us,
                 f"{KINDS[run.kind]}, request {run.request}",
-                {"request": run.request, "tokens": run.tokens, "iterations": run.length},
+                _notes(run),
                 (run.request,) if run.request in lost and run.kind <= DECODE else (),
             )
         )
@@ -85,6 +85,13 @@ def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
     order = sorted(found, key=lambda name: (TRACKS.index(name.split()[0]), len(name), name))
     title = f"server: {hello['mode']}, model {hello['model']}"
     return Process(title, {name: found[name] for name in order}, counters, offset_us)
+
+
+def _notes(run: RunColumns) -> dict[str, int]:
+    notes = {"request": run.request, "tokens": run.tokens, "iterations": run.length}
+    if run.accepted or run.rejected:
+        notes |= {"accepted drafts": run.accepted, "rejected drafts": run.rejected}
+    return notes
 
 
 def _requests(frame: Frame, begun: Mapping[int, int]) -> Iterator[Slice]:

@@ -152,9 +152,14 @@ def timing(
         "x-inference-time": inference_s,
         "x-time-per-token": inference_s / most,
     }
+    drafts = {
+        "x-accepted-drafts": sum(answer.inference.accepted_drafts for answer in answers),
+        "x-rejected-drafts": sum(answer.inference.rejected_drafts for answer in answers),
+    }
     return {
         "x-compute-time": f"{end_s - arrival_s:.6f}",
         **{name: str(max(0, int(span_s * 1000))) for name, span_s in spans_s.items()},
         "x-prompt-tokens": str(sum(answer.inference.prompt_tokens for answer in answers)),
         "x-generated-tokens": str(sum(len(answer.steps) for answer in answers)),
+        **{name: str(count) for name, count in drafts.items() if any(drafts.values())},
     }

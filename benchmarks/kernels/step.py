@@ -121,12 +121,12 @@ class Clock:
                 module.__class__ = type(kind.__name__, (kind,), timed)
         lay_out, watched = model.lay_out, self
 
-        def laid_out(steps: Any, rows: Any) -> Any:
-            flat = watched.over("layout", lay_out)(steps, rows)
+        def laid_out(*of: Any) -> Any:
+            flat = watched.over("layout", lay_out)(*of)
             attend = flat.attend or RaggedAttention(flat.spans, model.pool)
             return replace(flat, attend=watched.over("attention", attend))
 
-        model.lay_out = laid_out  # type: ignore[method-assign]
+        model.lay_out = laid_out  # type: ignore[assignment,method-assign]
         sampler: Any = model._sampler
         sampler.draw = self.over("sampling", sampler.draw)
 

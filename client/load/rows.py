@@ -66,7 +66,7 @@ def _take(
     """Lengthens the last span of each of its requests, or begins a new one."""
     start_s = iteration["start_s"] + shift_s
     end_s = start_s + iteration["duration_s"]
-    for request, _, _, kind in iteration["rows"]:
+    for request, _, _, kind, *_ in iteration["rows"]:
         if request not in index_of:
             continue
         own = found[index_of[request]]

@@ -46,6 +46,7 @@ class RemoteInfo:
     kernels: dict[str, str]  # of rank 0
     batch_invariant: bool
     unused_gpu: str | None
+    speculate: int
     address: str
     shards: int
 
@@ -132,6 +133,7 @@ def _begin(
             kernels=dict(sorted(first.kernels.items())),
             batch_invariant=all(info.batch_invariant for info in found),
             unused_gpu=first.unused_gpu if first.HasField("unused_gpu") else None,
+            speculate=min(info.speculate for info in found),
             address=options.address,
             shards=len(found),
         ),

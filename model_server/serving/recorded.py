@@ -49,8 +49,8 @@ class _RecordedPending:
     def result(self) -> Outcome:
         outcome = self.pending.result()
         rows = [
-            (step.id, step.num_tokens, len(tokens))
-            for step, tokens in zip(self.steps, outcome.tokens, strict=True)
+            (step.id, step.num_tokens + outcome.num_drafts(i), len(tokens))
+            for i, (step, tokens) in enumerate(zip(self.steps, outcome.tokens, strict=True))
         ]
         self.journal.write(
             {

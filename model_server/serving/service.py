@@ -94,6 +94,7 @@ class ModelService(model_pb2_grpc.ModelServerServicer):
             kernels=model.info.kernels,
             batch_invariant=model.info.batch_invariant,
             unused_gpu=model.info.unused_gpu,
+            speculate=model.info.speculate,
         )
 
     def Health(  # noqa: N802

@@ -51,11 +51,11 @@ class TracedModel:
         self.model.forget()
         self._end(list(self._executions))
 
-    def executed(self, steps: Sequence[Step]) -> None:
+    def executed(self, steps: Sequence[Step], outcome: Outcome) -> None:
         now_ns = time.time_ns()
-        for step in steps:
+        for i, step in enumerate(steps):
             if execution := self._executions.get(step.id):
-                execution.tokens += step.num_tokens
+                execution.tokens += step.num_tokens + outcome.num_drafts(i)
                 execution.iterations += 1
                 execution.end_ns = now_ns
 
@@ -79,5 +79,5 @@ class _TracedPending:
 
     def result(self) -> Outcome:
         outcome = self.pending.result()
-        self.model.executed(self.steps)
+        self.model.executed(self.steps, outcome)
         return outcome

@@ -82,7 +82,7 @@ def _read_constraint(sent: wire.Constraint) -> seams.Constraint:
 def iteration(
     session: int, number: int, steps: Sequence[seams.Step], released: Sequence[int]
 ) -> wire.Iteration:
-    ids, starts, tokens, draw, blocks, padding = zip(*steps, strict=True)
+    ids, starts, tokens, draw, blocks, padding, drafts = zip(*steps, strict=True)
     given = any(blocks)
     return wire.Iteration(
         session=session,
@@ -95,14 +95,16 @@ def iteration(
         block_counts=[len(row) for row in blocks] if given else (),
         blocks=[block for row in blocks for block in row] if given else (),
         released=released,
+        drafts=drafts if any(drafts) else (),
     )
 
 
 def read_steps(message: wire.Iteration) -> list[seams.Step]:
     rows = len(message.ids)
     padding: Sequence[int] = message.padding or [0] * rows
+    drafts: Sequence[int] = message.drafts or [0] * rows
     blocks = _split(message.blocks, message.block_counts) if message.block_counts else [()] * rows
-    columns = (message.ids, message.starts, message.tokens, message.draw, blocks, padding)
+    columns = (message.ids, message.starts, message.tokens, message.draw, blocks, padding, drafts)
     return [seams.Step(*row) for row in zip(*columns, strict=True)]
 
 
@@ -121,6 +123,10 @@ def outcome(given: seams.Outcome, rank: int) -> wire.Outcome:
             _row(row, first, scores) for row, (first, scores) in given.prompt_logprobs.items()
         ],
         failed=[wire.Failure(row=row, reason=reason) for row, reason in given.failed.items()],
+        drafts=[
+            wire.RowDrafts(row=row, computed=of.computed, accepted=of.accepted)
+            for row, of in given.drafts.items()
+        ],
     )
 
 
@@ -132,6 +138,7 @@ def read_outcome(message: wire.Outcome) -> seams.Outcome:
         {row.row: _scores(row) for row in message.logprobs},
         {row.row: (row.first, _scores(row)) for row in message.prompt_logprobs},
         {failure.row: failure.reason for failure in message.failed},
+        {of.row: seams.Drafts(of.computed, of.accepted) for of in message.drafts},
     )
 
 

@@ -17,7 +17,7 @@ class Addresses(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "parameters", "dtype", "device", "note", "layout", "context", "vocab_size", "rank", "shards", "kernels", "batch_invariant", "unused_gpu")
+    __slots__ = ("name", "parameters", "dtype", "device", "note", "layout", "context", "vocab_size", "rank", "shards", "kernels", "batch_invariant", "unused_gpu", "speculate")
     class KernelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class ModelInfo(_message.Message):
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INVARIANT_FIELD_NUMBER: _ClassVar[int]
     UNUSED_GPU_FIELD_NUMBER: _ClassVar[int]
+    SPECULATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: int
     dtype: str
@@ -51,7 +52,8 @@ class ModelInfo(_message.Message):
     kernels: _containers.ScalarMap[str, str]
     batch_invariant: bool
     unused_gpu: str
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ..., kernels: _Optional[_Mapping[str, str]] = ..., batch_invariant: _Optional[bool] = ..., unused_gpu: _Optional[str] = ...) -> None: ...
+    speculate: int
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., note: _Optional[str] = ..., layout: _Optional[str] = ..., context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., rank: _Optional[int] = ..., shards: _Optional[int] = ..., kernels: _Optional[_Mapping[str, str]] = ..., batch_invariant: _Optional[bool] = ..., unused_gpu: _Optional[str] = ..., speculate: _Optional[int] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ("session",)
@@ -166,7 +168,7 @@ class Openings(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("session", "number", "ids", "starts", "tokens", "draw", "padding", "block_counts", "blocks", "released")
+    __slots__ = ("session", "number", "ids", "starts", "tokens", "draw", "padding", "block_counts", "blocks", "released", "drafts")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +179,7 @@ class Iteration(_message.Message):
     BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     session: int
     number: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -187,7 +190,8 @@ class Iteration(_message.Message):
     block_counts: _containers.RepeatedScalarFieldContainer[int]
     blocks: _containers.RepeatedScalarFieldContainer[int]
     released: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., draw: _Optional[_Iterable[bool]] = ..., padding: _Optional[_Iterable[int]] = ..., block_counts: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., released: _Optional[_Iterable[int]] = ...) -> None: ...
+    drafts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., draw: _Optional[_Iterable[bool]] = ..., padding: _Optional[_Iterable[int]] = ..., block_counts: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., released: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("token", "logprob", "top_tokens", "top_logprobs")
@@ -220,7 +224,7 @@ class Failure(_message.Message):
     def __init__(self, row: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("digest", "token_counts", "tokens", "positions", "duration_s", "logprobs", "prompt_logprobs", "failed")
+    __slots__ = ("digest", "token_counts", "tokens", "positions", "duration_s", "logprobs", "prompt_logprobs", "failed", "drafts")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +233,7 @@ class Outcome(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -237,4 +242,15 @@ class Outcome(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     failed: _containers.RepeatedCompositeFieldContainer[Failure]
-    def __init__(self, digest: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., positions: _Optional[int] = ..., duration_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[RowDrafts]
+    def __init__(self, digest: _Optional[bytes] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., positions: _Optional[int] = ..., duration_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[RowDrafts, _Mapping]]] = ...) -> None: ...
+
+class RowDrafts(_message.Message):
+    __slots__ = ("row", "computed", "accepted")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    computed: int
+    accepted: int
+    def __init__(self, row: _Optional[int] = ..., computed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...

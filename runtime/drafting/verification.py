@@ -9,8 +9,11 @@ keeps the very tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from runtime.sampling.sampler import Known
+
+Row = TypeVar("Row", bound=Known)
 
 
 def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
@@ -33,6 +36,6 @@ class Ahead:
         self.prompt_tokens, self.sampling = row.prompt_tokens, row.sampling
 
 
-def places(row: Known, drafts: Sequence[int]) -> list[Known]:
+def places(row: Row, drafts: Sequence[int]) -> list[Row | Ahead]:
     """The sequence as it is where each of its next tokens is drawn."""
     return [row, *(Ahead(row, drafts[: j + 1]) for j in range(len(drafts)))]

@@ -62,7 +62,9 @@ def pack_linears(network: nn.Module, *, invariant: bool = False) -> dict[str, st
         chosen[precision] = choose(precision, shapes, invariant=invariant)
     names = agreed(
         [
-            Offer(chosen[p.precision][p.shape].name, list(_allowed(available[p.precision], invariant)))
+            Offer(
+                chosen[p.precision][p.shape].name, list(_allowed(available[p.precision], invariant))
+            )
             for p in places
         ]
     )

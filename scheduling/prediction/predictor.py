@@ -111,7 +111,10 @@ class Predictor:
         self._unlearnt_s += record.duration_s
 
     def _learn(self, record: IterationRecord, step_s: float) -> None:
-        size = 2 * (bisect_right(KNOTS, record.num_tokens) - 1) + record.with_deferred
+        size = (
+            2 * (bisect_right(KNOTS, record.num_tokens + record.rejected_drafts) - 1)
+            + record.with_deferred
+        )
         at = size, self._seen[size] % KEPT
         row, step_s = features(record), max(step_s, record.duration_s)
         self._features[at] = row

@@ -127,12 +127,14 @@ class Curve:
 
 
 def features(record: IterationRecord) -> list[float]:
-    num_tokens = record.num_tokens
+    drafts = record.num_drafts  # rows, too, and each draws
+    num_tokens = record.num_tokens + record.rejected_drafts
     segments = [
         max(0, min(num_tokens, end) - start)
         for start, end in zip(KNOTS, (*KNOTS[1:], 1 << 40), strict=True)
     ]
-    others = record.batch_size, record.num_drawn, record.attended, record.context
+    rows, drawn = record.batch_size + drafts, record.num_drawn + drafts
+    others = rows, drawn, record.attended, record.context
     return [1.0, *segments, *others, float(record.with_deferred)]
 
 

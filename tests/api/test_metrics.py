@@ -27,7 +27,7 @@ from tests.server.hash_app import FAIL_ON, byte_tokenizer, load
 
 Labels = tuple[tuple[str, str], ...]
 
-# what TGI's Grafana dashboard asks of a server that neither speculates nor concatenates batches
+# what TGI's Grafana dashboard asks of a server that does not concatenate batches
 TGI_COUNTERS = {
     "tgi_request_count",
     "tgi_request_success",
@@ -51,6 +51,7 @@ TGI_HISTOGRAMS = {
     "tgi_request_generated_tokens",
     "tgi_request_input_length",
     "tgi_request_max_new_tokens",
+    "tgi_request_skipped_tokens",
     "tgi_batch_next_size",
     "tgi_batch_inference_duration",
     "tgi_batch_forward_duration",

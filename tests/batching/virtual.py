@@ -20,6 +20,7 @@ from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration, Wait
+from engine.speculation import Speculation
 from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
@@ -230,8 +231,10 @@ class World:
         lookahead: int = 0,
         also: Recorder | None = None,
         with_deferred: Callable[[Policy], Policy] | None = None,
+        speculate: int = 0,
     ) -> None:
-        """`also` receives the same records as the books."""
+        """`also` receives the same records as the books. With `speculate` drafts no step time is
+        known, so that they are as many as are free at first."""
         if max_resident is None and mode.name.split(",")[0] in PAUSING:
             max_resident = 4 * max_batch_size
         self.mode = mode
@@ -255,6 +258,7 @@ class World:
             request_timeout_s=request_timeout_s,
             lookahead=lookahead,
             with_deferred=with_deferred,
+            speculation=Speculation(speculate, Law(known=False)) if speculate else None,
         )
         self.memory = mode.ledger(self.model.num_blocks, block_tokens)
         self.manager.serve(self.model, self.memory)
@@ -347,9 +351,9 @@ def check_closed(world: World) -> None:
         assert iteration.num_drawn <= iteration.num_tokens <= iteration.num_positions
         assert iteration.num_drawn <= iteration.num_generated
         if not any(inference.sampling.constraint for inference in world.submitted):
-            assert iteration.num_generated == iteration.num_drawn
+            assert iteration.num_generated == iteration.num_drawn + iteration.accepted_drafts
         if world.mode.ledger is not RectangleLedger:
-            assert iteration.num_tokens == iteration.num_positions
+            assert iteration.num_tokens + iteration.rejected_drafts == iteration.num_positions
     check_busy_periods(books, exact=not manager.lookahead)
 
 

@@ -67,7 +67,6 @@ def test_sharded_false_means_one_model_server() -> None:
 @pytest.mark.parametrize(
     ("typed", "reason"),
     [
-        ("--speculate 3", "--speculate is not supported: speculative decoding is not supported"),
         ("--quantize gptq", "--quantize is 'gptq'; allowed: eetq, bitsandbytes"),
         ("--quantize awq", "--quantize is 'awq'"),
         ("--ngrok", "--ngrok is not supported"),
@@ -90,9 +89,9 @@ def test_options_that_are_not_offered_are_refused_by_name_with_the_reason(
 
 def test_a_refused_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        read([], {"SPECULATE": "2"})
+        read([], {"ROPE_FACTOR": "2"})
     error = capsys.readouterr().err
-    assert "SPECULATE is not supported: speculative decoding is not supported" in error
+    assert "ROPE_FACTOR is not supported: the scaling of rotary embeddings is read" in error
 
 
 def test_every_option_that_is_the_same_or_renamed_exists_here() -> None:

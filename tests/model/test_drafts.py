@@ -11,6 +11,7 @@ import torch
 
 from generate.dynamic import lay_out
 from model import LoadOptions, load_model
+from runtime.grammar.masks import Masks
 from runtime.iteration import KnownSequence
 from runtime.sampling.sampler import Known, Sampler
 from seams import Drafts, Sampling, Step
@@ -35,10 +36,12 @@ class Tap:
         self.seen: dict[tuple[int, ...], torch.Tensor] = {}
         real = Sampler.draw
 
-        def draw(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
+        def draw(
+            sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known], masks: Masks | None
+        ) -> torch.Tensor:
             for scores, row in zip(logits, rows, strict=True):
                 self.seen[tuple(row.ids)] = scores.clone()
-            return real(sampler, logits, rows)
+            return real(sampler, logits, rows, masks)
 
         patch.setattr(Sampler, "draw", draw)
 
@@ -131,8 +134,8 @@ def test_tokens_and_logprobs_are_the_same_under_every_sampling(model: Any, of: s
     sequences = bare.open(PROMPTS, FURTHER, samplings)
     expected: list[list[Any]] = [[] for _ in PROMPTS]
     for _ in range(FURTHER):
-        for i, scores in bare.advance(sequences).logprobs.items():
-            expected[i] += scores
+        for i, words in bare.advance(sequences).logprobs.items():
+            expected[i] += words
     truth = [sequence.ids for sequence in sequences]
     with pytest.MonkeyPatch.context() as patch:
         found, _, scores = speculated(model, samplings, 3, truth, patch)

@@ -50,7 +50,9 @@ steps = st.builds(
     draw=st.booleans(),
     blocks=st.lists(counts, max_size=4),
     padding=counts | st.just(0),
+    drafts=counts | st.just(0),
 )
+drafts = st.builds(seams.Drafts, counts, counts)
 
 
 def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
@@ -89,9 +91,10 @@ def test_an_iteration_arrives_as_it_was_sent(steps: list[seams.Step], released: 
     st.lists(st.lists(ids, max_size=3), min_size=1, max_size=5),
     st.dictionaries(st.integers(0, 4), st.lists(scores, max_size=2)),
     st.dictionaries(st.integers(0, 4), st.tuples(counts, st.lists(scores, max_size=2))),
+    st.dictionaries(st.integers(0, 4), drafts),
 )
-def test_an_outcome_arrives_as_it_was_sent(tokens, logprobs, prompt_logprobs) -> None:
-    outcome = seams.Outcome(tokens, 12, 0.5, logprobs, prompt_logprobs)
+def test_an_outcome_arrives_as_it_was_sent(tokens, logprobs, prompt_logprobs, drafts) -> None:
+    outcome = seams.Outcome(tokens, 12, 0.5, logprobs, prompt_logprobs, drafts=drafts)
     sent = messages.outcome(outcome, rank=0).SerializeToString()
     assert messages.read_outcome(wire.Outcome.FromString(sent)) == outcome
 

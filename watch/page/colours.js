@@ -4,13 +4,13 @@
 const LIGHT = {
   back: "#ffffff", panel: "#f6f7f9", line: "#e3e6ea", text: "#20242a", dim: "#646b75",
   waiting: "#d5d5d5", prefill: "#e8833a", chunk: "#f3b27f", decode: "#3b75af", held: "#9fc3e0", paused: "#b9bec6",
-  preempted: "#c0392b", hatch: "#ffffff", bright: "#111418", used: "#3b75af", cached: "#a9c7e2", free: "#eef0f3",
+  preempted: "#c0392b", accepted: "#2f9e6e", rejected: "#d98880", hatch: "#ffffff", bright: "#111418", used: "#3b75af", cached: "#a9c7e2", free: "#eef0f3",
   label: "#ffffff",
 };
 const DARK = {
   back: "#14171c", panel: "#1b2027", line: "#2c333d", text: "#e4e8ee", dim: "#98a1ad",
   waiting: "#4b525c", prefill: "#ee8d45", chunk: "#a8673a", decode: "#5a97d3", held: "#37587a", paused: "#646c78",
-  preempted: "#ff7665", hatch: "#14171c", bright: "#ffffff", used: "#5a97d3", cached: "#33506c", free: "#232a33",
+  preempted: "#ff7665", accepted: "#4cc38a", rejected: "#8c4a43", hatch: "#14171c", bright: "#ffffff", used: "#5a97d3", cached: "#33506c", free: "#232a33",
   label: "#0d1013",
 };
 /** @typedef {typeof LIGHT} Palette */

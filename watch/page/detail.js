@@ -36,12 +36,19 @@ export function iterationWords(store, n) {
   ];
 }
 
+/** Of each of its iterations. @param {import("./store.js").Run} run */
+function draftWords(run) {
+  const iterations = run.last - run.first + 1, accepted = run.accepted / iterations, rejected = run.rejected / iterations;
+  return accepted || rejected ? ` (${accepted} drafts accepted, ${rejected} rejected)` : "";
+}
+
 /** Below the picture: an iteration with all its rows. @param {Store} store @param {number} n */
 export function showIteration(store, n) {
   const rows = store.lanes.flatMap((runs) => runs?.filter((run) => run.first <= n && n <= run.last) ?? []);
   const list = element("ul", {}, ...rows.map((run) => {
     const each = Math.round(run.tokens / (run.last - run.first + 1));
-    const item = element("li", {}, `request ${run.request}: ${KIND_NAMES[run.kind]}${each ? `, ${each} token${each > 1 ? "s" : ""}` : ""}`);
+    const words = `request ${run.request}: ${KIND_NAMES[run.kind]}${each ? `, ${each} token${each > 1 ? "s" : ""}` : ""}`;
+    const item = element("li", {}, words + draftWords(run));
     item.style.borderLeftColor = `var(--${KINDS[run.kind]})`;
     return item;
   }));

@@ -14,7 +14,8 @@ import { byId, count, element, seconds } from "./words.js";
 
 const LEGEND = /** @type {Record<string, string>} */ ({
   waiting: "waiting", prefill: "prefill: the prompt is read", chunk: "a part of a prefill", decode: "decode: one token per iteration",
-  held: "done, but its row is still computed", paused: "paused", preempted: "preempted: lost its slot" });
+  held: "done, but its row is still computed", paused: "paused", preempted: "preempted: lost its slot",
+  accepted: "accepted drafts: further tokens of the iteration", rejected: "rejected drafts" });
 
 const key = () => byId("key").value;
 byId("key").value = sessionStorage.getItem("key") ?? "";

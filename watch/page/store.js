@@ -6,7 +6,8 @@
 /** @typedef {{now: number, first: number, iterations: number[][], runs: number[][], arrived: any[][],
  *   ended: any[][], preempted: number[][], stats?: any}} Frame times in microseconds; columns: watch/frames.py */
 /** @typedef {{request: number, lane: number, kind: number, first: number, last: number,
- *   tokens: number, start: number, end: number}} Run `first` and `last`: iterations; times in s */
+ *   tokens: number, accepted: number, rejected: number, start: number, end: number}} Run `first` and `last`:
+ *   iterations; `accepted` and `rejected`: drafts; times in s */
 /** @typedef {{id: number, arrival: number, prompt: number, max: number, kind: string,
  *   user: number|null, program: number|null, priority: number,
  *   admitted: number|null, first: number|null, end: number|null, how: string|null,
@@ -93,7 +94,7 @@ export class Store {
   }
 
   /** @param {number[]} row */
-  #run([id, lane, kind, first, count, tokens]) {
+  #run([id, lane, kind, first, count, tokens, accepted = 0, rejected = 0]) {
     this.runTokens += tokens;
     const last = first + count - 1;
     const request = this.requests.get(id), end = this.end(last);
@@ -105,11 +106,14 @@ export class Store {
     }
     const runs = (this.lanes[lane] ??= []);
     const before = runs[runs.length - 1];
-    if (before && before.request === id && before.kind === kind && before.last === first - 1) {
-      Object.assign(before, { last, tokens: before.tokens + tokens, end });
+    const same = (/** @type {number} */ drafts, /** @type {number} */ of) => drafts * (before.last - before.first + 1) === of * count;
+    if (before && before.request === id && before.kind === kind && before.last === first - 1
+      && same(accepted, before.accepted) && same(rejected, before.rejected)) {
+      Object.assign(before, { last, tokens: before.tokens + tokens, accepted: before.accepted + accepted,
+        rejected: before.rejected + rejected, end });
       return;
     }
-    const run = { request: id, lane, kind, first, last, tokens, start: this.at(first, START), end };
+    const run = { request: id, lane, kind, first, last, tokens, accepted, rejected, start: this.at(first, START), end };
     runs.push(run);
     request?.runs.push(run);
   }

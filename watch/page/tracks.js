@@ -189,6 +189,7 @@ export class Tracks {
         pen.fillStyle = this.by === "kind" || !request ? colours[run.kind]
           : this.groups.colour(request[this.by], p, run.kind === PAUSED);
         pen.fillRect(start, y, wide, bar);
+        if (run.accepted || run.rejected) this.drafts(run, start, wide, y, bar, p);
         if (request?.runs[0] === run && wide > 3) { // an edge where it takes its slot
           pen.fillStyle = p.back;
           pen.fillRect(start - 0.75, y, 1.5, bar);
@@ -209,6 +210,24 @@ export class Tracks {
       pen.fillStyle = p.label;
       pen.fillText(words, left + 1, middle);
     }
+  }
+
+  /** The parts of a row that are drafts, below the one token that it has without them, and the tokens by which
+   * each of its iterations advances the request. @param {Run} run @param {number} start @param {number} wide
+   * @param {number} y @param {number} bar @param {import("./colours.js").Palette} p */
+  drafts(run, start, wide, y, bar, p) {
+    const { pen } = this, iterations = run.last - run.first + 1;
+    const each = bar / (iterations + run.accepted + run.rejected);
+    pen.fillStyle = p.accepted;
+    pen.fillRect(start, y + each * iterations, wide, each * run.accepted);
+    pen.fillStyle = p.rejected;
+    pen.fillRect(start, y + bar - each * run.rejected, wide, each * run.rejected);
+    if (bar < 9 || wide / iterations < 16 || !run.accepted) return;
+    pen.font = `${Math.min(bar, 10)}px system-ui, sans-serif`;
+    pen.textBaseline = "middle";
+    pen.fillStyle = p.label;
+    const words = `×${run.tokens / iterations}`;
+    pen.fillText(words, start + wide - pen.measureText(words).width - 3, y + bar / 2 + 0.5);
   }
 
   /** A cross where a request was preempted. @param {Request} r @param {Run} run @param {(t: number) => number} x

@@ -1,0 +1,192 @@
+"""How many drafts are planned: as many as make the expected tokens per second largest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.records import planned_record
+from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
+from scheduling.prediction.predictor import Load
+from scheduling.prediction.step_time import Work
+from seams import Advance, Constraint, Drafts, IterationRecord, Sampling
+from tests.examples import examples
+
+NO_LOAD = Load()
+
+
+@dataclass
+class Steps:
+    """A step time by the number of rows; None: not learnt."""
+
+    by_rows: list[float] | None
+    asked: int = 0
+    load: Load = NO_LOAD
+    reach_tokens: int = 1 << 30
+    margin: float = 0.0
+    ttft_s: float | None = None
+
+    def seconds(self, work: Work) -> float | None:
+        self.asked += 1
+        if self.by_rows is None:
+            return None
+        return self.by_rows[min(int(work.num_rows), len(self.by_rows) - 1)]
+
+
+FREE = [1.0] * 100
+EACH_ITS_SHARE = [float(n) for n in range(100)]
+
+
+def decoding(count: int, max_tokens: int = 100, **more: object) -> tuple[list[Inference], Ledger]:
+    """Requests with a prompt of four tokens, of which the newest is not computed."""
+    ledger, rows = Ledger(10_000), []
+    for id in range(count):
+        row = Inference([1, 2, 3, 4], max_tokens, Sampling(**more), 0.0)  # type: ignore[arg-type]
+        row.id, row.slot, row.resident = id, id, True
+        rows.append(row)
+    ledger.open(rows)
+    for row in rows:
+        row.computed = 4
+        row.ids.append(5)
+    return rows, ledger
+
+
+def planned(
+    speculation: Speculation, rows: list[Inference], ledger: Ledger, room: int = 1000
+) -> dict[int, int]:
+    steps = [(row, 1) for row in rows]
+    record = planned_record(steps, [], {row.id: row for row in rows}, [], 0, 0, ledger)
+    return speculation.plan(steps, record, room, ledger)
+
+
+def test_until_a_step_time_is_learnt_drafts_take_the_rows_that_are_free_everywhere() -> None:
+    for count in range(1, FREE_ROWS + 3):
+        plan = planned(Speculation(8, Steps(None)), *decoding(count))
+        assert sum(plan.values()) == max(0, FREE_ROWS - count)
+        assert not plan or max(plan.values()) - min(plan.values()) <= 1 or len(plan) < count
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_where_rows_are_free_a_row_has_as_many_drafts_as_are_allowed(most: int) -> None:
+    assert planned(Speculation(most, Steps(FREE)), *decoding(2)) == {0: most, 1: most}
+
+
+def test_where_each_row_costs_its_share_there_are_none() -> None:
+    assert planned(Speculation(8, Steps(EACH_ITS_SHARE)), *decoding(4)) == {}
+
+
+def test_without_room_nothing_is_asked() -> None:
+    steps = Steps(FREE)
+    assert planned(Speculation(8, steps), *decoding(4), room=0) == {}
+    assert steps.asked == 0
+
+
+def test_a_plan_asks_for_a_bounded_number_of_step_times() -> None:
+    steps = Steps(FREE)
+    plan = planned(Speculation(64, steps), *decoding(40))
+    assert sum(plan.values()) == MOST_PLANNED
+    assert steps.asked == MOST_PLANNED + 1
+
+
+def test_room_bounds_the_drafts_of_all_rows_together() -> None:
+    assert sum(planned(Speculation(8, Steps(FREE)), *decoding(5), room=7).values()) == 7
+
+
+@pytest.mark.parametrize(("left", "drafts"), [(1, 0), (2, 1), (3, 2), (100, 8)])
+def test_drafts_never_pass_max_tokens(left: int, drafts: int) -> None:
+    rows, ledger = decoding(1, max_tokens=1 + left)
+    plan = planned(Speculation(8, Steps(FREE)), rows, ledger)
+    assert plan.get(0, 0) == drafts
+
+
+def test_drafts_never_pass_the_blocks_that_a_request_holds() -> None:
+    ledger = Ledger(1000, growth_tokens=3)
+    row = Inference([1, 2, 3, 4], 100, Sampling(), 0.0)
+    row.id, row.slot, row.resident = 0, 0, True
+    ledger.open([row])
+    row.computed = 4
+    row.ids.append(5)
+    assert planned(Speculation(8, Steps(FREE)), [row], ledger) == {0: 2}
+    row.computed, row.ids = 6, [*row.ids, 6, 7]
+    ledger.grow([Advance(row, 1)])
+    assert planned(Speculation(8, Steps(FREE)), [row], ledger) == {}
+
+
+def test_a_prompt_and_a_row_with_a_constraint_have_no_drafts() -> None:
+    rows, ledger = decoding(2)
+    rows[0].ids.pop()
+    rows[0].computed = 3
+    assert planned(Speculation(8, Steps(FREE)), rows, ledger) == {1: 8}
+    rows, ledger = decoding(1, constraint=Constraint("regex", "a*"))
+    assert planned(Speculation(8, Steps(FREE)), rows, ledger) == {}
+
+
+@given(
+    share=st.floats(0.05, 0.98),
+    steps=st.lists(st.floats(0.01, 1.0), min_size=12, max_size=12),
+    most=st.integers(1, 9),
+)
+@examples(200, 2000)
+def test_the_number_of_drafts_is_the_best_of_all(
+    share: float, steps: list[float], most: int
+) -> None:
+    """Of one row, by E = (1 - a^(k+1)) / (1 - a) expected tokens over the seconds they take."""
+    by_rows = [0.0, *(sum(steps[: n + 1]) for n in range(12))]
+    speculation = Speculation(most, Steps(by_rows))
+    rows, ledger = decoding(1)
+    rows[0].draft_hits, rows[0].draft_trials = 1e6 * share, 1e6
+    plan = planned(speculation, rows, ledger)
+
+    def rate(k: int) -> float:
+        return (1 - share ** (k + 1)) / (1 - share) / by_rows[1 + k]
+
+    best = max(range(most + 1), key=rate)
+    chosen = plan.get(0, 0)
+    if rate(best) < 1.02 * rate(0):
+        assert chosen == 0 or rate(chosen) == pytest.approx(rate(best), rel=1e-4)
+    else:
+        assert rate(chosen) == pytest.approx(rate(best), rel=1e-4)
+
+
+def test_rows_whose_drafts_are_accepted_get_more_of_them() -> None:
+    rows, ledger = decoding(2)
+    speculation = Speculation(8, Steps(None))
+    for _ in range(10):
+        speculation.learn(rows[0], Drafts(4, 4))
+        speculation.learn(rows[1], Drafts(4, 0))
+    plan = planned(speculation, rows, ledger)
+    assert plan.get(0, 0) > plan.get(1, 0)
+
+
+def test_drafts_that_are_never_accepted_end_and_are_tried_again_later() -> None:
+    rows, ledger = decoding(1)
+    slope = [0.0, *(1.0 + 0.3 * n for n in range(30))]  # a row costs a fifth of the first
+    speculation = Speculation(4, Steps(slope))
+    rejected = 0
+    while plan := planned(speculation, rows, ledger):
+        speculation.learn(rows[0], Drafts(plan[0], 0))
+        rejected += plan[0]
+        assert rejected < 30
+    quiet = 0
+    while not planned(speculation, rows, ledger):
+        quiet += 1
+    assert 0 < quiet < 1000
+
+
+def test_a_new_request_begins_with_what_the_others_saw() -> None:
+    rows, ledger = decoding(3)
+    slope = [0.0, *(1.0 + 0.3 * n for n in range(30))]
+    good, bad = Speculation(4, Steps(slope)), Speculation(4, Steps(slope))
+    for _ in range(30):
+        good.learn(rows[0], Drafts(4, 4))
+        bad.learn(rows[1], Drafts(4, 0))
+    assert planned(good, rows[2:], ledger)[2] > planned(bad, rows[2:], ledger).get(2, 0)
+
+
+def test_a_record_without_rows_has_no_drafts() -> None:
+    assert IterationRecord(1, 5).num_drafts == 0
