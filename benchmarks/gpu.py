@@ -40,7 +40,6 @@ from benchmarks.on_gpu.points import (
     Check,
     Facts,
     LeftOut,
-    Peer,
     Played,
     Point,
     Prefill,
@@ -89,7 +88,6 @@ def planned(report: Report) -> Iterator[Part]:
     if usable(report):
         yield Part("equal lengths, graphs", 60, partial(parts.modes, equal=True, graphs=True))
     yield Part("mixed lengths, eager", 60, partial(parts.modes, equal=False, graphs=False))
-    yield Part("peers", 120, parts.others)
 
 
 class Bench:
@@ -211,11 +209,6 @@ def describe(point: Point) -> str:
                 f"{point.lengths} lengths, {'graphs' if point.graphs else 'eager'}, {point.mode} "
                 f"(lookahead {point.lookahead}) at {point.limit:3}: {point.tokens_per_s:.0f} "
                 f"tokens/s, slowest / fastest {point.spread:.2f}"
-            )
-        case Peer():
-            return (
-                f"{point.name} {point.version}, {point.of}: {point.theirs:.1f}, ours "
-                f"{point.ours:.1f}"
             )
         case LeftOut():
             return f"left out: {point.what}: {point.why}"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks.bare import POLICY_OF, Job, run_bare
-from benchmarks.on_gpu import peers
 from benchmarks.on_gpu.points import (
     Bandwidth,
     Check,
@@ -268,9 +267,3 @@ def _play(
             same_tokens = sum(ours == theirs for ours, theirs in pairs) / len(work)
         tokens = sum(map(len, outputs[mode, ahead]))
         emit(Played(lengths, mode, limit, graphs, ahead, len(work), tokens, found, same_tokens))
-
-
-def others(options: Options, emit: Emit) -> None:
-    """Peers that are installed already; such a machine may have no network."""
-    peers.flashinfer(options, emit)
-    peers.vllm(options, emit)

@@ -95,17 +95,6 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """Another project's speed beside ours, in the unit that `of` names."""
-
-    name: str
-    version: str
-    of: str
-    theirs: float
-    ours: float
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """It failed, or there was no time for it."""
 
@@ -113,10 +102,9 @@ class LeftOut:
     why: str
 
 
-Point = Facts | Check | Bandwidth | StepTime | Prefill | Played | Peer | LeftOut
+Point = Facts | Check | Bandwidth | StepTime | Prefill | Played | LeftOut
 KINDS: dict[str, type[Point]] = {
-    kind.__name__: kind
-    for kind in (Facts, Check, Bandwidth, StepTime, Prefill, Played, Peer, LeftOut)
+    kind.__name__: kind for kind in (Facts, Check, Bandwidth, StepTime, Prefill, Played, LeftOut)
 }
 
 
