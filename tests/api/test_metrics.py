@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import DURATIONS_S, Histogram, Metrics
-from app import create_app
 from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
@@ -22,8 +21,9 @@ from scheduling.policies.orca import Orca
 from seams import IterationRecord, RequestRecord, Sampling, ServiceClass
 from serving.config import Config
 from telemetry.stats import Recorders, Stats
+from tests.api.conftest import serving
 from tests.hash_model import HashModel
-from tests.server.hash_app import FAIL_ON, byte_tokenizer, load
+from tests.server.hash_app import FAIL_ON
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -61,16 +61,8 @@ TGI_HISTOGRAMS = {
 @pytest.fixture
 def client() -> Iterator[FlaskClient]:
     """A server of its own, so that its counters begin at zero."""
-    app = create_app(
-        Config(mode="dynamic", max_batch_size=8, prefix_caching=False), load, byte_tokenizer()
-    )
-    engine = app.extensions["engine"]
-    engine.start()
-    client = app.test_client()
-    while client.get("/health").status_code != 200:
-        pass
-    yield client
-    engine.drain()
+    with serving(Config(mode="dynamic", max_batch_size=8, prefix_caching=False)) as client:
+        yield client
 
 
 def scrape(client: FlaskClient) -> dict[tuple[str, Labels], float]:
@@ -213,15 +205,10 @@ def test_iterations_that_fail_are_counted_by_what_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(FAIL_ON, "1,4")
-    app = create_app(Config(mode="dynamic"), load, byte_tokenizer())
-    engine, client = app.extensions["engine"], app.test_client()
-    engine.start()
-    while client.get("/health").status_code != 200:
-        pass
-    assert [generate(client) for _ in range(2)] == [424, 424]  # in prefill, in the second decode
-    found = scrape(client)
-    engine.drain()
-    engine.jobs.close()
+    with serving(Config(mode="dynamic")) as client:
+        # in prefill, in the second decode
+        assert [generate(client) for _ in range(2)] == [424, 424]
+        found = scrape(client)
     for method in ("prefill", "decode"):
         assert found["tgi_batch_inference_failure", (("method", method),)] == 1
         assert found["tgi_batch_inference_success", (("method", method),)] == 1

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app import create_app
 from batching import BatchingManager
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from seams import End
 from serving.config import Config
+from tests.api import conftest
 from tests.api.openai.openai_calls import PATHS, ask, is_error
 from tests.hash_model import HashModel, reference
-from tests.server.hash_app import END_ID, byte_tokenizer
+from tests.server.hash_app import END_ID
 from tests.server.process import PATIENCE_S, eventually
 
 FEW, MANY = 20, 400  # iterations
@@ -27,15 +27,8 @@ FEW, MANY = 20, 400  # iterations
 
 @contextmanager
 def serving(model: HashModel, **options: Any) -> Iterator[tuple[FlaskClient, BatchingManager]]:
-    app = create_app(Config(mode="dynamic", **options), lambda _: model, byte_tokenizer())
-    engine = app.extensions["engine"]
-    engine.start()
-    client = app.test_client()
-    while client.get("/health").status_code != 200:
-        pass
-    yield client, engine.manager
-    engine.drain()
-    engine.jobs.close()
+    with conftest.serving(Config(mode="dynamic", **options), lambda _: model) as client:
+        yield client, client.application.extensions["engine"].manager
 
 
 def greedy(prompt: str, n: int) -> list[int]:

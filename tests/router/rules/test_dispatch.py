@@ -124,18 +124,6 @@ def test_a_retried_request_ends_as_soon_as_no_server_is_left_to_try(loss: str) -
     assert first.refusal is Refusal.UNAVAILABLE
 
 
-def test_a_retried_request_whose_last_server_was_lost_while_it_backed_off_ends_at_once() -> None:
-    fleet = fleet_of(1, 1)
-    dispatcher, _ = dispatcher_over(fleet)
-    request = dispatcher.arrive("m", 0.0)
-    dispatcher.release(request, Outcome.FAILURE, 1.0)
-    assert dispatcher.may_retry(request, 1.0)
-    fleet.remove("http://u1:1")
-    dispatcher.retry(request, 1.1)
-    assert request.refusal is Refusal.UNAVAILABLE
-    assert dispatcher.next_tick(1.1) is None
-
-
 def test_attempts_are_bounded() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1, 1, 1))
     request = dispatcher.arrive("m", 0.0)
@@ -210,14 +198,6 @@ def test_invented_model_names_share_one_bound_until_the_fleet_is_known() -> None
     dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=3))
     refusals = [dispatcher.arrive(f"m{i}", 0.0).refusal for i in range(5)]
     assert refusals == [None] * 3 + [Refusal.QUEUE_FULL] * 2
-
-
-def test_one_models_full_queue_does_not_block_another_model() -> None:
-    fleet = fleet_of(1)
-    next(iter(fleet)).probe_succeeded({"a": b"{}", "b": b"{}"}, 0.01)
-    dispatcher, _ = dispatcher_over(fleet, replace(LIMITS, max_queue=1))
-    states = [dispatcher.arrive(m, 0.0).state for m in "aaab"]
-    assert states == [State.PLACED, State.WAITING, State.REFUSED, State.WAITING]
 
 
 def test_a_place_cannot_be_given_back_twice() -> None:
@@ -296,16 +276,6 @@ def test_a_change_at_run_time_lasts_until_the_configuration_changes() -> None:
     assert changed.spec.limit == 9
     fleet.reconcile(POD_SOURCE, [replace(POD, limit=2)])
     assert changed.spec.limit == 2
-
-
-def test_a_removed_server_that_is_added_again_is_the_one_it_was() -> None:
-    fleet = Fleet()
-    fleet.reconcile(POD_SOURCE, [POD])
-    fleet.remove(POD.url)
-    remembered = fleet.remembered(POD.url)
-    assert remembered is not None
-    fleet.add(remembered.spec, "admin")
-    assert [(u.spec, u.source) for u in fleet] == [(POD, POD_SOURCE)]
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ def test_among_equals_the_lowest_latency_wins_and_the_first_listed_a_tie(
     assert LeastWork().choose(fleet, ()) is fleet[chosen]
 
 
-def test_the_latency_is_a_moving_average_that_forgets() -> None:
-    slow_once = upstream("a")
-    slow_once.observe_latency(10.0)
-    for _ in range(30):
-        slow_once.observe_latency(0.1)
-    assert slow_once.latency_s == pytest.approx(0.1, abs=0.05)
-
-
 def test_round_robin_takes_each_in_turn_also_when_one_is_missing_for_a_while() -> None:
     fleet = [upstream(n) for n in "abc"]
     policy = RoundRobin()
