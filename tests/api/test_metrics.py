@@ -16,9 +16,10 @@ from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration
+from engine.records import DECODE, PREFILL
 from generate import dynamic
 from scheduling.policies.orca import Orca
-from seams import IterationRecord, RequestRecord, Sampling, ServiceClass
+from seams import IterationRecord, RequestRecord, Rows, Sampling, ServiceClass
 from serving.config import Config
 from telemetry.stats import Recorders, Stats
 from tests.api.conftest import serving
@@ -174,6 +175,7 @@ def test_failed_and_departed_requests_are_distinguished(client: FlaskClient) -> 
             2,
             7,
             deferred_tokens=5,
+            rows=Rows((0, 1), (0, 1), (6, 1), bytes((PREFILL, DECODE))),
             duration_s=0.5,
             num_positions=10,
             num_generated=2,
