@@ -113,7 +113,9 @@ def test_a_machine_that_slows_down_beside_deferred_requests_is_not_taken_for_pla
 
 
 def test_without_enough_iterations_or_a_fit_nothing_is_foretold() -> None:
-    assert taught(REFIT_EVERY - 1).seconds(Work(1, 1, 1, 1, 1)) is None
+    untaught = taught(REFIT_EVERY - 1)
+    assert untaught.seconds(Work(1, 1, 1, 1, 1)) is None
+    assert untaught.margin == 0
     rng, chance = random.Random(3), Predictor()
     for _ in range(300):
         chance.iteration(record(random_work(rng), rng.uniform(0.001, 1.0)))
