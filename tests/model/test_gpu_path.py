@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from benchmarks.bare import Job, run_bare
-from generate.modes import MODES, ModeName
+from batching import BatchingManager
+from benchmarks.bare import Job, Tally, run_bare
+from engine.inference import Inference
+from engine.iteration import Wait
+from generate.modes import MODES, ModeName, make_ledger
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.executor import Executor
+from runtime.grammar.grammars import Grammars
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
-from seams import Policy, Sampling
+from seams import Constraint, Policy, Sampling
 from tests.bare import Bare
+from text.tokenizer import Tokenizer
 
 VOCAB = 97
 CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=2, n_head=2, n_embd=32)
@@ -104,3 +110,34 @@ def test_an_iteration_is_read_when_its_result_is_asked_for_or_the_next_one_start
     rows = bare.open([[1, 2, 3], [4, 5]], 6)
     tokens = [bare.advance(rows).tokens for _ in range(3)]
     assert all(0 <= token < VOCAB for step in tokens for (token,) in step)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_constraints_are_those_of_the_cpus_path(graphs: bool) -> None:
+    """With one iteration in flight: rows with a constraint wait for their tokens."""
+    table = {token: bytes([token + 30]) for token in range(1, VOCAB)} | {0: b"<end>"}
+    tokenizer = Tokenizer(lambda text: [byte - 30 for byte in text.encode()], table, [0])
+    asked = [
+        Sampling(seed=1, constraint=Constraint("regex", "(ab|cd)+ fixed text [0-9]{2}")),
+        Sampling(seed=2),
+        Sampling(temperature=0, constraint=Constraint("json_schema", '{"type": "boolean"}')),
+        Sampling(seed=3, top_p=0.5, constraint=Constraint("regex", "[a-f]{9}")),
+    ]
+    found = []
+    for kernel in (None, True):
+        model = make("dynamic", kernel=kernel, graphs=graphs and kernel is True)
+        model.grammars = Grammars(lambda: tokenizer)
+        manager = BatchingManager(
+            Orca(), Tally(), max_batch_size=3, max_waiting=9, lookahead=int(kernel is True)
+        )
+        manager.serve(model, make_ledger("dynamic", model))
+        made = [Inference([5, 6, 7], 30, s, 0.0, end_ids=frozenset([0])) for s in asked]
+        for inference in made:
+            manager.enqueue(inference)
+        while not isinstance(manager.step(MODES["dynamic"].lay_out, lambda: 0.0), Wait):
+            pass
+        found.append([inference.ids for inference in made])
+        texts = [b"".join(map(tokenizer.token_bytes, ids[3:-1])).decode() for ids in found[-1]]
+        assert texts[2] in ("true", "false")
+        assert re.fullmatch("[a-f]{9}", texts[3])
+    assert found[0] == found[1]

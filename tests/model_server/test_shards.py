@@ -4,6 +4,7 @@ end when they are stopped, and when their supervisor is gone."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,15 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from generate.modes import MODES
 from model import LoadOptions, load_model
 from model_server.remote.model import RemoteModel
-from seams import Model, Opening, Sampling, Step, TokenLogprobs
+from runtime.grammar.grammars import Grammars
+from seams import Constraint, Model, Opening, Sampling, Step, TokenLogprobs
+from tests.bare import Bare
 from tests.model_server.served import connected, unix
 from tests.server.process import ROOT, environment, eventually
+from text.vocabulary import load_tokenizer
 
 PROMPT = list(range(5, 45))
 TOKENS = 24
@@ -62,6 +67,29 @@ def generate(model: Model, sampling: Sampling) -> tuple[list[int], list[TokenLog
         scores += outcome.logprobs[0]
         start, tokens = start + tokens, 1
     return ids, scores
+
+
+def test_two_shards_keep_a_constraint_as_one_process_does(remote: RemoteModel) -> None:
+    """Each rank computes the masks and the forced tokens itself."""
+    local = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8))
+    tokenizer = load_tokenizer("embedded")
+    local.grammars = Grammars(lambda: tokenizer)
+    constraint = Constraint("lark", 'start: "fixed beginning " /[ab]{4}/ " and a fixed end"')
+    asked = [Sampling(seed=3, constraint=constraint), Sampling(seed=4)]
+    wrong = Sampling(constraint=Constraint("lark", "start: missing"))
+    found = []
+    for model in (remote, local):
+        bare = Bare(model, MODES["dynamic"].lay_out)
+        rows = bare.open([PROMPT, PROMPT, PROMPT], 40, [*asked, wrong])
+        outcome = bare.advance(rows)
+        assert list(outcome.failed) == [2]
+        assert "missing" in outcome.failed[2]
+        while rows[0].ids[-1] not in tokenizer.end_ids:
+            bare.advance(rows[:2])
+        found.append([row.ids for row in rows[:2]])
+        text = b"".join(map(tokenizer.token_bytes, rows[0].ids[len(PROMPT) : -1]))
+        assert re.fullmatch("fixed beginning [ab]{4} and a fixed end", text.decode())
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

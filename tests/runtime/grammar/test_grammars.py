@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from models.names import EMBEDDED
 from runtime.grammar import grammars as module
+from runtime.grammar import matching as matching_module
 from runtime.grammar.constraints import of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
 from runtime.grammar.matching import Matching
@@ -211,7 +212,6 @@ def test_the_same_constraint_is_compiled_once_for_all_who_ask(
         return build(constraint)
 
     monkeypatch.setattr(of, "_build", slow)
-    monkeypatch.setattr(module, "MOST_COMPILE_S", 60)
     with ThreadPoolExecutor(8) as threads:
         waiting = [threads.submit(of.compile, Constraint("regex", "a+")) for _ in range(8)]
         go.set()
@@ -219,27 +219,37 @@ def test_the_same_constraint_is_compiled_once_for_all_who_ask(
     assert len(builds) == 1
 
 
-def test_a_constraint_that_takes_too_long_is_refused_and_stays_so(
+def test_a_constraint_waits_for_its_turn_and_not_for_ever(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of, go = Grammars(lambda: tokenizer), threading.Event()
-    build = of._build
-
-    def slow(constraint: Constraint) -> Any:
-        assert go.wait(60)
-        return build(constraint)
-
-    monkeypatch.setattr(of, "_build", slow)
-    monkeypatch.setattr(module, "MOST_COMPILE_S", 0.01)
+    of = Grammars(lambda: tokenizer)
+    taken = [of._checkers.get() for _ in range(module.AT_ONCE)]
     monkeypatch.setattr(module, "MOST_WAIT_S", 0.01)
-    for text in ("a", "b"):
-        with pytest.raises(GrammarError, match="takes more than"):
-            of.compile(Constraint("regex", text))
-    with pytest.raises(GrammarsBusyError):  # both places are taken
+    with pytest.raises(GrammarsBusyError):
         of.compile(Constraint("regex", "c"))
-    go.set()
-    with pytest.raises(GrammarError, match="takes more than"):
-        of.compile(Constraint("regex", "a"))
+    of._checkers.put(taken[0])
+    of.compile(Constraint("regex", "c"))
+
+
+CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(20_000)}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (of_schema({"type": "integer", "multipleOf": 999_983}), "more than 1 s"),
+        (of_schema({"$ref": "#/$defs/a0", "$defs": CHAIN}), "too large"),
+        (Constraint("lark", "start: " + "(" * 50_000 + '"a"' + ")" * 50_000), "nested"),
+    ],
+    ids=["long", "deep", "nested"],
+)
+def test_a_constraint_that_would_end_the_process_is_refused(
+    constraint: Constraint, reason: str, grammars: Grammars
+) -> None:
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=reason):
+            grammars.compile(constraint)
+    grammars.compile(Constraint("regex", "[a-z]+"))
 
 
 def test_the_kept_constraints_are_bounded(
@@ -270,3 +280,12 @@ def test_a_matcher_that_fails_with_what_it_shares_begins_again_alone(
     not_a = next(t for t in range(tokenizer.vocab_size) if tokenizer.token_bytes(t) == b"7")
     matching.take(not_a, alone=True)
     assert matching.error
+
+
+def test_a_constraint_whose_masks_are_slow_fails(
+    grammars: Grammars, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching_module, "FREE_S", -1.0)
+    matching = Matching(grammars, Constraint("regex", "a"), ())
+    allowed(matching, tokenizer.vocab_size)
+    assert "ms each" in (matching.error or "")
