@@ -28,6 +28,9 @@ class ScriptedModel(HashModel):
         for row, step in zip(rows, iteration.steps, strict=True):
             if row:
                 sequence = self._sequences[step.id]
-                number = len(sequence.ids) - 1 - sequence.opening.prompt_tokens
-                row[0] = sequence.ids[-1] = script[min(number, len(script) - 1)]
+                first = len(sequence.ids) - len(row)
+                number = first - sequence.opening.prompt_tokens
+                written = script[number : number + len(row)]
+                row[:] = written + [END_ID] * (len(row) - len(written))
+                sequence.ids[first:] = row
         return replace(outcome, tokens=rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,9 +12,11 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, F
 
 from api.http.errors import ApiError, show
 from api.openai.messages import MOST_DEPTH, Filled, Text, nested_deeper
+from seams import Constraint
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm
-from text.tools.parsing import CallParser, Parser
+from text.tools.grammar import grammar_of_calls, of_regex, of_schema
+from text.tools.parsing import CallParser, ForcedCallParser, Parser
 
 MOST_TOOLS = 128  # as OpenAI's
 MOST_CHARACTERS = 2**18  # of their JSON
@@ -49,6 +51,13 @@ class Function(BaseModel):
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
         return {"type": "object", "properties": {}, **(self.parameters or {})}
+
+    @property
+    def enforced_schema(self) -> dict[str, Any]:
+        """Without `strict`, keywords that cannot be enforced are ignored, as in OpenAI's API."""
+        if self.parameters is None:
+            return {**self.schema_of_arguments, "additionalProperties": False}
+        return {**self.schema_of_arguments, "x-guidance": {"lenient": not self.strict}}
 
     def for_template(self) -> TemplateTool:
         """With a description, as templates expect one."""
@@ -90,11 +99,12 @@ class NamedChoice(BaseModel):
 
 
 ToolChoice = Filled | NamedChoice
+FieldConstraint = tuple[str, Constraint]  # and the field that asks for it
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The functions that an answer may call. `forced`: those of which it must call one."""
+    """The functions that an answer may call. `forced`: it must call, and only these."""
 
     functions: Sequence[Function]
     forced: Sequence[Function]
@@ -104,8 +114,39 @@ class Offer:
         return [function.for_template() for function in self.functions]
 
     def parser(self, form: CallForm) -> Parser:
+        if self.forced:
+            return ForcedCallParser()
         names = frozenset(function.name for function in self.functions)
         return CallParser(form, names, self.most_calls)
+
+    def constraint(
+        self, form: CallForm, special_ids: Mapping[str, int], wanted: FieldConstraint | None
+    ) -> FieldConstraint | None:
+        """What the answer must be, and the field that says so. `wanted`: what it must be where it
+        does not call; calls stay possible beside it. Raises ApiError."""
+        if not self.forced and wanted is None:
+            return None
+        field, rule = ("tools", None) if wanted is None or self.forced else _as_rule(*wanted)
+        schemas = {one.name: one.enforced_schema for one in self.forced or self.functions}
+        several = self.most_calls is None
+        grammar = grammar_of_calls(
+            form, schemas, several=several, special_ids=special_ids, answer=rule
+        )
+        return field, Constraint("lark", grammar)
+
+
+def _as_rule(field: str, constraint: Constraint) -> tuple[str, str]:
+    match constraint.kind:
+        case "json_schema":
+            return field, of_schema(json.loads(constraint.text))
+        case "regex":
+            return field, of_regex(constraint.text)
+    raise ApiError(
+        400,
+        f"field '{field}' must be a JSON schema or a regular expression beside 'tools' that may be "
+        "called; a grammar needs 'tool_choice' to be 'none'",
+        param=field,
+    )
 
 
 def offer_of(

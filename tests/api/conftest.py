@@ -12,6 +12,7 @@ from app import create_app
 from serving.config import Config
 from serving.thread import Load
 from tests.server.hash_app import byte_tokenizer, load
+from text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +31,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
 
 
 @contextlib.contextmanager
-def serving(config: Config, load: Load = load) -> Iterator[FlaskClient]:
-    app = create_app(config, load, byte_tokenizer())
+def serving(
+    config: Config, load: Load = load, tokenizer: Tokenizer | None = None
+) -> Iterator[FlaskClient]:
+    app = create_app(config, load, tokenizer or byte_tokenizer())
     engine = app.extensions["engine"]
     engine.start()
     client = app.test_client()

@@ -207,6 +207,56 @@ def test_the_older_shapes_of_tgi_are_accepted(scripted: FlaskClient, model: Scri
     assert prompt_tokens({"city": "Paris"}) == prompt_tokens(PARIS)
 
 
+@pytest.mark.parametrize(
+    "choice", ["required", "weather", NAMED, {"function": {"name": "weather"}}]
+)
+def test_forced_calls_are_streamed_while_they_are_written(
+    scripted: FlaskClient, model: ScriptedModel, choice: object
+) -> None:
+    model.answer = CALL
+    fields = {"tools": TOOLS, "tool_choice": choice}
+    (whole,) = chat(scripted, **fields)["choices"]
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] is None
+    assert calls_of(whole["message"]) == [("weather", PARIS)]
+    told = [chunk["choices"][0] for chunk in chunks(scripted, PATH, **fields)]
+    assert told[-1]["finish_reason"] == "tool_calls"
+    assert calls_of(accumulated([choice["delta"] for choice in told])) == [("weather", PARIS)]
+    (cut,) = chat(scripted, max_tokens=len(CALL) - 20, **fields)["choices"]
+    assert cut["finish_reason"] == "length"
+    assert calls_of(cut["message"]) == [("weather", PARIS[:-6])]
+
+
+def test_calls_stay_possible_beside_a_response_format(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    model.answer = CALL
+    (choice,) = chat(scripted, tools=TOOLS, response_format=wanted)["choices"]
+    assert calls_of(choice["message"]) == [("weather", PARIS)]
+    model.answer = "{}"
+    (choice,) = chat(scripted, tools=TOOLS, response_format=wanted)["choices"]
+    assert choice["message"]["content"] == "{}"
+    assert ask(scripted, PATH, tools=TOOLS, response_format={"type": "regex", "value": "a"})
+
+
+@pytest.mark.parametrize(
+    ("param", "fields", "part"),
+    [
+        ("tools", {"tools": [WEATHER], "tool_choice": "required"}, "Unsatisfiable"),
+        ("structured_outputs", {"structured_outputs": {"grammar": 'start: "a"'}}, "'none'"),
+    ],
+)
+def test_a_constraint_that_cannot_be_served_is_refused(
+    scripted: FlaskClient, param: str, fields: Json, part: str
+) -> None:
+    impossible = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": impossible}}]
+    answer = ask(scripted, PATH, **{**fields, "tools": tools})
+    assert part in is_error(answer, 400, param)
+
+
 def tool(**function: Any) -> Json:
     return {"type": "function", "function": {"name": "f", **function}}
 
