@@ -132,8 +132,6 @@ class Generations:
                 400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
             )
         offer = wanted.offer
-        if offer is not None and offer.forced:
-            raise ApiError(400, "field 'tool_choice' must be 'none' or 'auto'", param="tool_choice")
         ids = self.conversation_ids(wanted.messages, offer)
         form = ChatForm(self.model, wanted, self._service.tokenizer, self._template.form)
         most = wanted.max_completion_tokens or wanted.max_tokens
@@ -212,9 +210,13 @@ class Generations:
             )
         return most
 
-    def _constraint(self, wanted: GenerationRequest) -> Constraint | None:
+    def _constraint(self, wanted: GenerationRequest, offer: Offer | None) -> Constraint | None:
         """What the answer must be. It is compiled: from then on it is accepted."""
-        if (found := constraint_of(wanted)) is None:
+        found = constraint_of(wanted)
+        if offer is not None:
+            special_ids = self._service.tokenizer.special_ids
+            found = offer.constraint(self._template.form, special_ids, found)
+        if found is None:
             return None
         field, constraint = found
         self._service.require_compiled(constraint, field)
@@ -229,7 +231,7 @@ class Generations:
         arrival_s: float,
         offer: Offer | None = None,
     ) -> Generation:
-        service, constraint = self._service, self._constraint(wanted)
+        service, constraint = self._service, self._constraint(wanted, offer)
         prompt_tokens = sum(map(len, prompts))
         service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)

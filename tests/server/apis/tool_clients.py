@@ -74,6 +74,10 @@ def with_openai(url: str) -> list[Calls]:
         second = chat.create(model=MODEL, messages=_answered(message), tools=[WEATHER])
         stream = chat.create(model=MODEL, messages=[USER], tools=[WEATHER], stream=True)
         streamed = _of_stream(stream)
+        forced = chat.create(
+            model=MODEL, messages=[USER], tools=[WEATHER], tool_choice=NAMED, stream=True
+        )
+        streamed_forced = _of_stream(forced)
         tool = pydantic_function_tool(weather)
         parsed = chat.parse(model=MODEL, messages=[USER], tools=[tool]).choices[0].message
         city = parsed.tool_calls[0].function.parsed_arguments if parsed.tool_calls else None
@@ -84,6 +88,7 @@ def with_openai(url: str) -> list[Calls]:
         _of(message.tool_calls),
         _of(second.choices[0].message.tool_calls),
         streamed,
+        streamed_forced,
         [("weather", city.model_dump())],
         _of(helped.tool_calls),
     ]
@@ -103,7 +108,11 @@ def with_huggingface_hub(url: str) -> list[Calls]:
         ]
         second = client.chat_completion(messages, tools=[WEATHER])
         streamed = _of_stream(client.chat_completion([USER], tools=[WEATHER], stream=True))
-    return [_of(message.tool_calls), _of(second.choices[0].message.tool_calls), streamed]
+        forced = client.chat_completion([USER], tools=[WEATHER], tool_choice="required")
+    return [
+        *(_of(one.choices[0].message.tool_calls) for one in (first, second, forced)),
+        streamed,
+    ]
 
 
 def with_langchain(url: str) -> list[Calls]:
@@ -119,10 +128,29 @@ def with_langchain(url: str) -> list[Calls]:
     streamed: Any = None
     for chunk in bound.stream([user]):
         streamed = chunk if streamed is None else streamed + chunk
+    any_tool = model.bind_tools([weather], tool_choice="any").invoke([user])
     return [
         [(call["name"], call["args"]) for call in message.tool_calls]
-        for message in (first, second, streamed)
+        for message in (first, second, streamed, any_tool)
     ]
+
+
+def with_langchain_structured(url: str) -> list[Calls]:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
+    city: Any = model.with_structured_output(weather, method="function_calling").invoke("x")
+    assert isinstance(city, weather)
+    return [[("weather", city.model_dump())]]
+
+
+def with_instructor(url: str) -> list[Calls]:
+    import instructor
+    from openai import OpenAI
+
+    client = instructor.from_openai(OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+    city = client.create(model=MODEL, messages=[USER], response_model=weather, max_retries=0)
+    return [[("weather", city.model_dump())]]
 
 
 def with_litellm(url: str) -> list[Calls]:
@@ -138,14 +166,20 @@ def with_litellm(url: str) -> list[Calls]:
     message = litellm.completion(messages=[USER], **fields).choices[0].message
     second = litellm.completion(messages=_answered(message), **fields).choices[0].message
     streamed = _of_stream(litellm.completion(messages=[USER], stream=True, **fields))
-    return [_of(message.tool_calls), _of(second.tool_calls), streamed]
+    forced = litellm.completion(messages=[USER], tool_choice="required", **fields)
+    return [
+        *(_of(one.tool_calls) for one in (message, second, forced.choices[0].message)),
+        streamed,
+    ]
 
 
 CLIENTS: Mapping[str, Callable[[str], list[Calls]]] = {
     "openai": with_openai,
     "huggingface_hub": with_huggingface_hub,
     "langchain": with_langchain,
+    "langchain_structured": with_langchain_structured,
     "litellm": with_litellm,
+    "instructor": with_instructor,
 }
 
 if __name__ == "__main__":
