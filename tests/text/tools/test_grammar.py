@@ -17,7 +17,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {**CITY, "$defs": {"c": {"type": "string", "maxLength": 5}}},
     "now": {"type": "object", "properties": {}},
 }
-PARIS, NOW = ("weather", {"city": "Paris"}), ("now", {})
+PARIS: tuple[str, dict[str, Any]] = ("weather", {"city": "Paris"})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
 FORMS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
 
 
