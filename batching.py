@@ -33,6 +33,7 @@ from engine.iteration import (
 from engine.lifecycle import Lifecycle
 from engine.queue import RequestQueue
 from engine.records import History, complete_record, planned_record
+from engine.siblings import without_siblings
 from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
 from scheduling.contract import check_plan
@@ -190,6 +191,7 @@ class BatchingManager(Front):
         check_plan(plan, view, self.max_batch_size)
         if life.ledger.growth_tokens is not None:
             plan = with_growth(plan, view)
+        plan = without_siblings(plan, life.resident.values(), life.ledger)
         if any(life.resident[request.id].num_in_flight for request in plan.preempt):
             return IterationWait()  # their blocks are being written
         if self.in_flight:  # the last tokens of some requests, or tokens that others wait for
@@ -298,7 +300,7 @@ class BatchingManager(Front):
                 inference.receive(tokens, now_s, drafts)
             if drafts.computed and self.speculation is not None:
                 self.speculation.learn(inference, drafts)
-            if sharing:
+            if sharing or memory.shares(inference):
                 memory.share(inference, step.start + step.num_tokens + drafts.accepted)
             if tokens:
                 if inference.end is not None and own:

@@ -35,6 +35,9 @@ class Sharer(Request, Protocol):
     @property
     def salt(self) -> str: ...  # only requests with the same salt share blocks
 
+    @property
+    def group(self) -> int: ...  # without prefix caching, only those with the same number; 0: none
+
 
 @dataclass(slots=True)
 class _Table:
@@ -45,7 +48,8 @@ class _Table:
 
 
 class Ledger(Memory):
-    """KV memory of sequences that are stored one by one.
+    """KV memory of sequences that are stored one by one. Choices of one prompt share its blocks,
+    with `prefix_caching` all requests that begin alike do.
 
     `growth_tokens`: None reserves the most that a request may hold at admission;
     a number admits it with memory for so many further tokens, and adds as many whenever they are
@@ -162,6 +166,14 @@ class Ledger(Memory):
         """Tokens for which a resident's blocks have space."""
         return len(self._tables[request.id].blocks) * self.block_tokens
 
+    def shares(self, request: Request) -> bool:
+        """Whether its blocks may be shared."""
+        return self.prefix_caching or cast(Sharer, request).group > 0
+
+    def shareable(self, request: Request) -> int:
+        """Blocks of a resident that others may find."""
+        return self._tables[request.id].shareable
+
     # --- for trials -------------------------------------------------------------------------
 
     def blocks_of(self, tokens: int) -> int:
@@ -176,7 +188,7 @@ class Ledger(Memory):
 
     def hits(self, request: Request) -> Sequence[int]:
         """The cached or used blocks that hold the beginning of a waiting request."""
-        if not self.prefix_caching:
+        if not self.shares(request):
             return ()
         limit = cast(Sharer, request).hit_limit // self.block_tokens
         digests = self._digests_of(request, limit)[:limit]
@@ -222,10 +234,14 @@ class Ledger(Memory):
         digests = self._digests.setdefault(request.id, [])
         sharer, size = cast(Sharer, request), self.block_tokens
         for i in range(len(digests), count):
-            before = digests[-1] if digests else sharer.salt.encode()
+            before = digests[-1] if digests else self._origin(sharer)
             tokens = array("q", sharer.ids[i * size : (i + 1) * size]).tobytes()
             digests.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
         return digests
+
+    def _origin(self, sharer: Sharer) -> bytes:
+        """What two sequences must have in common besides their tokens."""
+        return (sharer.salt if self.prefix_caching else f"{sharer.group} {sharer.salt}").encode()
 
 
 class LedgerTrial(Trial):

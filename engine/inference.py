@@ -3,6 +3,7 @@ waits and the loop that advances the request share it."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -13,6 +14,14 @@ from seams import Drafts, End, Opening, RequestRecord, Sampling, ServiceClass, T
 NO_DRAFTS = Drafts(0, 0)
 # of a failure that is no fault of the model; constraint: of the request's own
 Cause = Literal["timeout", "shutdown", "constraint"]
+
+
+_GROUPS = itertools.count(1)
+
+
+def new_group() -> int:
+    """A number for requests with the same prompt, the choices of one call."""
+    return next(_GROUPS)
 
 
 class RefusedError(Exception):
@@ -61,6 +70,7 @@ class Inference:
     predicted: int | None = None  # tokens to generate, by its client or learnt; None: unknown
     streaming: bool = False
     salt: str = ""  # requests with the same salt share prefixes
+    group: int = 0  # choices of one prompt have the same number; 0: it is the only one
     request_id: str | None = None  # of its HTTP request
     trace: str | None = None  # traceparent of its span, if requests are traced
     stored: bool = False  # set by the manager: the job store keeps it

@@ -16,6 +16,9 @@ class RectangleLedger(Ledger):
     def __init__(self, num_blocks: int, block_tokens: int = 1, **_: object) -> None:
         super().__init__(num_blocks, block_tokens)
 
+    def shares(self, request: Request) -> bool:
+        return False
+
     def trial(self, releasing: Iterable[Request] = ()) -> RectangleTrial:
         return RectangleTrial(self, releasing)
 

@@ -28,7 +28,7 @@ from api.openai.schemas import (
 from api.openai.shapes import Usage
 from api.openai.tools import Offer
 from api.service import Service
-from engine.inference import Inference
+from engine.inference import Inference, new_group
 from models.names import GGUF_SUFFIX, local_path
 from seams import Constraint, Sampling
 from serving.config import Config
@@ -245,6 +245,7 @@ class Generations:
         choices: list[Choice] = []
         for prompt in prompts:
             most = self._most_tokens(wanted, form, len(prompt), asked)
+            group = new_group() if wanted.choices > 1 else 0
             for number in range(wanted.choices):
                 sampling = wanted.sampling(
                     seed_of_choice(seed, number), end_ids, of_prompt=echo, constraint=constraint
@@ -259,6 +260,7 @@ class Generations:
                     arrival_s,
                     end_ids=end_ids,
                     service_class=wanted.service_class,
+                    group=group,
                     streaming=bool(wanted.stream) or may_end_early,
                 )
                 inference.updated = updated

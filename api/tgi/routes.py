@@ -47,7 +47,7 @@ from api.tgi.schemas import (
 from api.tgi.shapes import Info, StreamToken
 from api.tgi.steps import Steps
 from api.tgi.tokens import register_tokens
-from engine.inference import Inference
+from engine.inference import Inference, new_group
 from runtime.grammar.grammars import GrammarError, GrammarsBusyError
 from seams import Constraint
 
@@ -135,6 +135,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
         ids = service.encode("inputs", text)
         kept, further = fit(asked, len(ids), config, service.manager.model.context)
         best_of = asked.best_of or 1
+        group = new_group() if best_of > 1 else 0
         told = streaming or asked.details or asked.decoder_input_details or best_of > 1
         return [
             Inference(
@@ -143,6 +144,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
                 sampling_of(asked, (asked.top_n_tokens or 0) if told else None, constraint),
                 arrival_s,
                 end_ids=tokenizer.end_ids,
+                group=group,
                 streaming=streaming or bool(asked.stop),
             )
             for _ in range(best_of)

@@ -24,6 +24,7 @@ class Sequence:
     ids: list[int]
     max_tokens: int
     salt: str = ""
+    group: int = 0
     computed: int = 0
     prompt_tokens: int = field(init=False)
     resident: bool = False

@@ -35,6 +35,7 @@ class Shown:
     predicted: int | None = None
     prefill_before: int = 0
     num_preemptions: int = 0
+    group: int = 0
     room: int = 0  # of a resident, in tokens; 0: all that it may come to hold
 
     @property
