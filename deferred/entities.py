@@ -160,6 +160,30 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class NewResponse:
+    """A response to store. `input`: its own input items, without those of the response that it
+    continues; `body`: the response itself; both as JSON."""
+
+    id: str
+    input: bytes
+    body: bytes
+    expires_at: float
+    previous: int | None = None  # number of the stored response that it continues
+    lost_at: float | None = None  # when it counts as lost, unless it has ended; None: it has
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """As `NewResponse`. `number`: rises with each response, and never leaves the server."""
+
+    number: int
+    id: str
+    lost_at: float | None
+    input: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of all jobs of all owners."""
 
@@ -175,4 +199,5 @@ class Swept:
     files: int = 0
     items: int = 0
     batches: int = 0
+    responses: int = 0
     unfinished: bool = False  # it reached its limit: call again

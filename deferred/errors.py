@@ -21,11 +21,16 @@ class UnknownSchemaError(StoreError):
 
 
 class NotFoundError(StoreError):
-    """The file or batch does not exist, was deleted, has expired, or belongs to another owner."""
+    """The file, batch or response does not exist, was deleted, has expired, or belongs to another
+    owner."""
 
 
 class QuotaExceededError(StoreError):
     """The owner would store more than is allowed; nothing of the call is kept."""
+
+
+class ConversationTooLongError(StoreError):
+    """The responses of a conversation are too large to be read together."""
 
 
 class FileTooLargeError(StoreError):

@@ -1,4 +1,4 @@
-"""The durable store of jobs: SQLite in a folder by default, PostgreSQL to share work.
+"""The durable store of jobs and responses: SQLite in a folder by default, PostgreSQL to share work.
 
 Any thread may call any method. Each method is one or a few short transactions. It raises
 `StoreUnavailableError` after a bounded wait if the database is gone, locked or full. The call then
@@ -36,11 +36,12 @@ from deferred.store.history import SUMS, History
 from deferred.store.items import Items
 from deferred.store.migrations import migrate
 from deferred.store.quota import OPEN_STATUSES
-from deferred.store.schema import batch_items, batches, ended_totals, files
+from deferred.store.responses import Responses
+from deferred.store.schema import batch_items, batches, ended_totals, files, responses
 from deferred.store.transitions import give_back
 
 SWEEP_FILES = 8  # per call
-SWEEP_COMMITS = 8  # for items and batches together, per call
+SWEEP_COMMITS = 8  # for items, batches and responses together, per call
 ENDS: tuple[ItemState, ...] = ("completed", "failed", "expired", "cancelled")
 VACUUM_PAGES = 4096  # returned to the disk per call
 
@@ -65,13 +66,14 @@ RUNNING = select(func.count()).where(batch_items.c.state == "running")
 
 
 class JobStore:
-    """`files`, `batches` and `items` of one database."""
+    """`files`, `batches`, `items` and `responses` of one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.files = Files(database)
         self.batches = Batches(database)
         self.items = Items(database)
+        self.responses = Responses(database)
         self._history = History(database)
 
     def progress(self) -> Progress:
@@ -92,9 +94,9 @@ class JobStore:
         self, now_s: float, ended_before_s: float, rest: Callable[[], None] = lambda: None
     ) -> Swept:
         """Removes deleted and expired files, broken uploads (after a day; on SQLite also those of
-        earlier processes), the items of ended batches, and batches that ended before
-        `ended_before_s`. One call removes a limited number. `rest` is called between transactions;
-        an exception from it interrupts the sweep."""
+        earlier processes), the items of ended batches, batches that ended before `ended_before_s`,
+        and expired responses. One call removes a limited number. `rest` is called between
+        transactions; an exception from it interrupts the sweep."""
         removed_files = 0
         while removed_files < SWEEP_FILES and self.files.sweep(now_s, rest):
             removed_files += 1
@@ -109,10 +111,15 @@ class JobStore:
             removed_batches += removed
             commits += 1
             rest()
+        removed_responses = 0
+        while commits < SWEEP_COMMITS and (removed := self.responses.sweep(now_s)):
+            removed_responses += removed
+            commits += 1
+            rest()
         if self._database.is_sqlite:
             self._shrink()
         unfinished = removed_files == SWEEP_FILES or commits == SWEEP_COMMITS
-        return Swept(removed_files, removed_items, removed_batches, unfinished)
+        return Swept(removed_files, removed_items, removed_batches, removed_responses, unfinished)
 
     def _shrink(self) -> None:
         """Returns some of SQLite's freed pages to the disk."""
@@ -168,8 +175,11 @@ def _url(where: str | Path) -> URL:
 
 
 def _end_earlier_process(connection: Connection) -> None:
-    """Frees what an earlier process left unfinished: running items, leases and uploads."""
+    """Frees what an earlier process left unfinished: running items, leases, uploads and
+    responses."""
     give_back(connection, true(), lost=True)
     leased = batches.c.lease_owner.is_not(None)
     connection.execute(update(batches).where(leased).values(lease_owner=None))
     connection.execute(update(files).where(files.c.state == "uploading").values(state="deleted"))
+    running = responses.c.lost_at.is_not(None)
+    connection.execute(update(responses).where(running).values(lost_at=0.0))

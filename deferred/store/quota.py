@@ -6,30 +6,37 @@ from sqlalchemy import Connection, func, select
 
 from deferred.entities import BatchStatus
 from deferred.errors import QuotaExceededError
-from deferred.store.schema import batches, files
+from deferred.store.schema import batches, files, responses
 
 OPEN_STATUSES: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 def stored_bytes(connection: Connection, owner: str) -> int:
-    """The size of the owner's files, including uploads and excluding deleted files, and of the
-    lines and results of batches that have not ended."""
+    """The size of the owner's files, including uploads and excluding deleted files, of the lines
+    and results of batches that have not ended, and of responses."""
     of_files = select(func.coalesce(func.sum(files.c.size_bytes), 0)).where(
         files.c.owner == owner, files.c.state.in_(["uploading", "ready"])
     )
     of_batches = select(func.coalesce(func.sum(batches.c.stored_bytes), 0)).where(
         batches.c.owner == owner, batches.c.status.in_(OPEN_STATUSES)
     )
-    return sum(int(connection.execute(query).scalar_one()) for query in (of_files, of_batches))
+    of_responses = select(func.coalesce(func.sum(responses.c.size_bytes), 0)).where(
+        responses.c.owner == owner
+    )
+    queries = (of_files, of_batches, of_responses)
+    return sum(int(connection.execute(query).scalar_one()) for query in queries)
 
 
-def require_quota(connection: Connection, owner: str, most_bytes: int | None) -> None:
-    """Call it after a change, in the same transaction. Raises QuotaExceededError."""
+def require_quota(
+    connection: Connection, owner: str, most_bytes: int | None, further_bytes: int = 0
+) -> None:
+    """Call it after a change, in the same transaction, or before one that stores further bytes.
+    Raises QuotaExceededError."""
     if most_bytes is None:
         return
-    stored = stored_bytes(connection, owner)
+    stored = stored_bytes(connection, owner) + further_bytes
     if stored > most_bytes:
         raise QuotaExceededError(
-            f"files and batches would take {stored} bytes, at most {most_bytes} are allowed "
-            "(--max-stored-bytes): delete files, or wait until batches have ended"
+            f"files, batches and responses would take {stored} bytes, at most {most_bytes} are "
+            "allowed (--max-stored-bytes): delete some, or wait until batches have ended"
         )

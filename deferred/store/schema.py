@@ -192,3 +192,27 @@ item_results = Table(
     Column("line", Integer, primary_key=True),
     _given("text", LargeBinary),
 )
+
+responses = Table(
+    "responses",
+    metadata,
+    _serial(),
+    Column("id", Text, nullable=False, unique=True),
+    _given("owner", Text),
+    Column("previous", BigInteger),  # number of the response that it continues
+    _given("created_at", Double),
+    _given("expires_at", Double),
+    Column("lost_at", Double),  # when it counts as lost, unless it has ended; null: it has
+    _given("size_bytes", BigInteger),  # of the two below
+    _given("input", LargeBinary),  # its own items, without those of earlier responses
+    _given("body", LargeBinary),
+    Index("responses_stored", "owner", "size_bytes"),
+    Index("responses_expiry", "expires_at"),
+    Index(
+        "responses_running",
+        "lost_at",
+        sqlite_where=text("lost_at IS NOT NULL"),
+        postgresql_where=text("lost_at IS NOT NULL"),
+    ),
+    sqlite_autoincrement=True,
+)

@@ -100,7 +100,7 @@ def test_a_database_of_before_the_first_release_is_refused(store_url: str) -> No
 LATER = """
 from alembic import op
 
-revision, down_revision = "2", "1"
+revision, down_revision = "3", "2"
 
 
 def upgrade() -> None:
@@ -113,7 +113,7 @@ def later_scripts(folder: Path, then: str) -> Path:
     """The program's revisions, and one that a later release may add."""
     scripts = folder / "later 100%"
     shutil.copytree(SCRIPTS, scripts)
-    (scripts / "versions" / "r2_later.py").write_text(LATER.format(then=then))
+    (scripts / "versions" / "r3_later.py").write_text(LATER.format(then=then))
     return scripts
 
 
@@ -129,8 +129,22 @@ def test_a_later_release_changes_a_database_that_is_there_once(
             migrate(connection, scripts)
     with connected(store_url) as connection:
         assert [*connection.execute(text("SELECT id, colour FROM batches"))] == [(batch.id, "red")]
-    with pytest.raises(UnknownSchemaError, match="revision 2"):
+    with pytest.raises(UnknownSchemaError, match="revision 3"):
         open_store(store_url)
+
+
+def test_a_database_of_the_first_release_gets_the_table_of_responses(store_url: str) -> None:
+    store = open_store(store_url)
+    batch = started(store, 3)
+    store.close()
+    with connected(store_url) as connection:
+        connection.execute(text("DROP TABLE responses"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '1'"))
+    store = open_store(store_url)
+    assert store.batches.get(OWNER, batch.id) == batch
+    store.close()
+    with connected(store_url) as connection:
+        assert differences(connection) == []
 
 
 def test_a_change_that_fails_half_way_leaves_the_database_as_it_was(

@@ -1,0 +1,115 @@
+"""Stored responses: whose they are, what they continue, and when they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deferred.entities import NewResponse, StoredResponse
+from deferred.errors import ConversationTooLongError, NotFoundError, QuotaExceededError
+from deferred.store import JobStore, open_store
+from deferred.store.quota import stored_bytes
+from tests.deferred.jobs import EXPIRES_S, NOW_S, OWNER
+
+PLENTY = 10_000
+
+
+def create(
+    store: JobStore,
+    name: str,
+    previous: StoredResponse | None = None,
+    *,
+    owner: str = OWNER,
+    expires_at: float = EXPIRES_S,
+    lost_at: float | None = None,
+) -> StoredResponse:
+    number = None if previous is None else previous.number
+    new = NewResponse(name, b"in", b"out", expires_at, number, lost_at)
+    store.responses.create(owner, new, NOW_S)
+    return store.responses.get(owner, name, NOW_S)
+
+
+def ids(store: JobStore, newest: str, now_s: float = NOW_S) -> list[str]:
+    found = store.responses.conversation(OWNER, newest, now_s, most_bytes=PLENTY)
+    return [response.id for response in found]
+
+
+def test_a_response_is_its_owners_alone(store: JobStore) -> None:
+    kept = create(store, "a")
+    assert (kept.input, kept.body, kept.lost_at) == (b"in", b"out", None)
+    for call in (
+        lambda: store.responses.get("another", "a", NOW_S),
+        lambda: store.responses.conversation("another", "a", NOW_S, most_bytes=PLENTY),
+        lambda: store.responses.delete("another", "a", NOW_S),
+    ):
+        with pytest.raises(NotFoundError, match="there is no response a"):
+            call()
+    assert store.responses.get(OWNER, "a", NOW_S) == kept
+
+
+def test_a_conversation_is_read_from_its_beginning(store: JobStore) -> None:
+    first = create(store, "a")
+    second = create(store, "b", first)
+    create(store, "c", second)
+    create(store, "other", first)
+    assert ids(store, "c") == ["a", "b", "c"]
+    assert ids(store, "other") == ["a", "other"]
+    with pytest.raises(ConversationTooLongError, match="15 bytes; allowed: 14"):
+        store.responses.conversation(OWNER, "c", NOW_S, most_bytes=14)
+
+
+def test_a_conversation_ends_where_one_of_its_responses_was_deleted(store: JobStore) -> None:
+    first = create(store, "a")
+    create(store, "c", create(store, "b", first))
+    store.responses.delete(OWNER, "a", NOW_S)
+    for newest in "bc":
+        with pytest.raises(NotFoundError, match="was deleted"):
+            ids(store, newest)
+    with pytest.raises(NotFoundError):
+        store.responses.delete(OWNER, "a", NOW_S)
+
+
+def test_a_conversation_is_kept_as_long_as_its_newest_response(store: JobStore) -> None:
+    first = create(store, "a", expires_at=NOW_S + 10)
+    create(store, "alone", expires_at=NOW_S + 10)
+    create(store, "b", first, expires_at=NOW_S + 20)
+    assert ids(store, "b", NOW_S + 15) == ["a", "b"]
+    with pytest.raises(NotFoundError):
+        store.responses.get(OWNER, "alone", NOW_S + 10)
+    assert store.sweep(NOW_S + 10, 0.0).responses == 1
+    assert store.sweep(NOW_S + 20, 0.0).responses == 2
+    assert store.sweep(NOW_S + 20, 0.0).responses == 0
+
+
+def test_a_response_that_is_generated_ends_once(store: JobStore) -> None:
+    create(store, "a", lost_at=NOW_S + 5)
+    assert store.responses.end("a", b"the end")
+    assert not store.responses.end("a", b"another end")
+    ended = store.responses.get(OWNER, "a", NOW_S)
+    assert (ended.body, ended.lost_at) == (b"the end", None)
+    assert not store.responses.end("never stored", b"")
+
+
+def test_responses_count_in_the_quota_as_long_as_they_are(store: JobStore) -> None:
+    create(store, "a", lost_at=NOW_S + 5)
+    store.responses.require_room(OWNER, 5, 10)
+    with pytest.raises(QuotaExceededError, match=r"11 bytes, at most 10 .*--max-stored-bytes"):
+        store.responses.require_room(OWNER, 6, 10)
+    store.responses.require_room("another", 10, 10)
+    store.responses.end("a", b"a longer end")
+    with store._database.read() as connection:
+        assert stored_bytes(connection, OWNER) == len(b"in" + b"a longer end")
+    store.responses.delete(OWNER, "a", NOW_S)
+    store.responses.require_room(OWNER, 10, 10)
+
+
+def test_what_an_earlier_process_generated_is_lost(data_dir: Path) -> None:
+    store = open_store(data_dir)
+    create(store, "running", lost_at=NOW_S + 1000)
+    done = create(store, "done")
+    store.close()
+    again = open_store(data_dir)
+    assert again.responses.get(OWNER, "running", NOW_S).lost_at == 0.0
+    assert again.responses.get(OWNER, "done", NOW_S) == done
+    again.close()
