@@ -11,6 +11,7 @@ from router.rules.dispatch import Dispatcher
 from router.rules.fleet import Fleet
 from router.rules.policies import Policy
 from router.rules.request import Limits, Outcome, RoutedRequest, State
+from router.rules.upstream import Upstream
 
 
 class AsyncDispatcher:
@@ -26,8 +27,11 @@ class AsyncDispatcher:
     def now(self) -> float:
         return self._loop.time()
 
-    def arrive(self, model: str, *, deferred: bool, prefix: Sequence[int]) -> RoutedRequest:
-        request = self.state.arrive(model, self._loop.time(), deferred=deferred, prefix=prefix)
+    def arrive(
+        self, model: str, *, deferred: bool, prefix: Sequence[int], only: Upstream | None = None
+    ) -> RoutedRequest:
+        now = self._loop.time()
+        request = self.state.arrive(model, now, deferred=deferred, prefix=prefix, only=only)
         self._arm()
         return request
 

@@ -27,6 +27,7 @@ from router.rules.buffers import BufferLimit
 from router.rules.fleet import Fleet
 from router.rules.policies import POLICIES
 from router.rules.request import Limits
+from router.rules.responses import PATH as RESPONSES
 from telemetry.journal import Journal
 from telemetry.tracing import start_tracing
 from web.browsers import Rules, own_names
@@ -135,6 +136,7 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
         for path in PATHS:
             app.router.add_route(method, path, proxy.handle_jobs)
             app.router.add_route(method, path + "/{rest:.+}", proxy.handle_jobs)
+        app.router.add_route(method, RESPONSES + "/{rest:.+}", proxy.handle_jobs)
     app.router.add_post("/v1/engines/{engine:.+}/completions", proxy.handle)
     app.router.add_post("/v1/{path:.+}", proxy.handle)
     for path in ("/", "/inference", "/generate", "/generate_stream"):

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.http.exchange import Attempt, ClientGoneError, Exchange
-from router.rules import errors, headers
+from router.rules import errors, headers, responses
 from router.rules.errors import Problem
 from router.rules.request import Outcome
 from router.rules.upstream import Upstream
@@ -108,6 +108,8 @@ class Forwarder:
             upstream.spec.key,
             drop_authorization=self._drop_authorization,
         )
+        if x.request.path == responses.PATH:
+            sent[responses.MARK_HEADER] = responses.mark_of(upstream.url)
         start_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limit_s) as clock, AsyncExitStack() as stack:

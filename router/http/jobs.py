@@ -1,5 +1,5 @@
-"""Relays calls about files and batches to the upstream that keeps them, or to any upstream if they
-share a database.
+"""Relays calls about files, batches and stored responses to the upstream that keeps them, or to any
+upstream if they share a database.
 
 Bodies and answers are passed on as they arrive, so a file of any size takes no memory here. The
 calls take no place on an upstream, since they run no inference. They are never retried, since the
@@ -16,6 +16,8 @@ from router.http.exchange import Exchange
 from router.http.forward import Forwarder, UpstreamFailedError
 from router.rules import errors
 from router.rules.errors import Problem
+from router.rules.responses import PATH as RESPONSES
+from router.rules.responses import id_in
 from router.rules.upstream import Upstream
 
 BATCHES = "/v1/batches"
@@ -23,7 +25,7 @@ PATHS = ("/v1/files", BATCHES)
 
 
 class JobRelay:
-    """Relays the Batch API between clients and the upstream that has the jobs."""
+    """Relays calls between clients and the upstream that has the jobs, or made the response."""
 
     def __init__(
         self,
@@ -60,8 +62,13 @@ class JobRelay:
                 return failure.problem
             return await self._forwarder.break_off(x, failure.problem)
 
+    def keeper(self, response_id: str) -> Upstream | None:
+        """The upstream that keeps a response; None if any may, since they share a database, or
+        since the response was not made through a router."""
+        return None if self._upstream == ANY else self._dispatcher.fleet.keeper(response_id)
+
     def _choose(self, request: web.BaseRequest) -> Upstream | Problem:
-        if not self._upstream:
+        if not self._upstream and not request.path.startswith(RESPONSES):
             message = (
                 "This router does not serve files and batches: BATCH_UPSTREAM is not set. "
                 "Allowed: the URL of one of its upstreams, or 'any' if they share a database."
@@ -73,12 +80,15 @@ class JobRelay:
         now = self._dispatcher.now()
         usable = [upstream for upstream in candidates if upstream.usable(now)]
         if not usable:
-            message = "No upstream for files and batches is ready (BATCH_UPSTREAM)."
+            message = "No upstream that keeps what is asked for is ready."
             return errors.unavailable(message, "no_upstream_ready")
         return min(usable, key=lambda upstream: upstream.in_flight)
 
     def _candidates(self, request: web.BaseRequest) -> Sequence[Upstream] | Problem:
         fleet = self._dispatcher.fleet
+        if request.path.startswith(RESPONSES):
+            keeper = self.keeper(id_in(request.path))
+            return list(fleet) if keeper is None else [keeper]
         if self._upstream != ANY:
             return [upstream for upstream in fleet if upstream.url == self._upstream]
         if (request.method, request.path) != ("POST", BATCHES):

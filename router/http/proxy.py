@@ -87,7 +87,7 @@ class Proxy:
         return await self._handle(request, self._infer)
 
     async def handle_jobs(self, request: web.Request) -> web.StreamResponse:
-        """The same for a request about files or batches."""
+        """The same for a request about files, batches or stored responses."""
         return await self._handle(request, self._forward)
 
     async def _handle(
@@ -156,7 +156,8 @@ class Proxy:
             return self._refuse(x, body)
         by_prefix = self._config.policy == "prefix"
         prefix = prefix_blocks(x.model, body.prompt) if by_prefix else ()
-        routed = self._dispatcher.arrive(x.model, deferred=body.deferred, prefix=prefix)
+        only = self._jobs.keeper(body.previous) if body.previous else None
+        routed = self._dispatcher.arrive(x.model, deferred=body.deferred, prefix=prefix, only=only)
         x.routed = routed
         failed: Failed | None = None
         while True:

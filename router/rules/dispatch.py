@@ -14,7 +14,7 @@ from router.rules.breaker import State as BreakerState
 from router.rules.fleet import Fleet
 from router.rules.policies import Policy
 from router.rules.request import Limits, Outcome, Refusal, RoutedRequest, State
-from router.rules.upstream import half
+from router.rules.upstream import Upstream, half
 
 # One queue per (deferred, model): requests by sequence number, oldest first.
 Queue = dict[int, RoutedRequest]
@@ -36,19 +36,27 @@ class Dispatcher:
         self._decided = decided
         self._queues: dict[tuple[bool, str], Queue] = {}
         self._unserved: dict[str, float] = {}  # model → since when no upstream is usable
-        self._retried: dict[int, RoutedRequest] = {}  # waiting requests that were tried somewhere
+        self._bound: dict[int, RoutedRequest] = {}  # waiting requests that may not go everywhere
         self._seq = 0
 
     # --- the life of a request ---------------------------------------------------------------
 
     def arrive(
-        self, model: str, now: float, *, deferred: bool = False, prefix: Sequence[int] = ()
+        self,
+        model: str,
+        now: float,
+        *,
+        deferred: bool = False,
+        prefix: Sequence[int] = (),
+        only: Upstream | None = None,
     ) -> RoutedRequest:
         """Adds a new request, which is PLACED, WAITING or REFUSED on return."""
         self.tick(now)
         self._seq += 1
         deadline = now + self._limits.timeout_s
-        request = RoutedRequest(self._seq, model, now, deadline, deferred, prefix, queued_since=now)
+        request = RoutedRequest(
+            self._seq, model, now, deadline, deferred, prefix, only, queued_since=now
+        )
         if self._place(request, now):
             return request
         if not self.fleet.serving(model) and self.fleet.complete():
@@ -158,11 +166,7 @@ class Dispatcher:
     # --- internal ---------------------------------------------------------------------------
 
     def _place(self, request: RoutedRequest, now: float) -> bool:
-        free = [
-            u
-            for u in self.fleet.serving(request.model)
-            if u not in request.tried and u.free(now, deferred=request.deferred)
-        ]
+        free = [u for u in self._allowed(request) if u.free(now, deferred=request.deferred)]
         if not free:
             return False
         upstream = self._policy.choose(free, request.prefix)
@@ -179,8 +183,8 @@ class Dispatcher:
 
     def _serve(self, now: float) -> None:
         """Serves immediate requests before deferred ones, each class by arrival, across models. If
-        one cannot be placed, neither can those behind it in its queue, unless it was tried before:
-        then it may not use an upstream that they may use."""
+        one cannot be placed, neither can those behind it in its queue, unless it is bound: then it
+        may not use an upstream that they may use."""
         for deferred in (False, True):
             queues = [(m, queue) for (d, m), queue in self._queues.items() if d is deferred]
             oldest: list[tuple[int, RoutedRequest, Iterator[RoutedRequest]]] = []
@@ -193,7 +197,7 @@ class Dispatcher:
                 _, request, requests = heapq.heappop(oldest)
                 if self._place(request, now):
                     placed.append(request)
-                elif not request.tried:
+                elif not request.bound:
                     continue
                 following = next(requests, None)
                 if following is not None:
@@ -202,14 +206,18 @@ class Dispatcher:
                 self._dequeue(request)
                 self._decided(request)
 
+    def _allowed(self, request: RoutedRequest) -> list[Upstream]:
+        """The upstreams that may serve the request and were not tried yet."""
+        serving = self.fleet.serving(request.model)
+        return [u for u in serving if u not in request.tried and request.only in (None, u)]
+
     def _has_another(self, request: RoutedRequest, now: float) -> bool:
         """Whether there is a usable upstream that the request was not tried on."""
-        serving = self.fleet.serving(request.model)
-        return any(u.usable(now) and u not in request.tried for u in serving)
+        return any(u.usable(now) for u in self._allowed(request))
 
     def _expire(self, now: float) -> None:
-        for request in list(self._retried.values()):
-            # its model is not unserved while an upstream that failed it is usable
+        for request in list(self._bound.values()):
+            # its model is not unserved while an upstream that it may not use is usable
             if not self._has_another(request, now):
                 self._refuse(request, Refusal.UNAVAILABLE, now)
         for model in self._models_waiting():
@@ -244,8 +252,8 @@ class Dispatcher:
         queue = self._queues.setdefault(key, {})
         in_order = not queue or next(reversed(queue)) < request.seq
         queue[request.seq] = request
-        if request.tried:
-            self._retried[request.seq] = request
+        if request.bound:
+            self._bound[request.seq] = request
         if not in_order:  # a retried request returns to its old place: rare, so sorting is cheap
             self._queues[key] = dict(sorted(queue.items()))
         self._expire(now)
@@ -255,7 +263,7 @@ class Dispatcher:
         queue = self._queues.get(key, {})
         if queue.pop(request.seq, None) is None:
             return False
-        self._retried.pop(request.seq, None)
+        self._bound.pop(request.seq, None)
         if not queue:
             del self._queues[key]
             if request.model not in self._models_waiting():

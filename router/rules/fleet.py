@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from router.rules.breaker import Breaker
+from router.rules.responses import mark_in, mark_of
 from router.rules.upstream import Spec, Upstream
 
 BREAKER_OPEN_S = 5.0
@@ -75,6 +76,11 @@ class Fleet:
             elif known.source == source and known.configured != spec:
                 known.spec = known.configured = spec
         return added
+
+    def keeper(self, response_id: str) -> Upstream | None:
+        """The upstream that made a response, and keeps it; None if the id does not say."""
+        mark = mark_in(response_id)
+        return next((u for u in self if mark_of(u.url) == mark), None)
 
     def all_probed(self) -> bool:
         """Whether every upstream has been probed once, whatever was found. A router that knows only

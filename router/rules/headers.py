@@ -25,6 +25,7 @@ _REQUEST_OWN = HOP_BY_HOP | {
     "expect",
     "host",
     "x-request-id",
+    "x-upstream-mark",
     # the router has judged the page; for the upstream the router is the client
     "origin",
     "sec-fetch-site",

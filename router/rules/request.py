@@ -64,7 +64,7 @@ class Limits:
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
     """A request that needs a place on an upstream. `prefix`: block hashes of its prompt, for the
-    prefix policy."""
+    prefix policy. `only`: the upstream that keeps what it continues; None: any will do."""
 
     seq: int
     model: str
@@ -72,6 +72,7 @@ class RoutedRequest:
     deadline: float
     deferred: bool = False
     prefix: Sequence[int] = ()
+    only: Upstream | None = None
     state: State = State.WAITING
     refusal: Refusal | None = None
     upstream: Upstream | None = None
@@ -81,6 +82,11 @@ class RoutedRequest:
     placed_at: float = 0.0
     queued_s: float = 0.0
     epoch: int = 0
+
+    @property
+    def bound(self) -> bool:
+        """It may not use all upstreams of its model."""
+        return bool(self.tried) or self.only is not None
 
     def placed_on(self) -> Upstream:
         """The upstream whose place it holds. Raises RuntimeError if it holds none."""

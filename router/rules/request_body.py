@@ -25,6 +25,8 @@ class _Fields(msgspec.Struct):
     messages: msgspec.Raw = _NONE
     prompt: msgspec.Raw = _NONE
     inputs: msgspec.Raw = _NONE
+    input: msgspec.Raw = _NONE
+    previous_response_id: msgspec.Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Fields)
@@ -33,11 +35,12 @@ _DECODER = msgspec.json.Decoder(_Fields)
 @dataclass(frozen=True, slots=True)
 class RequestBody:
     """`model`: None if the request names none. `prompt`: the JSON of the conversation or prompt,
-    unchanged."""
+    unchanged. `previous`: the id of the stored response that it continues; "" for none."""
 
     model: str | None
     deferred: bool
     prompt: memoryview
+    previous: str = ""
 
 
 def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody:
@@ -55,8 +58,11 @@ def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The body is not valid JSON: {error}.") from None
     deferred = fields.service_tier == _FLEX or fields.service_class == _DEFERRED
-    prompts = [memoryview(raw) for raw in (fields.messages, fields.prompt, fields.inputs)]
-    return RequestBody(fields.model or named, deferred, max(prompts, key=len))
+    given = (fields.messages, fields.prompt, fields.inputs, fields.input)
+    prompt = max([memoryview(raw) for raw in given], key=len)
+    previous = bytes(fields.previous_response_id).decode()
+    previous = previous.strip('"') if previous.startswith('"') else ""
+    return RequestBody(fields.model or named, deferred, prompt, previous)
 
 
 def prefix_blocks(model: str, prompt: memoryview) -> Sequence[int]:

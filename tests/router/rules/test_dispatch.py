@@ -78,6 +78,24 @@ def test_a_retried_request_returns_to_its_old_place_in_the_queue() -> None:
     assert youngest.state is State.WAITING
 
 
+def test_a_request_goes_to_the_one_upstream_that_keeps_what_it_continues() -> None:
+    fleet = fleet_of(1, 1)
+    first, second = fleet
+    dispatcher, decided = dispatcher_over(fleet)
+    running = dispatcher.arrive("m", 0.0, only=second)
+    assert at(running) is second
+    bound, other = dispatcher.arrive("m", 1.0, only=second), dispatcher.arrive("m", 2.0)
+    assert bound.state is State.WAITING
+    assert at(other) is first, "it waits behind no request that is bound elsewhere"
+    dispatcher.release(running, Outcome.FAILURE, 3.0)
+    assert not dispatcher.may_retry(running, 3.0)
+    assert decided == [bound]
+    assert at(bound) is second
+    second.draining = True
+    refused = dispatcher.arrive("m", 4.0, only=second)
+    assert refused.refusal is Refusal.UNAVAILABLE
+
+
 def test_a_retried_request_that_may_not_use_the_free_place_delays_no_other() -> None:
     dispatcher, _ = dispatcher_over(fleet_of(1, 1))
     first, second = dispatcher.arrive("m", 0.0), dispatcher.arrive("m", 0.0)
