@@ -33,6 +33,7 @@ from api.metrics import Metrics, register_metrics
 from api.openai import routes as openai
 from api.openai.answers import error_shape
 from api.openai.generation import Generations
+from api.responses import routes as responses
 from api.service import Description, Service
 from api.texts import Texts
 from api.tgi import routes as tgi
@@ -181,6 +182,7 @@ def create_app(
     app.register_blueprint(openai.make_blueprint(service, generations, calls))
     app.register_blueprint(files.make_blueprint(service, jobs))
     app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
+    app.register_blueprint(responses.make_blueprint(service, generations, jobs))
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
     register_hooks(app, config, time.perf_counter, tracing, generations.model)

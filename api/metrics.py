@@ -55,6 +55,7 @@ GENERATING = frozenset(
         "/invocations",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
     )
 )
 

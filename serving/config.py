@@ -34,6 +34,7 @@ SHORTEST_FIRST = Group("mode dynamic with --policy shortest-first", only="policy
 DEFERRED = Group("deferred requests")
 TGI_API = Group("TGI's API")
 BATCH_API = Group("Batch API")
+RESPONSES_API = Group("Responses API")
 WATCH = Group("live page")
 PROCESS = Group("process")
 
@@ -250,11 +251,14 @@ class Config(Options):
     batch_retention_days: float = BATCH_API.option(30.0, least=0.001, most=36_500)
     """days after its end at which a batch is removed from the lists"""
     max_stored_bytes: int | None = BATCH_API.option(10 * 2**30, least=1, most=2**60)
-    """most bytes that one API key may store in files and unfinished batches; further uploads and
-    batches get 413; without --api-key the limit is for all clients together; none: no limit"""
+    """most bytes that one API key may store in files, unfinished batches and responses; further
+    ones get 413; without --api-key the limit is for all clients together; none: no limit"""
     min_completion_window: int = BATCH_API.option(600, least=1, most=2_592_000)
     """shortest completion_window, in seconds; the earliest deadline runs first, so a shorter window
     would overtake others"""
+    response_retention_days: float = RESPONSES_API.option(30.0, least=0.001, most=36_500)
+    """days after which a stored response (/v1/responses) is deleted, and with it those that it
+    continues; kept in the Batch API's database"""
 
     record: str | None = PROCESS.option(None)
     """file to which every iteration is written, row by row, as JSON lines; overwritten; none: no

@@ -41,6 +41,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"stream"},
         {"openai"},  # its chat templates serve TGI's chat route, too
         {"native", "tgi", "jobs", "watch"},
+        {"responses"},  # kept where jobs are
         {"document"},
     ],
     "client": [{"workloads"}, {"load"}, {"analysis"}, {"report"}, {"options"}, {"comparison"}],

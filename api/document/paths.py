@@ -31,6 +31,9 @@ from api.openai.shapes import (
     ModelList,
     OpenAIError,
 )
+from api.responses.routes import MOST_LISTED as MOST_ITEMS
+from api.responses.schemas import ResponseRequest
+from api.responses.shapes import DeletedResponse, Event, GeneratedResponse, InputItems
 from api.service import Health
 from api.tgi.schemas import CompatRequest, GenerateRequest
 from api.tgi.shapes import Generated, Info, StreamToken, TgiError
@@ -138,6 +141,24 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         whole=ChatCompletion,
         events=ChatChunk | OpenAIError,
         last=DONE,
+    ),
+    ("POST", "/v1/responses"): _openai(
+        *_GENERATING,
+        404,
+        body=ResponseRequest,
+        whole=GeneratedResponse,
+        events=Event | OpenAIError,
+    ),
+    ("GET", "/v1/responses/{response_id}"): _openai(
+        *_STORED, 404, whole=GeneratedResponse, query={"stream": {"const": "false"}}
+    ),
+    ("DELETE", "/v1/responses/{response_id}"): _openai(*_STORED, 404, whole=DeletedResponse),
+    ("POST", "/v1/responses/{response_id}/cancel"): _openai(*_STORED, 404, whole=GeneratedResponse),
+    ("GET", "/v1/responses/{response_id}/input_items"): _openai(
+        *_STORED,
+        404,
+        whole=InputItems,
+        query={**_AFTER, "limit": _limit(MOST_ITEMS), "order": {"enum": list(ORDERS)}},
     ),
     ("POST", "/v1/files"): _openai(*_STORED, *BODY, form=_UPLOAD, whole=StoredFile),
     ("GET", "/v1/files"): _openai(

@@ -23,6 +23,7 @@ GENERATION_PATHS = frozenset(
         b"/inference",
         b"/v1/completions",
         b"/v1/chat/completions",
+        b"/v1/responses",
         b"/generate",
         b"/generate_stream",
         b"/",

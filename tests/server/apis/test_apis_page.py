@@ -11,7 +11,8 @@ import pytest
 
 from tests.server.process import PATIENCE_S, ROOT, Server
 
-PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("apis", "openai", "tgi")]
+NAMES = ("apis", "openai", "responses", "tgi")
+PAGES = [(ROOT / "docs" / f"{name}.md").read_text() for name in NAMES]
 FENCED = re.compile(r"^```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 README = FENCED.findall((ROOT / "README.md").read_text())
 EXAMPLES = [

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: a response and its events, kept for later calls of its conversation."""

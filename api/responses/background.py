@@ -1,0 +1,74 @@
+"""Responses that are generated while no client waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+
+from api.http.errors import ApiError, internal_error
+from api.responses.call import Call
+from api.responses.kept import Kept
+from api.service import Service
+from deferred.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """Any thread may call it. `executor`: one thread, which reads what was generated and stores
+    the responses."""
+
+    def __init__(self, service: Service, kept: Kept, executor: Executor) -> None:
+        self._service = service
+        self._kept = kept
+        self._executor = executor
+        self._running: dict[str, Call] = {}
+
+    def follow(self, call: Call) -> None:
+        """Call it before the requests are submitted. The stored response gets its end."""
+        reading = self._read(call)
+        updated = _Calling(lambda: self._executor.submit(next, reading, None))
+        for inference in call.generation.inferences:
+            inference.updated = updated
+        self._running[call.id] = call
+
+    def has_begun(self, response_id: str) -> bool:
+        """True for one that another server generates."""
+        call = self._running.get(response_id)
+        if call is None:
+            return True
+        return any(one.admitted_s is not None for one in call.generation.inferences)
+
+    def cancel(self, response_id: str) -> None:
+        """Without effect on one that has ended."""
+        if (call := self._running.pop(response_id, None)) is not None:
+            self._service.cancel(*call.generation.inferences)
+
+    def _read(self, call: Call) -> Iterator[None]:
+        """Continues at each update."""
+        try:
+            for event in call.read():
+                if event is None:
+                    yield
+        except ApiError as error:
+            call.output.fail(error.message)
+        except Exception as error:
+            call.output.fail(internal_error(error).message)
+        self._running.pop(call.id, None)
+        try:
+            self._kept.end(call.output.response)
+        except StoreError as error:
+            log.error("a response in the background is lost, it cannot be stored: %s", error)
+
+
+class _Calling(threading.Event):
+    """Calls something whenever it is set."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._call = call
+
+    def set(self) -> None:
+        self._call()

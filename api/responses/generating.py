@@ -1,0 +1,161 @@
+"""A response as a chat: its request, and what is shown of the request in the response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from api.http.body import of_schema
+from api.http.errors import ApiError
+from api.openai.generation import Generation, Generations
+from api.openai.schemas import ChatRequest, GenerationRequest
+from api.responses.items import Message
+from api.responses.schemas import ResponseRequest
+from api.responses.shapes import GeneratedResponse, Json
+
+SHARED = set(GenerationRequest.model_fields) - {"n", "stream_options", "response_format"}
+NAMES = {  # of fields of a chat -> what clients call them here
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+}
+TOO_LONG = "context_length_exceeded"
+
+
+def generation_of(
+    wanted: ResponseRequest,
+    messages: Sequence[Message],
+    generations: Generations,
+    arrival_s: float,
+) -> Generation:
+    """Raises ApiError."""
+    fields = _chat(wanted)
+
+    def attempt(kept: Sequence[Message]) -> Generation:
+        asked = of_schema({**fields, "messages": [*_instructions(wanted), *kept]}, ChatRequest)
+        return generations.chat(asked, arrival_s)
+
+    try:
+        if wanted.truncation == "auto":
+            return truncated(messages, attempt)
+        return attempt(messages)
+    except ApiError as error:
+        raise _renamed(error) from None
+
+
+def truncated(
+    messages: Sequence[Message], attempt: Callable[[Sequence[Message]], Generation]
+) -> Generation:
+    """Leaves out as few of the first messages as the context demands, but never the last one. The
+    output of a tool goes with its call."""
+    starts = [i for i, message in enumerate(messages) if message["role"] != "tool"]
+
+    def fits(first: int) -> Generation | None:
+        try:
+            return attempt(messages[starts[first] :])
+        except ApiError as error:
+            if error.code == TOO_LONG:
+                return None
+            raise
+
+    if len(starts) < 2:
+        return attempt(messages)
+    if (whole := fits(0)) is not None:
+        return whole
+    low, high = 1, len(starts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(middle) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return attempt(messages[starts[low] :])
+
+
+def _instructions(wanted: ResponseRequest) -> list[Message]:
+    if wanted.instructions is None:
+        return []
+    return [{"role": "system", "content": wanted.instructions}]
+
+
+def _chat(wanted: ResponseRequest) -> Json:
+    """The fields of a chat but for its messages."""
+    fields = wanted.model_dump(include=SHARED, exclude_unset=True, by_alias=True)
+    if wanted.max_output_tokens is not None:
+        fields["max_completion_tokens"] = wanted.max_output_tokens
+    if wanted.alternatives is not None:
+        fields |= {"logprobs": True, "top_logprobs": wanted.alternatives}
+    form = text_format(wanted)
+    if form["type"] == "json_schema":
+        schema = {key: value for key, value in form.items() if key != "type"}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form["type"] != "text":
+        fields["response_format"] = form
+    if wanted.tools:
+        fields["tools"] = [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            for tool in (one.model_dump(exclude_none=True) for one in wanted.tools)
+        ]
+    if wanted.tool_choice is not None:
+        choice = wanted.tool_choice
+        if not isinstance(choice, str):
+            choice = cast(Any, {"type": "function", "function": {"name": choice.name}})
+        fields["tool_choice"] = choice
+    if wanted.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = wanted.parallel_tool_calls
+    return fields
+
+
+def text_format(wanted: ResponseRequest) -> Json:
+    if wanted.text is None or wanted.text.format is None:
+        return {"type": "text"}
+    return wanted.text.format.model_dump()
+
+
+def _renamed(error: ApiError) -> ApiError:
+    if (name := NAMES.get(error.param or "")) is None:
+        return error
+    message = error.message.replace(f"'{error.param}'", f"'{name}'")
+    return ApiError(error.status, message, error.headers, param=name, code=error.code)
+
+
+def begun(wanted: ResponseRequest, response_id: str, model: str) -> GeneratedResponse:
+    """The response before anything is generated."""
+    response: GeneratedResponse = {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "queued" if wanted.background else "in_progress",
+        "background": bool(wanted.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": wanted.instructions,
+        "max_output_tokens": wanted.max_output_tokens,
+        "metadata": wanted.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": wanted.parallel_tool_calls is not False,
+        "previous_response_id": wanted.previous_response_id,
+        "store": wanted.store is not False,
+        "temperature": 1.0 if wanted.temperature is None else wanted.temperature,
+        "text": {"format": text_format(wanted)},
+        "tool_choice": _tool_choice(wanted),
+        "tools": [tool.model_dump() for tool in wanted.tools or ()],
+        "top_logprobs": wanted.top_logprobs or 0,
+        "top_p": 1.0 if wanted.top_p is None else wanted.top_p,
+        "truncation": wanted.truncation or "disabled",
+        "usage": None,
+        "user": wanted.user,
+    }
+    if wanted.service_tier is not None:
+        response["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"
+    return response
+
+
+def _tool_choice(wanted: ResponseRequest) -> str | Json:
+    choice = wanted.tool_choice
+    if choice is None:
+        return "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()

@@ -1,0 +1,85 @@
+"""Items of a conversation: as clients send them, as they are stored, and as messages of a chat."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from api.responses.schemas import CallItem, Item, MessageItem, Part
+from api.responses.shapes import InputItem, InputText, OutputItem, OutputText
+
+Message = dict[str, Any]  # of `/v1/chat/completions`
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def stored_items(sent: str | Sequence[Item]) -> list[InputItem]:
+    """A response's input with an id for each item."""
+    if isinstance(sent, str):
+        sent = [MessageItem(role="user", content=sent)]
+    return [_stored(item) for item in sent]
+
+
+def _stored(item: Item) -> InputItem:
+    if isinstance(item, MessageItem):
+        return {
+            "id": item.id or new_id("msg"),
+            "type": "message",
+            "status": "completed",
+            "role": item.role,
+            "content": [_part(item.role, text) for text in _texts(item.content)],
+        }
+    if isinstance(item, CallItem):
+        return {
+            "id": item.id or new_id("fc"),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": item.call_id,
+            "name": item.name,
+            "arguments": item.arguments,
+        }
+    return {
+        "id": item.id or new_id("fco"),
+        "type": "function_call_output",
+        "status": "completed",
+        "call_id": item.call_id,
+        "output": "".join(_texts(item.output)),
+    }
+
+
+def _texts(content: str | Sequence[Part]) -> list[str]:
+    return [content] if isinstance(content, str) else [part.text for part in content]
+
+
+def _part(role: str, text: str) -> InputText | OutputText:
+    if role == "assistant":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": text}
+
+
+def messages_of(items: Iterable[InputItem | OutputItem]) -> list[Message]:
+    """Calls belong to the assistant's message before them, or to one without a text."""
+    messages: list[Message] = []
+    for item in items:
+        if item["type"] == "message":
+            text = "".join(part["text"] for part in item["content"])
+            messages.append({"role": item["role"], "content": text})
+        elif item["type"] == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append(
+                {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+            )
+    return messages
+
+
+def as_json(told: Any) -> bytes:
+    return json.dumps(told, separators=(",", ":")).encode()

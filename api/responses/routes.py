@@ -1,0 +1,88 @@
+"""OpenAI's Responses API: `/v1/responses`. docs/openai.md lists what is supported."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, jsonify, request
+
+from api.http.body import read_object
+from api.http.errors import ApiError, show
+from api.http.hooks.keys import presented_owner
+from api.jobs.store import ORDERS, query_choice, query_limit, register_store_errors
+from api.openai.generation import Generations
+from api.responses.calls import ResponseCalls
+from api.responses.shapes import DeletedResponse, GeneratedResponse, InputItems
+from api.service import Service
+from deferred.jobs import Jobs
+
+LISTED, MOST_LISTED = 20, 100
+
+
+def make_blueprint(service: Service, generations: Generations, jobs: Jobs) -> Blueprint:
+    blueprint = Blueprint("responses", __name__, url_prefix="/v1/responses")
+    register_store_errors(blueprint)
+    calls = ResponseCalls(service, generations, jobs)
+    kept, background = calls.kept, calls.background
+
+    @blueprint.post("")
+    def create() -> Response:
+        arrival_s = service.arrived_s()
+        return calls.create(read_object(request, service.config.max_body_bytes), arrival_s)
+
+    @blueprint.get("/<response_id>")
+    def retrieve(response_id: str) -> Response:
+        if query_choice(request, "stream", ("true", "false"), "false") == "true":
+            raise ApiError(400, "a stored response cannot be streamed again", param="stream")
+        return jsonify(present(response_id)[1])
+
+    @blueprint.delete("/<response_id>")
+    def delete(response_id: str) -> Response:
+        kept.delete(presented_owner(), response_id)
+        background.cancel(response_id)
+        told: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
+        return jsonify(told)
+
+    @blueprint.post("/<response_id>/cancel")
+    def cancel(response_id: str) -> Response:
+        running, response = present(response_id)
+        if not response["background"]:
+            raise ApiError(
+                400,
+                "only a response with 'background' can be cancelled; close the connection of "
+                "another",
+                code="invalid_status",
+            )
+        if running and kept.end({**response, "status": "cancelled"}):
+            background.cancel(response_id)
+        return jsonify(present(response_id)[1])
+
+    @blueprint.get("/<response_id>/input_items")
+    def input_items(response_id: str) -> Response:
+        items = kept.input_items(presented_owner(), response_id)
+        if query_choice(request, "order", ORDERS, "desc") == "desc":
+            items.reverse()
+        limit = query_limit(request, LISTED, MOST_LISTED)
+        if (after := request.args.get("after")) is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise ApiError(
+                    404, f"there is no item {show(after)} in {response_id}", param="after"
+                )
+            items = items[places[0] + 1 :]
+        page = items[:limit]
+        told: InputItems = {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+        return jsonify(told)
+
+    def present(response_id: str) -> tuple[bool, GeneratedResponse]:
+        """Whether it is still being generated, and the response as it is now."""
+        running, response = kept.read(presented_owner(), response_id)
+        if running and background.has_begun(response_id):
+            response["status"] = "in_progress"
+        return running, response
+
+    return blueprint

@@ -1,0 +1,232 @@
+"""The fields of `/v1/responses` in OpenAI's API that are supported.
+
+As in `api.openai.schemas`: a known field that is not supported has a type that allows only values
+without effect.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from api.http.errors import ApiError, show
+from api.limits import COUNT, TOP_LOGPROBS, Count, CountOrZero, TopLogprobs, at_most
+from api.openai.messages import MOST_MESSAGES, Filled, Text
+from api.openai.schemas import GenerationRequest, StreamOptions
+from api.openai.tools import MOST_TOOLS, NAME
+
+MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
+MOST_INCLUDED = 16
+
+ITEMS = ("message", "function_call", "function_call_output")
+PARTS = ("input_text", "output_text")
+Includable = Literal[  # all but logprobs belong to items that never occur here
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+LOGPROBS: Includable = "message.output_text.logprobs"
+
+
+def _left_out() -> Any:
+    return Field(None, description="left out: it is not supported")
+
+
+class Part(BaseModel):
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+Content = Text | Annotated[list[Part], Field(fail_fast=True)]
+
+
+class MessageItem(BaseModel):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: Text | None = None
+
+
+class CallItem(BaseModel):
+    type: Literal["function_call"]
+    call_id: Filled
+    name: Filled
+    arguments: Text
+    id: Text | None = None
+
+
+class CallOutputItem(BaseModel):
+    type: Literal["function_call_output"]
+    call_id: Filled
+    output: Content
+    id: Text | None = None
+
+
+Item = MessageItem | CallItem | CallOutputItem
+
+
+def _kind(item: Any) -> Any:
+    return (item.get("type") or "message") if isinstance(item, dict) else item.type
+
+
+def _few_items(value: Any) -> Any:
+    """As in `api.openai.schemas`, before anything is checked."""
+    items = value if isinstance(value, list) else []
+    held = [
+        item.get(key) for item in items if isinstance(item, dict) for key in ("content", "output")
+    ]
+    parts = sum(len(one) for one in held if isinstance(one, list))
+    if len(items) + parts > MOST_MESSAGES:
+        raise ValueError("too many items")
+    return value
+
+
+Items = Annotated[
+    list[
+        Annotated[
+            Annotated[MessageItem, Tag("message")]
+            | Annotated[CallItem, Tag("function_call")]
+            | Annotated[CallOutputItem, Tag("function_call_output")],
+            Discriminator(_kind),
+        ]
+    ],
+    Field(min_length=1, fail_fast=True),
+]
+
+
+class TextFormat(BaseModel):
+    """What of it is valid is decided as for `response_format` of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(BaseModel):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Tool(BaseModel):
+    """A function; its schema is checked as that of a chat's."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=NAME)]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(BaseModel):
+    type: Literal["function"]
+    name: Filled
+
+
+class EventOptions(StreamOptions):
+    include_obfuscation: bool | None = None  # further characters that hide lengths: none are sent
+
+
+class ResponseRequest(GenerationRequest):
+    """What `/v1/responses` shares with the other two paths, vLLM's fields included, means the
+    same."""
+
+    input: Annotated[Filled | Items, BeforeValidator(_few_items)] = Field(
+        description=f"a string, or an array of 1 to {MOST_MESSAGES} items, the parts of their "
+        f"contents included: types {', '.join(ITEMS)}, with a text or parts of types "
+        f"{' or '.join(PARTS)}"
+    )
+    instructions: Text | None = Field(None, description="a string")
+    previous_response_id: Filled | None = Field(None, description="the id of a stored response")
+    store: bool | None = Field(None, description="true or false; true by default")
+    background: bool | None = Field(None, description="true or false")
+    max_output_tokens: Count | None = Field(None, description=COUNT)
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=MOST_KEY)],
+                Annotated[str, Field(max_length=MOST_VALUE)],
+            ],
+            Field(max_length=MOST_PAIRS),
+            at_most(MOST_PAIRS),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=f"an object of up to {MOST_PAIRS} strings of up to {MOST_VALUE} characters, "
+        f"with keys of up to {MOST_KEY}",
+    )
+    text: TextOptions | None = Field(
+        None, description="an object with format: type 'text', 'json_object' or 'json_schema'"
+    )
+    tools: (
+        Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True), at_most(MOST_TOOLS)]
+        | None
+    ) = Field(
+        None,
+        description=f"an array of up to {MOST_TOOLS} tools of type 'function', each with a name "
+        "(up to 64 letters, digits, '_' and '-')",
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        None,
+        description="'none', 'auto', 'required', or an object with type 'function' and a name",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    top_logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)
+    include: Annotated[list[Includable], Field(max_length=MOST_INCLUDED, fail_fast=True)] | None = (
+        Field(None, description=f"an array of {', '.join(get_args(Includable))}")
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(None, description="'auto' or 'disabled'")
+    stream_options: EventOptions | None = Field(
+        None, description="an object with include_obfuscation: true or false"
+    )
+    # of tools that OpenAI runs, of which there are none
+    max_tool_calls: CountOrZero | None = Field(None, description=COUNT)
+
+    n: Literal[1] | None = _left_out()
+    response_format: None = Field(None, description="left out: it is 'text' here")
+    conversation: None = _left_out()
+    prompt: None = _left_out()
+    reasoning: None = _left_out()
+    context_management: None = _left_out()
+    moderation: None = _left_out()
+
+    @property
+    def alternatives(self) -> int | None:
+        if self.top_logprobs or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+
+def refuse_by_name(data: dict[str, Any]) -> None:
+    """Raises ApiError for tools, items and parts of types that are not supported, of which the
+    schema could only say that they are none of its own."""
+    for tool in _objects(data.get("tools")):
+        _require(tool, "tools", ("function",))
+    for item in _objects(data.get("input")):
+        _require(item, "input", ITEMS, fallback="message")
+        for key in ("content", "output"):
+            for part in _objects(item.get(key)):
+                _require(part, "input", PARTS)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _require(
+    found: dict[str, Any], field: str, allowed: tuple[str, ...], *, fallback: str | None = None
+) -> None:
+    kind = found.get("type") or fallback
+    if isinstance(kind, str) and kind not in allowed:
+        raise ApiError(
+            400,
+            f"field '{field}': type {show(kind)} is not supported; allowed: "
+            + ", ".join(map(show, allowed)),
+            param=field,
+        )

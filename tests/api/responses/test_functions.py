@@ -1,0 +1,124 @@
+"""Functions in the Responses API, on a model that answers what the test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from flask.testing import FlaskClient
+
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.api.openai.openai_calls import is_error
+from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
+from tests.api.responses.test_responses import Json, ask, bearer, events, respond, without_names
+from tests.scripted_model import ScriptedModel
+
+TOOLS: list[Json] = [
+    {"type": "function", **WEATHER["function"]},
+    {"type": "function", "name": "add"},
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> ScriptedModel:
+    return ScriptedModel()
+
+
+@pytest.fixture(scope="module")
+def scripted(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FlaskClient]:
+    folder = str(tmp_path_factory.mktemp("functions"))
+    with serving(Config(mode="dynamic", data_dir=folder), lambda config: model) as client:
+        yield client
+
+
+ANSWERS: list[tuple[str, list[tuple[str, str]]]] = [
+    ("Fine.", [("message", "Fine.")]),
+    (CALL, [("weather", PARIS)]),
+    (f"So:\n{CALL}\n{ADDING}", [("message", "So:\n"), ("weather", PARIS), ("add", "{}")]),
+]
+
+
+def shown(response: Json) -> list[tuple[str, str]]:
+    return [
+        ("message", item["content"][0]["text"])
+        if item["type"] == "message"
+        else (item["name"], item["arguments"])
+        for item in response["output"]
+    ]
+
+
+@pytest.mark.parametrize(("answer", "output"), ANSWERS)
+@pytest.mark.parametrize("logprobs", [[], ["message.output_text.logprobs"]])
+def test_calls_are_items_streamed_or_not(
+    scripted: FlaskClient,
+    model: ScriptedModel,
+    answer: str,
+    output: list[tuple[str, str]],
+    logprobs: list[str],
+) -> None:
+    model.answer = answer
+    whole = respond(scripted, tools=TOOLS, include=logprobs)
+    assert shown(whole) == output
+    assert whole["status"] == "completed"
+    parts = events(scripted, tools=TOOLS, include=logprobs)
+    last = parts[-1]["response"]
+    assert shown(last) == output
+    assert {item["status"] for item in last["output"]} == {"completed"}
+    for index, item in enumerate(last["output"]):
+        own = [event for event in parts if event.get("output_index") == index]
+        assert own[0]["type"] == "response.output_item.added"
+        assert own[-1] == {
+            "type": "response.output_item.done",
+            "sequence_number": own[-1]["sequence_number"],
+            "output_index": index,
+            "item": item,
+        }
+        if item["type"] == "function_call":
+            assert own[0]["item"] == {**item, "status": "in_progress", "arguments": ""}
+            deltas = [event["delta"] for event in own[1:-2]]
+            assert "".join(deltas) == own[-2]["arguments"] == item["arguments"]
+
+
+def test_a_call_that_is_cut_off_is_incomplete(scripted: FlaskClient, model: ScriptedModel) -> None:
+    model.answer = CALL
+    for n in range(len('<tool_call>\n{"name": "weather", "arguments": {"ci'), len(CALL) - 20):
+        told = respond(scripted, tools=TOOLS, max_output_tokens=n)
+        assert told["status"] == "incomplete"
+        assert {item["status"] for item in told["output"]} == {"incomplete"}
+
+
+def test_the_result_of_a_call_continues_the_conversation(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    model.answer = f"So:\n{CALL}"
+    called = respond(scripted, tools=TOOLS, store=True)
+    call = called["output"][-1]
+    model.answer = "Rain."
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
+    fields: Json = {"tools": TOOLS, "seed": 1}
+    stored = respond(scripted, previous_response_id=called["id"], input=[result], **fields)
+    assert shown(stored) == [("message", "Rain.")]
+    kept = [{"role": "user", "content": "x"}, *called["output"], result]
+    sent = respond(scripted, input=kept, **fields)
+    assert sent["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
+    own = {"previous_response_id": None}
+    assert without_names({**stored, **own}) == without_names(sent)
+    answer = ask(scripted, input=[{**result, "call_id": "call_none"}], **fields)
+    assert "call_none" in is_error(answer, 400, "input")
+
+
+def test_a_choice_of_a_function_that_is_not_offered_is_named(scripted: FlaskClient) -> None:
+    choice = {"type": "function", "name": "rain"}
+    answer = ask(scripted, tools=TOOLS, tool_choice=choice)
+    assert '"rain"' in is_error(answer, 400, "tool_choice")
+
+
+def test_functions_are_shown_in_the_response(scripted: FlaskClient, model: ScriptedModel) -> None:
+    model.answer = "Fine."
+    told = respond(scripted, tools=TOOLS, tool_choice="auto", parallel_tool_calls=False)
+    assert [tool["name"] for tool in told["tools"]] == ["weather", "add"]
+    assert (told["tool_choice"], told["parallel_tool_calls"]) == ("auto", False)
+    assert scripted.get(f"/v1/responses/{told['id']}", headers=bearer("")).status_code == 404

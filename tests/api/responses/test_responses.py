@@ -1,0 +1,350 @@
+"""`/v1/responses` in this process: its events, conversations, refusals and stored responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from pydantic import TypeAdapter
+from werkzeug.test import TestResponse
+
+from api.openai.messages import MOST_MESSAGES
+from serving.config import Config
+from tests.api.conftest import serving
+from tests.api.openai.openai_calls import CONTEXT, chat, is_error
+
+Json = dict[str, Any]
+OFFICIAL = TypeAdapter[Any](ResponseStreamEvent)
+
+
+def ask(client: FlaskClient, key: str = "one", **fields: Any) -> TestResponse:
+    body = {"model": "embedded", "input": "x", "store": False, **fields}
+    return client.post("/v1/responses", json=body, headers=bearer(key))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def respond(client: FlaskClient, **fields: Any) -> Json:
+    answer = ask(client, **fields)
+    assert answer.status_code == 200, answer.get_json()
+    told: Json = answer.get_json()
+    Response.model_validate(told, strict=True)
+    return told
+
+
+def events(client: FlaskClient, **fields: Any) -> list[Json]:
+    answer = ask(client, stream=True, **fields)
+    assert answer.status_code == 200, answer.get_json()
+    assert answer.mimetype == "text/event-stream"
+    *blocks, rest = answer.get_data(as_text=True).split("\n\n")
+    assert rest == ""
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        OFFICIAL.validate_python(event)
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def text_of(response: Json) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def without_names(response: Json) -> Json:
+    """Without what differs between two responses to the same request."""
+    own = {"id", "created_at", "completed_at", "usage"}
+    told = {key: value for key, value in response.items() if key not in own}
+    told["output"] = [{**item, "id": ""} for item in told["output"]]
+    return told
+
+
+# --- what is generated ----------------------------------------------------------------------
+
+
+@given(
+    prompt=st.text(min_size=1, max_size=12),
+    n=st.integers(1, 30),
+    seed=st.integers(0, 999),
+    logprobs=st.none() | st.integers(0, 3),
+)
+def test_a_response_is_the_chats_answer_streamed_or_not(
+    client: FlaskClient, prompt: str, n: int, seed: int, logprobs: int | None
+) -> None:
+    wanted: Json = {"input": prompt, "max_output_tokens": n, "seed": seed}
+    asked: Json = {"messages": [{"role": "user", "content": prompt}], "max_tokens": n}
+    if logprobs is not None:
+        wanted |= {"include": ["message.output_text.logprobs"], "top_logprobs": logprobs}
+        asked |= {"logprobs": True, "top_logprobs": logprobs}
+    (choice,) = chat(client, **asked, seed=seed)["choices"]
+    whole = respond(client, **wanted)
+    (item,) = whole["output"]
+    assert text_of(whole) == choice["message"]["content"]
+    limited = choice["finish_reason"] == "length"
+    assert whole["status"] == item["status"] == ("incomplete" if limited else "completed")
+    assert whole["incomplete_details"] == ({"reason": "max_output_tokens"} if limited else None)
+    if logprobs is not None:
+        assert item["content"][0]["logprobs"] == choice["logprobs"]["content"]
+    parts = events(client, **wanted)
+    assert without_names(parts[-1]["response"]) == without_names(whole)
+    deltas = [event for event in parts if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == text_of(whole)
+    told = [logprob for event in deltas for logprob in event["logprobs"]]
+    assert told == item["content"][0]["logprobs"]
+
+
+def test_events_have_openais_order(client: FlaskClient) -> None:
+    parts = events(client, max_output_tokens=5, ignore_eos=True)
+    kinds = [event["type"].removeprefix("response.") for event in parts]
+    beginning = ["created", "in_progress", "output_item.added", "content_part.added"]
+    end = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    middle = ["output_text.delta"] * (len(kinds) - len(beginning) - len(end))
+    assert kinds == [*beginning, *middle, *end]
+    assert middle
+    created, item = parts[0]["response"], parts[-2]["item"]
+    assert (created["status"], created["output"], created["usage"]) == ("in_progress", [], None)
+    assert parts[2]["item"] == {**item, "status": "in_progress", "content": []}
+    assert parts[-1]["response"]["output"] == [item]
+    assert {event["item_id"] for event in parts if "item_id" in event} == {item["id"]}
+
+
+def test_usage_is_the_chats(client: FlaskClient) -> None:
+    asked: Json = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7, "seed": 1}
+    usage = chat(client, **asked)["usage"]
+    told = respond(client, max_output_tokens=7, seed=1)["usage"]
+    assert told["input_tokens"] == usage["prompt_tokens"]
+    assert told["output_tokens"] == usage["completion_tokens"]
+    assert told["total_tokens"] == usage["total_tokens"]
+    assert told["input_tokens_details"]["cached_tokens"] > 0
+
+
+def test_an_answer_without_a_text_is_an_empty_message(client: FlaskClient) -> None:
+    told = respond(client, input="x", max_output_tokens=5, logit_bias={"256": 100}, temperature=0)
+    if told["usage"]["output_tokens"] == 1:
+        assert [item["content"][0]["text"] for item in told["output"]] == [""]
+
+
+# --- conversations --------------------------------------------------------------------------
+
+
+def continued(client: FlaskClient, previous: str, **fields: Any) -> Json:
+    return respond(client, previous_response_id=previous, **fields)
+
+
+def test_a_conversation_is_that_of_its_messages_without_earlier_instructions(
+    store: FlaskClient,
+) -> None:
+    fields: Json = {"seed": 3, "max_output_tokens": 9, "store": True}
+    first = respond(store, input="one", instructions="Be brief.", **fields)
+    parts = [{"type": "input_text", "text": "tw"}, {"type": "input_text", "text": "o"}]
+    item = {"role": "user", "content": parts}
+    second = continued(store, first["id"], input=[item], instructions="Be long.", **fields)
+    third = continued(store, second["id"], input="three", **fields)
+    asked = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": text_of(first)},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": text_of(second)},
+        {"role": "user", "content": "three"},
+    ]
+    answer = store.post(
+        "/v1/chat/completions",
+        json={"messages": asked, "seed": 3, "max_tokens": 9},
+        headers=bearer("one"),
+    ).get_json()
+    assert text_of(third) == answer["choices"][0]["message"]["content"]
+    assert third["previous_response_id"] == second["id"]
+    # the same, from the items that the client kept itself
+    kept = [{"role": "user", "content": "one"}, *first["output"], item, *second["output"]]
+    again = respond(store, input=[*kept, {"role": "user", "content": "three"}], **fields)
+    assert text_of(again) == text_of(third)
+
+
+def test_a_stream_is_stored_before_its_last_event(store: FlaskClient) -> None:
+    last = events(store, store=True, max_output_tokens=3)[-1]["response"]
+    path = f"/v1/responses/{last['id']}"
+    assert store.get(path, headers=bearer("one")).get_json() == last
+
+
+def test_a_stored_response_is_its_keys_alone(store: FlaskClient) -> None:
+    told = respond(store, store=True, max_output_tokens=3)
+    path = f"/v1/responses/{told['id']}"
+    calls: list[Callable[[str], TestResponse]] = [
+        lambda key: store.post(f"{path}/cancel", headers=bearer(key)),
+        lambda key: store.get(f"{path}/input_items", headers=bearer(key)),
+        lambda key: store.get(path, headers=bearer(key)),
+        lambda key: store.delete(path, headers=bearer(key)),
+    ]
+    for call in calls:
+        is_error(call("two"), 404)
+    is_error(ask(store, "two", previous_response_id=told["id"]), 404, "previous_response_id")
+    cancelled, items, got, deleted = (call("one") for call in calls)
+    assert "background" in is_error(cancelled, 400)
+    ResponseItemList.model_validate(items.get_json())
+    assert got.get_json() == told
+    assert deleted.get_json() == {"id": told["id"], "object": "response", "deleted": True}
+    for call in calls:
+        is_error(call("one"), 404)
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(store: FlaskClient) -> None:
+    for told in (respond(store), events(store)[-1]["response"]):
+        assert told["store"] is False
+        answer = store.get(f"/v1/responses/{told['id']}", headers=bearer("one"))
+        assert told["id"] in is_error(answer, 404)
+
+
+def test_input_items_are_paged_the_newest_first(store: FlaskClient) -> None:
+    sent = [{"role": "user", "content": text} for text in "abcde"]
+    told = respond(store, input=sent, store=True, max_output_tokens=1)
+    path = f"/v1/responses/{told['id']}/input_items"
+
+    def page(**query: object) -> Json:
+        found: Json = store.get(path, headers=bearer("one"), query_string=query).get_json()
+        return found
+
+    def texts(found: Json) -> str:
+        return "".join(item["content"][0]["text"] for item in found["data"])
+
+    first = page(limit=2)
+    assert (texts(first), first["has_more"]) == ("ed", True)
+    rest = page(after=first["last_id"])
+    assert (texts(rest), rest["has_more"]) == ("cba", False)
+    assert texts(page(order="asc")) == "abcde"
+    is_error(store.get(f"{path}?after=none", headers=bearer("one")), 404, "after")
+
+
+def test_what_does_not_fit_is_refused_or_left_out_from_the_beginning(client: FlaskClient) -> None:
+    sent = [{"role": "user", "content": str(number) * 200} for number in range(8)]
+    fields: Json = {"max_output_tokens": 20, "seed": 1, "instructions": "Count."}
+    answer = ask(client, input=sent, **fields)
+    assert "exceed the model's context" in is_error(answer, 400, "input")
+    assert answer.get_json()["error"]["code"] == "context_length_exceeded"
+    cut = respond(client, input=sent, truncation="auto", **fields)
+    room = CONTEXT - fields["max_output_tokens"]
+    assert room - len("User: \n") - 200 < cut["usage"]["input_tokens"] <= room
+    answers = [ask(client, input=sent[one:], **fields) for one in range(8)]
+    fits = next(answer for answer in answers if answer.status_code == 200)
+    assert text_of(cut) == text_of(fits.get_json())
+    alone = [{"role": "user", "content": "x" * CONTEXT}]
+    is_error(ask(client, input=alone, truncation="auto"), 400, "input")
+
+
+# --- in the background ----------------------------------------------------------------------
+
+
+def test_a_response_in_the_background_is_stored_when_it_ends(store: FlaskClient) -> None:
+    fields: Json = {"seed": 5, "max_output_tokens": 20}
+    queued = respond(store, background=True, store=True, **fields)
+    assert (queued["status"], queued["output"]) == ("queued", [])
+    told = queued
+    while told["status"] in ("queued", "in_progress"):
+        answer = store.get(f"/v1/responses/{queued['id']}", headers=bearer("one"))
+        told = answer.get_json()
+    Response.model_validate(told)
+    assert text_of(told) == text_of(respond(store, **fields))
+    assert continued(store, told["id"], store=False)["status"] == "completed"
+    cancelled = store.post(f"/v1/responses/{told['id']}/cancel", headers=bearer("one"))
+    assert cancelled.get_json() == told, "it had ended"
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+IMAGE = {"type": "input_image", "image_url": "data:"}
+NAMED: list[tuple[Json, str, str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+    ({"tools": [{"type": "function"}]}, "tools", "name"),
+    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input", "input_image"),
+    ({"input": [{"type": "item_reference", "id": "i"}]}, "input", "item_reference"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "reasoning"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input", "function_call_output"),
+    ({"input": []}, "input", "array"),
+    ({"input": ""}, "input", "string"),
+    ({"input": None}, "input", "string"),
+    ({"input": [0] * (MOST_MESSAGES + 1)}, "input", "4096"),
+    ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
+    ({"conversation": "conv_1"}, "conversation", "not supported"),
+    ({"prompt": {"id": "p"}}, "prompt", "not supported"),
+    ({"n": 2}, "n", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "'text'"),
+    (
+        {"text": {"format": {"type": "json_schema", "strict": True, "schema": {"type": 3}}}},
+        "text",
+        "type",
+    ),
+    ({"guided_regex": "("}, "guided_regex", "("),
+    ({"include": ["everything"]}, "include", "logprobs"),
+    ({"truncation": "some"}, "truncation", "disabled"),
+    ({"metadata": {"a": 1}}, "metadata", "strings"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
+    ({"max_output_tokens": CONTEXT}, "input", "context"),
+    ({"background": True}, "store", "background"),
+    ({"background": True, "store": True, "stream": True}, "stream", "background"),
+    ({"top_logprobs": 21}, "top_logprobs", "20"),
+    ({"temperature": -1}, "temperature", "greedy"),
+    ({"text": {"format": {"type": "xml"}}}, "text", "json_schema"),
+    ({"logit_bias": {"257": 1}}, "logit_bias", "257"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), NAMED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_supported_is_refused_by_name(
+    client: FlaskClient, fields: Json, param: str, said: str, stream: bool
+) -> None:
+    answer = ask(client, **{"stream": stream or None, **fields})
+    if stream and fields.get("background"):
+        param = "stream"
+    message = is_error(answer, 400, param)
+    assert f"'{param}'" in message or param == "input"
+    assert said in message
+
+
+def test_null_and_what_changes_nothing_is_taken(client: FlaskClient) -> None:
+    names = [
+        *("instructions", "previous_response_id", "background", "max_output_tokens", "metadata"),
+        *("text", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs", "include"),
+        *("truncation", "stream_options", "max_tool_calls", "n", "conversation", "prompt"),
+        *("reasoning", "user", "temperature", "top_p", "service_tier"),
+    ]
+    respond(client, **dict.fromkeys(names))
+    respond(
+        client,
+        tools=[],
+        text={"format": {"type": "text"}},
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        safety_identifier="s",
+    )
+
+
+def test_a_model_that_is_not_served_is_404(client: FlaskClient) -> None:
+    is_error(ask(client, model="gpt-9"), 404, "model")
+
+
+def test_without_a_store_the_way_out_is_named() -> None:
+    where = "postgresql://secret-user:secret-password@127.0.0.3:1/secret-database"
+    with serving(Config(mode="dynamic", database_url=where)) as client:
+        message = is_error(ask(client, store=True), 503)
+        assert '"store": false' in message
+        assert "secret-" not in message
+        respond(client)
+
+
+def test_a_full_store_is_413_before_anything_is_generated(tmp_path: Any) -> None:
+    config = Config(mode="dynamic", data_dir=str(tmp_path), max_stored_bytes=2000)
+    with serving(config) as client:
+        while (answer := ask(client, store=True, max_output_tokens=1)).status_code == 200:
+            pass
+        assert "--max-stored-bytes" in is_error(answer, 413)
+        respond(client)
