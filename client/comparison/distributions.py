@@ -21,7 +21,7 @@ from client.comparison.limits import calibrate, knee
 from client.load import servers
 from client.load.live import live_view, say
 from client.load.machine import commit, machine
-from client.options.compare import CompareOptions
+from client.options.compare import SEEDS, CompareOptions
 from client.report.page import Row, Table, seconds
 from client.report.tables import ratio_text
 from client.workloads.recipe import make
@@ -57,7 +57,7 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
     system = options.systems[-1]
     alone = calibrate(system, fleet, options.recipe, options.args.calibrate_s)
     limit = knee(system, fleet, options.recipe, max(options.args.calibrate_s, 6 * alone.longest_s))
-    seeds = range(options.args.seed, options.args.seed + options.args.seeds)
+    seeds = range(options.args.seed, options.args.seed + (options.args.seeds or SEEDS[0]))
     runs = len(RATES) * len(SHAPES) * len(seeds)
     # Beyond its limit the server needs 1.5 times as long as the sending takes.
     window_s = max(_LEAST_S, ((options.args.budget_s or 250.0) - 30) / runs / 1.25)

@@ -12,11 +12,12 @@ from client.comparison.schedule import Experiment, schedule, telling_loads
 from client.load.live import clock_in, say
 from client.load.servers import ServerError
 from client.load.system import System
-from client.options.compare import BUDGET_S, CompareOptions
+from client.options.compare import BUDGETS_S, SEEDS, CompareOptions
 
 _REPORT_S = 12.0
 _BETWEEN_S = 0.5  # two runs
 _LEAST_S = 1.5  # of a run
+_ENOUGH = 4.0  # times the longest response of a request alone: most of a run is its middle
 _ORIGINAL_S = 100.0  # as many requests
 
 
@@ -73,7 +74,7 @@ def planned(
     return Experiment(
         systems=there,
         loads=loads,
-        seeds=tuple(range(args.seed, args.seed + args.seeds)),
+        seeds=_seeds(args.seed, args.seeds or SEEDS[0]),
         control=None if args.no_control or not there else _control(there),
         recipe=options.recipe,
         window_s=0.0,
@@ -94,11 +95,37 @@ def _control(systems: Sequence[System]) -> str:
 def with_window(
     plan: Experiment, calibration: Calibration, options: CompareOptions, spent_s: float
 ) -> Experiment:
-    """The plan with each run's length: as asked, or what fits the budget at worst."""
-    if options.args.original:
+    """The plan with each run's length: as asked, or what fits the budget at worst. Where nothing
+    was asked, the budget and the number of seeds are those in which runs are long enough for the
+    model's responses."""
+    args = options.args
+    if args.original:
         return replace(plan, window_s=_ORIGINAL_S)
-    if options.args.numsamples is not None:
-        return replace(plan, window_s=options.args.numsamples / calibration.capacity)
+    if args.numsamples is not None:
+        return replace(plan, window_s=args.numsamples / calibration.capacity)
+    least = max(_LEAST_S, 10 / (calibration.capacity * max(plan.loads)))
+    enough = max(least, _ENOUGH * calibration.longest_s)
+    counts = SEEDS if args.seeds is None else (args.seeds,)
+    budgets_s = BUDGETS_S if args.budget_s is None else (args.budget_s,)
+    # the first budget for all seeds only: more time before fewer seeds
+    for budget_s, count in (*((b, counts[0]) for b in budgets_s[:-1]),
+                            *((budgets_s[-1], n) for n in counts)):  # fmt: skip
+        plan = replace(plan, seeds=_seeds(args.seed, count))
+        window = _window(plan, calibration, budget_s - spent_s)
+        if window >= enough:
+            break
+    if window < least:
+        say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
+        window = least
+    return replace(plan, window_s=window)
+
+
+def _seeds(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+def _window(plan: Experiment, calibration: Calibration, left_s: float) -> float:
+    """How long each run may last."""
     jobs = schedule(plan)
     starts = 0
     if not plan.together:
@@ -106,14 +133,8 @@ def with_window(
     # Overloaded runs use all of their drain, others almost none.
     drains = sum(plan.drain_of(job) for job in jobs if plan.beyond(job.system, job.load))
     fixed = starts * (calibration.start_s + 1.5) + drains + _BETWEEN_S * len(jobs)
-    budget_s = options.args.budget_s or BUDGET_S
     parts = sum(replace(plan, window_s=1.0).window_of(job.load) for job in jobs)
-    window = (budget_s - spent_s - _REPORT_S - fixed) / max(parts, 1)
-    least = max(_LEAST_S, 10 / (calibration.capacity * max(plan.loads)))
-    if window < least:
-        say(f"the budget of {budget_s:.0f} s is too small; runs last {least:.1f} s each")
-        window = least
-    return replace(plan, window_s=window)
+    return (left_s - _REPORT_S - fixed) / max(parts, 1)
 
 
 def last_end(plan: Experiment) -> str:
