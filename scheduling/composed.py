@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -174,16 +175,16 @@ def _admitted(
 ) -> tuple[list[Request], list[Request]]:
     """The first of `new` that can be admitted, and the last of `paused` that have to be preempted
     for them."""
-    dropped = 0
+    places = view.max_resident - len(view.resident)
+    free = new[: max(0, places)]
+    count = view.memory.fit(free)
+    if count == len(new) or not paused:
+        return list(new[:count]), []
+    count = view.memory.fit(new[: places + len(paused)], paused)
 
-    def fit(count: int, dropped: int) -> bool:
+    def fits(dropped: int) -> bool:
         leaving = paused[len(paused) - dropped :]
-        places = view.max_resident - len(view.resident) + dropped
-        return count <= places and view.memory.fit(new[:count], leaving) == count
+        return count <= places + dropped and view.memory.fit(new[:count], leaving) == count
 
-    for count in range(1, len(new) + 1):
-        if not fit(count, len(paused)):
-            return list(new[: count - 1]), list(paused[len(paused) - dropped :])
-        while not fit(count, dropped):
-            dropped += 1
-    return list(new), list(paused[len(paused) - dropped :])
+    dropped = bisect_left(range(len(paused)), True, key=fits)
+    return list(new[:count]), list(paused[len(paused) - dropped :])

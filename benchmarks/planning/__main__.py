@@ -1,13 +1,13 @@
 """The CPU time of each policy's plans with 64 rows and 1,000 waiting requests, as a share of a
 step.
 
-    python -m benchmarks.planning                                # SmolLM2-135M's shape, a minute
+    python -m benchmarks.planning                                # SmolLM2-135M's shape, seconds
     python -m benchmarks.planning --model random:gpt2-medium --policies hrrn vtc
     python -m benchmarks.planning --step-ms 40                   # of a step measured elsewhere
 
-The loop is the server's, without HTTP, with the real model, so that requests come and go as they
-do there. A plan counts from its call to its return, with what the policy observes afterwards, in
-CPU time of the loop's thread; a step in real time, from its start to its result.
+The loop is the server's, without HTTP. A plan counts from its call to its return, with what the
+policy observes afterwards, in CPU time of the loop's thread; a step, in which all rows decode, in
+real time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from benchmarks.harness.report import options, save, table
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from model import LoadOptions, load_model
+from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import Model, Observer, Plan, Policy, Request, Served, View
+from seams import Model, Observer, Plan, Policy, Recorder, Request, Served, View
 from serving.config import RESIDENT_WHERE_PAUSED, Config
+from tests.hash_model import HashModel
 
 ROWS, WAITING = 64, 1000
 STEPS = 60
@@ -65,12 +67,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """Medians; the slowest plan is the 99th percentile."""
+    """The median plan, and the 99th percentile."""
 
     policy: str
     plan_us: float
     slowest_us: float
-    step_ms: float
 
 
 def main() -> None:
@@ -78,58 +79,77 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES])
     parser.add_argument("--step-ms", type=float, help="of a step; measured if not given")
     args = parser.parse_args()
-    load = LoadOptions(
-        "dynamic", args.model, "auto", args.dtype, 0, 4 * ROWS, max_model_len=MOST_TOKENS
-    )
-    with threads_kept():
-        # each with its own: the requests of the one before stay open
-        found = [measure(name, load_model(load)) for name in args.policies]
+    step_ms = args.step_ms or measured_step_ms(args.model, args.dtype)
+    found = [measure(name) for name in args.policies]
     rows = []
     for one in found:
-        share = one.plan_us / 1e3 / (args.step_ms or one.step_ms)
+        share = one.plan_us / 1e3 / step_ms
         rows.append(
-            (one.policy, f"{one.plan_us:.0f}", f"{one.slowest_us:.0f}", f"{one.step_ms:.1f}",
+            (one.policy, f"{one.plan_us:.0f}", f"{one.slowest_us:.0f}",
              f"{share:.2%}" + (" (too much)" if share > MOST_SHARE else ""))
         )  # fmt: skip
-    columns = "policy | plan, median us: | p99 us: | step, median ms: | plan / step:"
-    card = f"{args.model}, {ROWS} rows, {WAITING} waiting\n\n{table(columns, rows)}"
-    save({"model": args.model, "policies": [asdict(one) for one in found]}, card, args.out,
-         "planning")  # fmt: skip
+    columns = "policy | plan, median us: | p99 us: | plan / step:"
+    head = f"{args.model}, {ROWS} rows, {WAITING} waiting, a step of {step_ms:.1f} ms"
+    figures = {
+        "model": args.model, "step_ms": step_ms, "policies": [asdict(one) for one in found]
+    }  # fmt: skip
+    save(figures, f"{head}\n\n{table(columns, rows)}", args.out, "planning")
 
 
-def measure(name: str, model: Model) -> Planning:
+def measured_step_ms(name: str, dtype: str) -> float:
+    """A step in which all rows decode, with the real model."""
+    with threads_kept():
+        model = load_model(
+            LoadOptions("dynamic", name, "auto", dtype, 0, ROWS, max_model_len=MOST_TOKENS)
+        )
+        tally = drive(model, Orca(), requests(np.random.default_rng(0), ROWS), STEPS // 2)
+    return 1e3 * median(record.duration_s for record in tally.iterations[STEPS // 4 :])
+
+
+def measure(name: str) -> Planning:
+    """With a model that computes nothing, so that it takes seconds."""
     predictor = Predictor()
     policy = Timed(
         make_policy(name, Config(mode="dynamic", policy=name, max_batch_size=ROWS), predictor)
     )
-    tally = Tally(predictor)
+    model = HashModel(budget=RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS, block_tokens=16)
+    resident = (RESIDENT_WHERE_PAUSED if name in PAUSING else 1) * ROWS
+    work = requests(np.random.default_rng(0), WAITING + 2 * ROWS)
+    drive(model, policy, work, STEPS, resident, predictor)
+    plan_us = 1e6 * np.array(policy.plan_s)[STEPS // 3 :]
+    return Planning(name, float(np.median(plan_us)), float(np.quantile(plan_us, 0.99)))
+
+
+def drive(
+    model: Model,
+    policy: Policy,
+    work: Sequence[Inference],
+    steps: int,
+    max_resident: int = ROWS,
+    *recorders: Recorder,
+) -> Tally:
+    tally = Tally(*recorders)
     manager = BatchingManager(
-        policy, tally, max_batch_size=ROWS, max_waiting=4 * WAITING,
-        max_resident=(RESIDENT_WHERE_PAUSED if name in PAUSING else 1) * ROWS,
-    )  # fmt: skip
-    manager.serve(model, make_ledger("dynamic", model))
-    for inference in requests(np.random.default_rng(0)):
-        manager.enqueue(inference)
-    for _ in range(STEPS):
-        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
-    full = [i for i, record in enumerate(tally.iterations) if record.batch_size == ROWS]
-    plan_us = 1e6 * np.array(policy.plan_s)[len(policy.plan_s) // 3 :]
-    step_ms = 1e3 * median(tally.iterations[i].duration_s for i in full[len(full) // 3 :])
-    return Planning(
-        name, float(np.median(plan_us)), float(np.quantile(plan_us, 0.99)), float(step_ms)
+        policy, tally, max_batch_size=ROWS, max_waiting=len(work), max_resident=max_resident
     )
+    manager.serve(model, make_ledger("dynamic", model))
+    for inference in work:
+        manager.enqueue(inference)
+    for _ in range(steps):
+        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
+    return tally
 
 
-def requests(rng: np.random.Generator) -> list[Inference]:
-    """As many as keep `WAITING` in the queue: of users, programs, priorities and targets."""
+def requests(rng: np.random.Generator, count: int) -> list[Inference]:
+    """Of users, programs, priorities and targets."""
     now_s = time.perf_counter()
     return [
         Inference(
-            rng.integers(0, 500, int(rng.integers(4, 65))).tolist(), int(rng.integers(8, 200)),
+            rng.integers(0, 250, int(rng.integers(4, 65))).tolist(), int(rng.integers(8, 200)),
             GREEDY, now_s, priority=k % 3, user=1 + k % USERS, program=1 + k // CALLS,
             ttft_target_s=1.0 + k % 7, tpot_target_s=0.2, predicted=int(rng.integers(8, 200)),
         )
-        for k in range(WAITING + 2 * ROWS)
+        for k in range(count)
     ]  # fmt: skip
 
 
