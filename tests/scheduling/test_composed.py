@@ -1,4 +1,4 @@
-"""How composed policies admit: residents give way as far as newcomers need, found in a few trials."""
+"""How composed policies admit: residents give way as far as newcomers need, found in few trials."""
 
 from __future__ import annotations
 
