@@ -14,6 +14,7 @@ from werkzeug.test import TestResponse
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.jobs.test_files import ONE, TWO, error_of, upload
+from tests.scripted_model import ScriptedModel
 
 PATIENCE_S = 60.0
 Json = dict[str, Any]
@@ -128,6 +129,31 @@ def test_a_conversation_is_answered_as_its_endpoint_would(store: FlaskClient) ->
     direct = store.post(url, json=body, headers=ONE).json
     assert direct is not None
     assert alike(one["response"]["body"]) == alike(direct)
+
+
+def test_a_conversation_calls_tools(tmp_path: Path) -> None:
+    model = ScriptedModel('<tool_call>{"name": "add", "arguments": {}}</tool_call> and more')
+    config = Config(mode="dynamic", data_dir=str(tmp_path), api_key="one")
+    url = "/v1/chat/completions"
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "parallel_tool_calls": False,
+    }
+    with serving(config, lambda config: model) as client:
+        batch = run(
+            client,
+            line(1, url=url, body=body),
+            line(2, url=url, body={**body, "tool_choice": "subtract"}),
+            endpoint=url,
+        )
+        told = answers(client, batch["output_file_id"])["id 1"]["response"]["body"]
+        (choice,) = told["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "add", "arguments": "{}"}
+        wrong = answers(client, batch["error_file_id"])["id 2"]["response"]
+        assert (wrong["status_code"], wrong["body"]["error"]["param"]) == (400, "tool_choice")
 
 
 def test_a_body_that_its_endpoint_refuses_is_the_error_of_its_line(store: FlaskClient) -> None:

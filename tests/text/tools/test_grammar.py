@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from runtime.grammar.grammars import Grammars
+from seams import Constraint
+from text.tokenizer import Detokenizer, Tokenizer
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
 from text.tools.grammar import grammar_of_calls, of_regex, of_schema
 from text.tools.parsing import CallParser, CallPiece, ForcedCallParser, Parser
@@ -98,11 +101,17 @@ def test_an_answer_with_a_format_may_call_all_the_same(form: CallForm) -> None:
 
 
 def test_a_mark_that_is_a_special_token_is_that_token() -> None:
-    special = grammar_of_calls(
-        MISTRAL, SCHEMAS, several=False, special_ids={"[TOOL_CALLS]": 5}, answer=None
-    )
-    assert "<[5]>" in special
-    assert "[TOOL_CALLS]" not in special
+    """A vocabulary has no other way to write it, and the answer is parsed with its name."""
+    table = {byte: bytes([byte]) for byte in range(256)} | {256: b"[TOOL_CALLS]", 257: b"</s>"}
+    special = {"[TOOL_CALLS]": 256, "</s>": 257}
+    tokenizer = Tokenizer(lambda text: list(text.encode()), table, [257], special)
+    rules = grammar_of_calls(MISTRAL, SCHEMAS, several=False, special_ids=special)
+    matcher = Grammars(lambda: tokenizer).matcher(Constraint("lark", rules))
+    answer = written(MISTRAL, PARIS)
+    ids = [256, *answer.removeprefix("[TOOL_CALLS]").encode()]
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+    assert Detokenizer(tokenizer).push(ids) == answer
 
 
 def test_objects_that_a_schema_leaves_open_stay_so_where_it_says_more() -> None:

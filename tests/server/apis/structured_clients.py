@@ -1,7 +1,7 @@
-"""Clients of OpenAI's API that call tools, unmodified: each returns the calls that it understood,
-as (name, arguments).
+"""Clients of OpenAI's API, unmodified, that call tools or want an answer of a schema: each returns
+the calls that it understood, as (name, arguments).
 
-    python tool_clients.py langchain http://127.0.0.1:8500    # in an environment that has it
+    python structured_clients.py calling langchain http://127.0.0.1:8500    # where it is installed
 """
 
 from __future__ import annotations
@@ -173,7 +173,55 @@ def with_litellm(url: str) -> list[Calls]:
     ]
 
 
-CLIENTS: Mapping[str, Callable[[str], list[Calls]]] = {
+# --- answers of a schema, each as a call of its name ---------------------------------------
+
+
+def with_openai_format(url: str) -> list[Calls]:
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        chat = client.chat.completions
+        parsed = chat.parse(model=MODEL, messages=[USER], response_format=weather)
+        with chat.stream(model=MODEL, messages=[USER], response_format=weather) as events:
+            streamed = events.get_final_completion()
+    found = [one.choices[0].message.parsed for one in (parsed, streamed)]
+    return [[("weather", one.model_dump())] for one in found if one is not None]
+
+
+def with_huggingface_hub_format(url: str) -> list[Calls]:
+    from huggingface_hub import InferenceClient
+
+    wanted: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "weather", "schema": weather.model_json_schema(), "strict": True},
+    }
+    with InferenceClient(base_url=f"{url}/v1") as client:
+        answer = client.chat_completion([USER], response_format=wanted)
+    return [[("weather", json.loads(answer.choices[0].message.content or ""))]]
+
+
+def with_langchain_format(url: str) -> list[Calls]:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
+    city: Any = model.with_structured_output(weather).invoke("x")
+    return [[("weather", city.model_dump())]]
+
+
+def with_litellm_format(url: str) -> list[Calls]:
+    import litellm
+
+    answer = litellm.completion(
+        model=f"openai/{MODEL}",
+        api_base=f"{url}/v1",
+        api_key="none",
+        messages=[USER],
+        response_format=weather,
+    )
+    return [[("weather", json.loads(answer.choices[0].message.content))]]
+
+
+CALLING: Mapping[str, Callable[[str], list[Calls]]] = {
     "openai": with_openai,
     "huggingface_hub": with_huggingface_hub,
     "langchain": with_langchain,
@@ -181,6 +229,14 @@ CLIENTS: Mapping[str, Callable[[str], list[Calls]]] = {
     "litellm": with_litellm,
     "instructor": with_instructor,
 }
+OF_SCHEMAS: Mapping[str, Callable[[str], list[Calls]]] = {
+    "openai": with_openai_format,
+    "huggingface_hub": with_huggingface_hub_format,
+    "langchain": with_langchain_format,
+    "litellm": with_litellm_format,
+}
 
 if __name__ == "__main__":
-    print(json.dumps(CLIENTS[sys.argv[1]](sys.argv[2])))
+    kind, name, url = sys.argv[1:]
+    clients = CALLING if kind == "calling" else OF_SCHEMAS
+    print(json.dumps(clients[name](url)))

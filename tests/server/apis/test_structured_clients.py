@@ -1,5 +1,5 @@
-"""Clients that call tools, over real sockets; those that are not installed here, in an environment
-of their own."""
+"""Clients that call tools or want answers of a schema, over real sockets; those that are not
+installed here, in an environment of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.environments import install, python_of
-from tests.server.apis import tool_clients
+from tests.server.apis import structured_clients
 from tests.server.hash_app import ANSWER
 from tests.server.process import Server, serving
 
@@ -44,22 +44,52 @@ def scripted(answer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize("name", ["openai", "huggingface_hub"])
 def test_a_client_calls_tools(scripted: Server, answer: Path, name: str) -> None:
     answer.write_text(written(PARIS))
-    told = tool_clients.CLIENTS[name](scripted.url)
+    told = structured_clients.CALLING[name](scripted.url)
+    assert told == [[PARIS]] * len(told)
+
+
+@pytest.mark.parametrize("name", ["openai", "huggingface_hub"])
+def test_a_client_gets_an_answer_of_its_schema(scripted: Server, answer: Path, name: str) -> None:
+    answer.write_text(json.dumps(PARIS[1]))
+    told = structured_clients.OF_SCHEMAS[name](scripted.url)
+    assert told
     assert told == [[PARIS]] * len(told)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", tool_clients.CLIENTS)
+@pytest.mark.parametrize("name", structured_clients.CALLING)
 def test_a_client_in_its_own_environment_calls_several_tools(
     scripted: Server, answer: Path, name: str
 ) -> None:
-    environment = ENVIRONMENTS.get(name, "clients")
-    install(environment)
     calls = [PARIS, ROME] if name in SEVERAL else [PARIS]
     answer.write_text(written(*calls))
-    command = [str(python_of(environment)), str(Path(tool_clients.__file__)), name, scripted.url]
-    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it is downloaded
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = told_by("calling", name, scripted.url)
+    assert told
     assert told == [[list(call) for call in calls]] * len(told)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", structured_clients.OF_SCHEMAS)
+def test_a_client_in_its_own_environment_gets_an_answer_of_its_schema(
+    scripted: Server, answer: Path, name: str
+) -> None:
+    answer.write_text(json.dumps(PARIS[1]))
+    told = told_by("format", name, scripted.url)
+    assert told
+    assert told == [[list(PARIS)]] * len(told)
+
+
+def told_by(kind: str, name: str, url: str) -> Any:
+    environment = ENVIRONMENTS.get(name, "clients")
+    install(environment)
+    script = str(Path(structured_clients.__file__))
+    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it is downloaded
+    done = subprocess.run(
+        [str(python_of(environment)), script, kind, name, url],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
