@@ -20,9 +20,10 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+if TYPE_CHECKING:  # a model also runs where llguidance is not installed
+    from llguidance import LLParserLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_CPU_S = 1.0
@@ -89,6 +90,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def limits_of(numbers: Sequence[int]) -> LLParserLimits:
     """`step_lexer_fuel`, `step_max_items`, `max_lexer_states`."""
+    from llguidance import LLParserLimits
+
     fuel, items, states = numbers
     return LLParserLimits(
         step_lexer_fuel=fuel,
@@ -99,6 +102,8 @@ def limits_of(numbers: Sequence[int]) -> LLParserLimits:
 
 
 def serve(lines: IO[str], answers: IO[str], limits: LLParserLimits) -> None:
+    from llguidance import LLMatcher, LLTokenizer
+
     tokenizer = LLTokenizer("byte")
     for line in lines:
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # its signal ends the process

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, Protocol
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-
 from runtime.grammar.checking import NICENESS, Checker, CheckError, limits_of
 from seams import Constraint
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a model also runs where llguidance is not installed
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 AT_ONCE = 2  # that are compiled
@@ -151,6 +150,8 @@ class Grammars:
             future.set_result(matcher)
 
     def _build(self, constraint: Constraint) -> LLMatcher:
+        from llguidance import LLMatcher
+
         tokenizer = self.loaded.tokenizer
         if tokenizer is None:
             raise GrammarError("the model's vocabulary has no token that ends a text")
@@ -185,6 +186,8 @@ class Grammars:
 
 def _text_of(constraint: Constraint) -> str:
     """As llguidance reads it."""
+    from llguidance import LLMatcher
+
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
     if constraint.kind == "lark":
@@ -245,6 +248,8 @@ class _Loaded:
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> _Loaded:
         """Special tokens are no part of any text that a grammar describes by its characters."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         ends = sorted(vocabulary.end_ids)
         mask_bytes = 4 * -(-len(vocabulary.spellings) // 32)
         if not ends:
