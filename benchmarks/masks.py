@@ -5,10 +5,9 @@
     python -m benchmarks.masks --picture docs/img     # of what was recorded
 
 The rows are the same requests with and without a constraint, an array of records that is longer
-than what they generate. Drawn tokens are compared, since forced tokens are gained and not drawn:
-where a row takes several, the tokens of all rows in the same time are more. Shares of masked rows
-take turns (see benchmarks/harness/turns.py); ratios are to no mask. A model with a wider vocabulary
-than its tokenizer has a vocabulary of as many random words.
+than what they generate. Drawn and generated tokens are both counted, since forced tokens are
+generated and not drawn. Shares of masked rows take turns (see benchmarks/harness/turns.py); ratios
+are to no mask.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ from benchmarks.harness.picture import save as save_picture
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, in_turns, ratio
 from engine.inference import Inference
-from engine.iteration import Wait
 from generate.modes import MODES, make_ledger
-from model import LoadOptions, load_model
+from model import DTYPES, LoadOptions, load_model
 from models.names import EMBEDDED
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_schema
@@ -45,7 +43,7 @@ from text.vocabulary import load_tokenizer
 
 ROWS = 64
 PROMPT_TOKENS = 16
-SHARES = (0, 1, 16, 64)  # rows with a constraint
+SHARES = (0, 16, 64)  # rows with a constraint
 RECORDED = Path("results/reference-masks/masks.json")
 RECORD = {
     "type": "object",
@@ -87,7 +85,7 @@ class First:
 
 
 def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
-    """A random model has the embedded vocabulary, a quarter of a real one: random words fill it."""
+    """Of a random model: the embedded vocabulary, and random words up to its network's size."""
     if not model.startswith(RANDOM_PREFIX):
         return load_tokenizer(model)
     embedded, words = load_tokenizer(EMBEDDED), random.Random(0)
@@ -103,13 +101,13 @@ def tokenizer_of(model: str, vocab_size: int) -> Tokenizer:
 
 
 @threads_kept()
-def measure(name: str, dtype: str, tokens: int, rounds: int) -> tuple[list[Result], First]:
+def measure(name: str, dtype: str, iterations: int, rounds: int) -> tuple[list[Result], First]:
     model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, ROWS))
     model.warm_up()
     tokenizer = tokenizer_of(name, model.vocab_size)
     model.grammars = Grammars(lambda: tokenizer)
     model.grammars.compile(MANY)
-    sides = {masked: partial(run, model, masked, tokens) for masked in SHARES}
+    sides = {masked: partial(run, model, masked, iterations) for masked in SHARES}
     run(model, ROWS, 4)  # first use
     found = in_turns(sides, rounds)
     drawn = {masked: [speed for speed, _ in speeds] for masked, speeds in found.items()}
@@ -127,29 +125,27 @@ def measure(name: str, dtype: str, tokens: int, rounds: int) -> tuple[list[Resul
     return results, first_masks(name, model.grammars, model.vocab_size)
 
 
-def run(model: Executor, masked: int, tokens: int) -> tuple[float, float]:
-    """Drawn and generated tokens per second."""
+def run(model: Executor, masked: int, iterations: int) -> tuple[float, float]:
+    """Drawn and generated tokens per second of so many iterations, behind those of the prompts."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT_TOKENS).tolist() for _ in range(ROWS)]
     tally = Tally()
     manager = BatchingManager(Orca(), tally, max_batch_size=ROWS, max_waiting=ROWS)
     manager.serve(model, make_ledger("dynamic", model))
     sampling = Sampling(temperature=0.8)
-    start_s = time.perf_counter()
+    most = model.num_blocks * model.block_tokens // ROWS - PROMPT_TOKENS
     for row, prompt in enumerate(prompts):
         constraint: Constraint | None = MANY if row < masked else None
         asked = replace(sampling, seed=row, constraint=constraint)
-        manager.enqueue(Inference(prompt, tokens, asked, start_s))
-    while not isinstance(manager.step(MODES["dynamic"].lay_out, time.perf_counter), Wait):
-        pass
-    # prompts and the last iterations, where some rows have ended, are left out
-    full = [
-        r for r in tally.iterations if r.num_drawn == r.num_tokens == ROWS or r.num_drawn == ROWS
-    ]
-    seconds = sum(record.duration_s for record in full)
+        manager.enqueue(Inference(prompt, min(most, 200), asked, time.perf_counter()))
+    for _ in range(1 + iterations):
+        manager.step(MODES["dynamic"].lay_out, time.perf_counter)
+    model.forget()
+    measured = tally.iterations[1:]
+    seconds = sum(record.duration_s for record in measured)
     return (
-        sum(record.num_drawn for record in full) / seconds,
-        sum(record.num_generated for record in full) / seconds,
+        sum(record.num_drawn for record in measured) / seconds,
+        sum(record.num_generated for record in measured) / seconds,
     )
 
 
@@ -200,15 +196,15 @@ def draw(recorded: Path, path: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=4, dtype="float32")
+    parser = options(__doc__, dtype="auto", known_dtypes=["auto", *DTYPES])
     parser.add_argument("--models", nargs="+", default=["smollm2", "random:qwen3-0.6b"])
-    parser.add_argument("--tokens", type=int, default=40, help="tokens of each request (40)")
+    parser.add_argument("--iterations", type=int, default=16, help="of a turn (16)")
     parser.add_argument("--picture", type=Path, help="draws what was recorded in this folder")
     args = parser.parse_args()
     if args.picture is not None:
         draw(RECORDED, args.picture / "masks.png")
         return
-    found = [measure(name, args.dtype, args.tokens, args.rounds) for name in args.models]
+    found = [measure(name, args.dtype, args.iterations, args.rounds) for name in args.models]
     results = [result for results, _ in found for result in results]
     firsts = [first for _, first in found]
     figures = {"results": [asdict(r) for r in results], "first": [asdict(f) for f in firsts]}

@@ -1,0 +1,27 @@
+"""The benchmark of masks measures what it says, and draws it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.masks import SHARES, card, draw, measure, tokenizer_of
+
+
+def test_shares_of_masked_rows_are_measured_and_drawn(tmp_path: Path) -> None:
+    results, first = measure("embedded", "float32", iterations=6, rounds=1)
+    assert [result.masked_rows for result in results] == list(SHARES)
+    assert results[0].drawn_per_s == results[0].tokens_per_s
+    assert results[-1].tokens_per_s[0] > results[-1].drawn_per_s[0]  # some were forced
+    assert first.median_ms > 0
+    assert "embedded" in card(results, [first])
+    recorded = tmp_path / "masks.json"
+    recorded.write_text(json.dumps({"results": [asdict(result) for result in results]}))
+    draw(recorded, tmp_path / "masks.png")
+    assert (tmp_path / "masks.png").stat().st_size > 1000
+
+
+def test_a_random_model_has_as_many_words_as_its_network() -> None:
+    tokenizer = tokenizer_of("random:qwen3-0.6b", 20_000)
+    assert len(set(tokenizer.spellings)) == 20_000
