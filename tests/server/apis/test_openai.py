@@ -150,7 +150,7 @@ def test_errors_are_the_clients_own_exceptions_streamed_or_not(server: Server) -
                 model="embedded",
                 messages=USER,
                 stream=stream,
-                tools=[{"type": "function", "function": {"name": "f"}}],
+                tools=[{"type": "function", "function": {"name": "a name"}}],
             )
         assert tools.value.type == "invalid_request_error"
 
