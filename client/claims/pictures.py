@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -171,7 +172,8 @@ def _by_length(played: Played) -> list[Chart]:
         (name, _colour(side), [(0, o) for run in _all(played, side) for o in run.outcomes])
         for side, name in _sides(played).items()
     ]
-    return [latency_by_tokens("Latency by length of the response", groups)]
+    chart = latency_by_tokens("Latency by length of the response", groups)
+    return [replace(chart, x=Axis("requested tokens", log=True))]  # most ask for few
 
 
 def _urgent(played: Played) -> list[Chart]:
