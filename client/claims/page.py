@@ -18,6 +18,7 @@ from client.claims.report import ratio, smallest
 
 _PASSAGE = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = 120
+_OPPOSITE = "the opposite"
 
 
 def fill(page: Path, folder: Path) -> None:
@@ -51,10 +52,11 @@ def measured(policy: str, found: Sequence[dict[str, Any]], folder: str) -> str:
 
 def _one(found: dict[str, Any]) -> str:
     traffic, calm = found["traffic"], found["calm"]
+    # of the others, the page says what they mean
+    why = f": {traffic['reason']}" if _OPPOSITE in traffic["reason"] else ""
     return (
-        f"{found['model']} **{ratio(traffic)}, {traffic['verdict']}**: {traffic['reason']} "
-        f"(smallest visible effect {smallest(found, 'traffic')}); calm {ratio(calm)}, "
-        f"{calm['verdict']}."
+        f"{found['model']} **{ratio(traffic)}, {traffic['verdict']}**{why} (smallest visible "
+        f"effect {smallest(found, 'traffic')}); calm {ratio(calm)}, {calm['verdict']}."
     )
 
 

@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
-from client.analysis.figures import itl
 from client.analysis.gates import FAILED, INVALID_CLIENT, judge
 from client.analysis.metrics import WarmUp, measure
 from client.analysis.requests import table_of, tokens_between
@@ -17,7 +14,7 @@ from client.claims.catalogue import ROWS, Claim
 from client.comparison.fleet import Fleet
 from client.load.live import live_view, say
 from client.load.records import Run
-from client.load.servers import described, settled_stats, stats
+from client.load.servers import ServerError, described, settled_stats, stats
 from client.load.system import System, server_command
 from client.workloads.recipe import Recipe
 from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop
@@ -28,7 +25,8 @@ POLICY, BASELINE, CONTROL = "policy", "baseline", "control"
 BLOCK = (BASELINE, POLICY, CONTROL)
 LOADS = (0.7, 1.0, 2.2)  # of goodput's curve, beside the traffic's own
 STALL = 40, 400, 900  # tokens before a long prompt comes, tokens of the response, of the prompt
-_WARM_S = 3.0
+_WARM_S = (3.0, 9.0, 27.0)
+_LEAST_TOKENS = 8  # of each row, from which a speed follows
 _WARM_REQUESTS = 1500
 _SILENCE_S = 120.0
 
@@ -120,20 +118,28 @@ def served(policy: str, claim: Claim, model: str, options: Sequence[str]) -> Sys
 
 
 def _speed(fleet: Fleet, system: System, traffic: Traffic) -> Speed:
-    """From a closed loop that keeps the batch full; its first third is the start."""
+    """From a closed loop that keeps the batch full; its first third is the start. A server that
+    generates few tokens in this time gets more. Raises servers.ServerError for one that is slower
+    still."""
     workload = closed_loop(traffic, _WARM_REQUESTS, 3 * ROWS, seed=1_000_003)
     target = fleet.server(system).target
-    with live_view(f"speed of {system.name}", len(workload.requests), leave=False) as watch:
-        run = fleet.crew.play(workload, target, drain_s=_WARM_S, silence_s=_SILENCE_S, watch=watch)
-    if run.interrupted:
-        raise KeyboardInterrupt
-    requests = table_of(run.outcomes)
-    end_s = min(run.wall_s, _WARM_S)
-    tokens = tokens_between(requests, end_s / 3, end_s)
     mean = statistics.fmean(r.output_tokens for r in workload.requests)
-    rate = max(tokens, 1) / (2 / 3 * end_s) / mean
-    gaps = itl(requests)
-    return Speed(rate, ROWS / rate, float(np.median(gaps)) if gaps.size else 1 / rate)
+    for longest_s in _WARM_S:
+        with live_view(f"speed of {system.name}", len(workload.requests), leave=False) as watch:
+            run = fleet.crew.play(
+                workload, target, drain_s=longest_s, silence_s=_SILENCE_S, watch=watch
+            )
+        if run.interrupted:
+            raise KeyboardInterrupt
+        settled_stats(target)
+        requests = table_of(run.outcomes)
+        end_s = min(run.wall_s, longest_s)
+        tokens = tokens_between(requests, end_s / 3, end_s)
+        if tokens >= _LEAST_TOKENS * ROWS:
+            tokens_per_s = tokens / (2 / 3 * end_s)
+            rate = tokens_per_s / mean
+            return Speed(rate, ROWS / rate, ROWS / tokens_per_s)
+    raise ServerError(f"{system.name}: {tokens} tokens in {end_s:.0f} s are too few for these runs")
 
 
 def _jobs(claim: Claim, speed: Speed, seconds: float, seeds: int) -> Iterator[tuple[Job, Workload]]:

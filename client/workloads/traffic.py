@@ -25,7 +25,7 @@ _STREAMS = ("arrivals", "order", "calls", "prompts", "outputs", "texts", "seeds"
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Of a server with a traffic when its batch is full: how many requests end in a second, how
-    long one of them stays in the batch, and the time from token to token."""
+    long one of them stays in the batch, and the mean time from token to token."""
 
     requests_per_s: float
     request_s: float

@@ -68,7 +68,7 @@ def test_what_was_written_is_concluded_again_from_the_runs(
     assert "fast" in summary([found]).as_text()
     text = filled("<!-- measured: fast -->\nold\n<!-- end -->", [found], "results/x")
     assert "results/x/sleep/fast/picture.svg" in text
-    assert "seen**: the interval lies below 1" in text
+    assert ", seen** (smallest visible effect" in text
     assert "old" not in text
 
 
