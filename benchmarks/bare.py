@@ -18,6 +18,7 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Wait
 from engine.records import Event
+from engine.speculation import Speculation
 from generate.modes import MODES, ModeName, make_ledger
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
@@ -143,6 +144,7 @@ def run_bare(
     ledger: Ledger | None = None,
     clock: Callable[[], float] = time.perf_counter,
     predictor: Recorder | None = None,
+    speculation: Speculation | None = None,
 ) -> BareRun:
     """Does the work in this thread with the mode's own loop; each request has its own seed.
 
@@ -157,6 +159,7 @@ def run_bare(
         max_batch_size=max_batch_size,
         max_waiting=len(work),
         lookahead=lookahead,
+        speculation=speculation,
     )
     manager.serve(model, make_ledger(mode, model) if ledger is None else ledger)
     skipped_s = 0.0

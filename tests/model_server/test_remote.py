@@ -10,6 +10,7 @@ import pytest
 
 from batching import BatchingManager
 from engine.inference import Inference
+from engine.speculation import Speculation
 from model_server.__main__ import named
 from model_server.remote.life import (
     NotYetError,
@@ -27,15 +28,23 @@ from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
 from tests.batching.virtual import MODES, Books, Mode, drive
 from tests.hash_model import HashModel, reference, reference_logprob
 from tests.model_server.served import connected, served, stub, unix
+from tests.scheduling.law import Law
 from tests.server.process import free_port
 
 WORK = [(list(range(1, 2 + 3 * n)), 3 + n, n % 3) for n in range(6)]
 ASKED = [(prompt, tokens, Sampling(seed=seed, logprobs=1)) for prompt, tokens, seed in WORK]
 
 
-def run(model, mode: Mode, lookahead: int = 0, work=ASKED) -> list[Inference]:  # type: ignore[no-untyped-def]
+def run(  # type: ignore[no-untyped-def]
+    model, mode: Mode, lookahead: int = 0, work=ASKED, speculate: int = 0
+) -> list[Inference]:
     manager = BatchingManager(
-        mode.policy(0.0), Books(), max_batch_size=4, max_waiting=100, lookahead=lookahead
+        mode.policy(0.0),
+        Books(),
+        max_batch_size=4,
+        max_waiting=100,
+        lookahead=lookahead,
+        speculation=Speculation(speculate, Law(known=False)) if speculate else None,
     )
     manager.serve(model, mode.ledger(model.num_blocks, model.block_tokens))
     inferences = [Inference(prompt, tokens, sampling, 0.0) for prompt, tokens, sampling in work]
@@ -67,6 +76,20 @@ def test_two_iterations_may_be_on_their_way(tmp_path: Path) -> None:
         done = run(model, MODES[3], lookahead=1)
     for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
         assert inference.ids == prompt + reference(prompt, tokens, seed)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_drafts_are_made_there_and_change_no_token(lookahead: int, tmp_path: Path) -> None:
+    with (
+        served(HashModel(block_tokens=4), unix(tmp_path)) as server,
+        connected(server.address) as model,
+    ):
+        done = run(model, MODES[3], lookahead, speculate=3)
+    for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
+        assert inference.ids == prompt + reference(prompt, tokens, seed)
+        assert len(inference.logprobs) == tokens
+    assert sum(inference.accepted_drafts for inference in done) > 0
+    assert sum(inference.rejected_drafts for inference in done) > 0
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)

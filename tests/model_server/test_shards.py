@@ -33,7 +33,7 @@ def command(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     folder = tmp_path_factory.mktemp("group")
     address = unix(folder)
-    arguments = ["serve", "embedded", "--shards", "2", "--listen", address]
+    arguments = ["serve", "embedded", "--shards", "2", "--speculate", "4", "--listen", address]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "model_server", *arguments],
@@ -55,18 +55,20 @@ def remote(command: tuple[str, subprocess.Popen[bytes]]) -> Iterator[RemoteModel
         yield model
 
 
-def generate(model: Model, sampling: Sampling) -> tuple[list[int], list[TokenLogprobs]]:
-    blocks = range(-(-(len(PROMPT) + TOKENS) // model.block_tokens))
-    model.open([Opening(0, PROMPT, len(PROMPT), sampling)])
+def generate(
+    model: Model, sampling: Sampling, prompt: list[int] = PROMPT, drafts: int = 0
+) -> tuple[list[int], list[TokenLogprobs]]:
+    blocks = range(-(-(len(prompt) + TOKENS + drafts) // model.block_tokens))
+    model.open([Opening(0, prompt, len(prompt), sampling)])
     ids, scores = list[int](), list[TokenLogprobs]()
-    start, tokens = 0, len(PROMPT)
-    for _ in range(TOKENS):
-        step = Step(0, start, tokens, True, () if start else blocks)
+    start, tokens = 0, len(prompt)
+    while len(ids) < TOKENS:
+        step = Step(0, start, tokens, True, () if start else blocks, drafts=drafts if start else 0)
         outcome = model.start([step], ()).result()
         ids += outcome.tokens[0]
         scores += outcome.logprobs[0]
-        start, tokens = start + tokens, 1
-    return ids, scores
+        start, tokens = len(prompt) + len(ids) - 1, 1
+    return ids[:TOKENS], scores[:TOKENS]
 
 
 def test_two_shards_keep_a_constraint_as_one_process_does(remote: RemoteModel) -> None:
@@ -107,6 +109,16 @@ def test_two_shards_give_the_logits_and_the_tokens_of_one(
         found, wanted = dict(score.top), dict(other.top)
         for token in found.keys() & wanted.keys():
             assert found[token] == pytest.approx(wanted[token], abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_two_shards_compute_drafts_to_the_last_bit(remote: RemoteModel, temperature: float) -> None:
+    assert remote.info.speculate == 4
+    if not remote.info.batch_invariant:
+        pytest.skip("no variant of the linear layers is batch invariant here")
+    prompt = [7, 8, 9, 10, 11, 12] * 8
+    sampling = Sampling(seed=3, temperature=temperature, logprobs=3)
+    assert generate(remote, sampling, prompt, drafts=4) == generate(remote, sampling, prompt)
 
 
 def test_shards_end_when_the_process_that_watches_them_is_gone(

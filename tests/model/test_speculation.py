@@ -1,0 +1,112 @@
+"""On the real model and the engine: the tokens with drafts are those without, whatever is sampled,
+preempted, shared or ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batching import BatchingManager
+from benchmarks.bare import Tally
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Wait
+from engine.speculation import Speculation
+from generate.dynamic import lay_out
+from model import LoadOptions, SpeculationError, load_model
+from scheduling.policies.stall_free import StallFree
+from scheduling.prediction.predictor import Predictor
+from seams import Sampling
+from tests.examples import examples
+from tests.model.test_same_tokens import is_near_tie
+from tests.runtime.gpu.pretend import pretend_gpus
+
+MOST = 6
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 8, speculate=MOST))
+
+
+few = st.sampled_from([11, 12, 13, 290, 198, 1000])
+samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    top_k=st.sampled_from([None, 5]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.6]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.4]),
+    min_tokens=st.sampled_from([0, 0, 9]),
+    end_ids=st.just((11, 290)),
+)
+jobs = st.tuples(st.lists(few, min_size=1, max_size=30), st.integers(1, 40), samplings)
+
+
+def run(
+    model: Any, work: Sequence[tuple[list[int], int, Sampling]], ledger: Ledger, most: int
+) -> list[Inference]:
+    predictor = Predictor()
+    manager = BatchingManager(
+        StallFree(token_budget=24), Tally(predictor), max_batch_size=4, max_waiting=100,
+        speculation=Speculation(most, predictor) if most else None,
+    )  # fmt: skip
+    manager.serve(model, ledger)
+    inferences = [
+        Inference(prompt, n, sampling, 0.0, end_ids=frozenset(sampling.end_ids))
+        for prompt, n, sampling in work
+    ]
+    for inference in inferences:
+        manager.enqueue(inference)
+    while not isinstance(manager.step(lay_out, lambda: 0.0), Wait):
+        pass
+    assert ledger.used == 0
+    assert not any(inference.error for inference in inferences)
+    return inferences
+
+
+@given(work=st.lists(jobs, min_size=1, max_size=5), squeezed=st.booleans())
+@examples(8, 200)
+def test_tokens_are_the_same_with_drafts(
+    model: Any, work: list[tuple[list[int], int, Sampling]], squeezed: bool
+) -> None:
+    """With shared prefixes; squeezed into so few blocks that requests are preempted."""
+    size = model.block_tokens
+    longest = max(-(-(len(prompt) + n) // size) for prompt, n, _ in work)
+
+    def ledger() -> Ledger:
+        if squeezed:
+            return Ledger(longest + 1, size, growth_tokens=2, prefix_caching=True)
+        return Ledger(200, size, prefix_caching=True)
+
+    plain, guessed = run(model, work, ledger(), 0), run(model, work, ledger(), MOST)
+    for expected, inference in zip(plain, guessed, strict=True):
+        if inference.ids == expected.ids:
+            assert inference.end == expected.end
+            continue
+        # keys of a prompt that was computed at once differ in their last bits from a decode's
+        at = next(
+            i for i, (a, b) in enumerate(zip(expected.ids, inference.ids, strict=False)) if a != b
+        )
+        assert is_near_tie(model, expected.ids[:at], expected.sampling)
+
+
+def test_a_text_that_repeats_itself_is_computed_in_fewer_iterations(model: Any) -> None:
+    """So the property above is about drafts that are accepted."""
+    prompt = [7, 8, 9, 10, 11, 12, 13, 14] * 6
+    (plain,) = run(model, [(prompt, 60, Sampling(temperature=0))], Ledger(50, 16), 0)
+    (guessed,) = run(model, [(prompt, 60, Sampling(temperature=0))], Ledger(50, 16), MOST)
+    assert guessed.ids == plain.ids
+    assert guessed.accepted_drafts > 10
+
+
+def test_drafts_on_a_gpu_are_refused_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch)
+    with pytest.raises(SpeculationError, match="computed on a CPU only; allowed here: 0"):
+        load_model(LoadOptions("dynamic", "embedded", "cuda", "auto", 0, 8, speculate=3))
