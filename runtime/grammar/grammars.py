@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a model also runs where llguidance is not installed
 
 AT_ONCE = 2  # that are compiled
 MOST_WAIT_S = 10.0  # for their turn
+MOST_CHARACTERS = 2**18  # of a constraint: its text is read with the interpreter's lock
 KEPT = 1024  # compiled constraints,
 KEPT_CHARACTERS = 2**21  # and fewer if their texts are long; each may take 200 bytes
 SHOWN_CHARACTERS = 300  # of llguidance's message in ours
@@ -89,6 +90,10 @@ class Grammars:
 
     def compile(self, constraint: Constraint) -> None:
         """Waits until it is compiled. Raises GrammarError, GrammarsBusyError."""
+        if len(constraint.text) > MOST_CHARACTERS:
+            raise GrammarError(
+                f"it has {len(constraint.text)} characters; allowed: up to {MOST_CHARACTERS}"
+            )
         with self._lock:
             future = self._find(constraint)
             is_new = future is None
