@@ -11,7 +11,7 @@ In the other runs, in turn, as many ordinary requests come as hostile ones are s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -184,7 +184,10 @@ def measure(name: str, dtype: str, rounds: int) -> tuple[list[Result], Ratio]:
         return run(model, Grammars(lambda: tokenizer), prompt, 0)
 
     served = with_hostile().served
-    sides = {"ordinary": partial(run, model, None, prompt, served), "hostile": with_hostile}
+    sides: dict[str, Callable[[], Result]] = {
+        "ordinary": partial(run, model, None, prompt, served),
+        "hostile": with_hostile,
+    }
     found = in_turns(sides, rounds)
     results = [
         Result(

@@ -180,3 +180,14 @@ def test_decodes_are_not_stalled_by_long_prompts_once_the_step_time_is_learnt(
     undisturbed_s = sorted(itl_s)[len(itl_s) // 2]
     assert max(itl_s) <= 3 * undisturbed_s
     assert max(record.num_tokens for record in world.books.iterations) > 2 * 24 + PROMPT_TOKENS
+
+
+@pytest.mark.parametrize("name", ["stall-free", "fair-slack"])
+def test_tokens_that_were_yielded_together_are_a_decode_and_wait_for_no_prompt(name: str) -> None:
+    """A constraint forced four tokens behind the newest; the prompt takes the rest."""
+    config = Config(mode="dynamic", max_batch_size=8, token_budget=24)
+    forced = Shown(7, prompt_tokens=8, generated=9, computed=12, max_tokens=99)
+    again = Shown(8, prompt_tokens=8, generated=90, computed=12, max_tokens=99)  # a preempted one
+    shown = view((), [long(past=16), forced, again])
+    plan = make_policy(name, config, Predictor()).plan(shown)
+    assert {step.request.id: step.num_tokens for step in plan.advance} == {7: 5, 100: 19}
