@@ -179,6 +179,10 @@ TABLE: tuple[Recording, ...] = (
         "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png", _KERNELS,
         "roofline.json", _PRODUCTS, "development",
     ),
+    _rare(_bench(
+        "speculation", 4, "speculation --picture docs/img/speculation.png",
+        "results/reference-speculation", "speculation-q4_1.json", LOOP,
+    )),
     _bench(
         "prefix", 6, "prefix --dtype bfloat16", "results/reference-prefix",
         "prefix-bfloat16.json", LOOP,

@@ -163,9 +163,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "model": args.model, "dtype": info.dtype, "clock": args.clock,
         "speculate": args.speculate, "parts": [asdict(part) for part in parts],
     }  # fmt: skip
-    if args.picture is not None:
-        draw(parts, args.picture, f"{head}, {machine()}")
     save(report, card, args.out, f"speculation-{info.dtype}")
+    if args.picture is not None:
+        draw(parts, args.picture, f"{head}\n{machine()}")
 
 
 if __name__ == "__main__":

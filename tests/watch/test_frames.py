@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from engine.records import Arrived, Ended, Event
+from engine.records import DECODE, Arrived, Ended, Event
 from seams import KINDS, IterationRecord, RequestRecord, Row, Rows
 from telemetry.recording import as_json
 from watch import film, trace
@@ -67,6 +67,40 @@ def test_runs_hold_every_row_of_every_iteration_once(
     }
     assert told == {(n, r, lane, k) for n, each in enumerate(rows) for r, lane, _, k in each}
     assert sum(run.tokens for run in frame["runs"]) == sum(row[2] for each in rows for row in each)
+
+
+def drafted(n: int, accepted: int, rejected: int) -> IterationRecord:
+    """A decode of one request with drafts."""
+    rows = Rows((7,), (0,), (1 + accepted,), bytes([DECODE]), (accepted,), (rejected,))
+    return replace(
+        iterated(n, ()),
+        batch_size=1,
+        num_tokens=1 + accepted,
+        num_positions=1 + accepted + rejected,
+        num_generated=1 + accepted,
+        accepted_drafts=accepted,
+        rejected_drafts=rejected,
+        rows=rows,
+    )
+
+
+def test_a_run_holds_iterations_that_advance_a_request_by_as_many_tokens() -> None:
+    advances = [(2, 1), (2, 1), (0, 3), (0, 0), (0, 0), (4, 0)]
+    frame = make_frame([drafted(n, *of) for n, of in enumerate(advances)], 0, 1.0)
+    runs = [(r.length, r.tokens, r.accepted, r.rejected) for r in frame["runs"]]
+    assert runs == [(2, 6, 4, 2), (1, 1, 0, 3), (2, 2, 0, 0), (1, 5, 4, 0)]
+    assert [i.padding for i in frame["iterations"]] == [0] * 6
+
+
+def test_a_recorded_row_has_its_drafts_and_one_without_them_is_still_read() -> None:
+    record = drafted(0, 2, 1)
+    read_again = event_of(json.loads(json.dumps(as_json(replace(record, preempted=[])))))
+    assert read_again == replace(record, preempted=[])
+    line = as_json(iterated(0, [(7, 0, 1, DECODE)]))
+    line["rows"] = [row[:4] for row in line["rows"]]  # as recordings were written before
+    found = event_of(json.loads(json.dumps(line)))
+    assert isinstance(found, IterationRecord)
+    assert [(row.num_tokens, row.accepted) for row in found.rows] == [(1, 0)]
 
 
 def events() -> list[Event]:

@@ -147,6 +147,20 @@ def test_a_networks_layers_are_replaced_and_compute_the_same(
         assert torch.allclose(packed(x), linear(x), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_for_drafts_layers_are_chosen_among_batch_invariant_variants(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the choice for others, which is kept in another file, stays what it is."""
+    if not any(variant.batch_invariant for variant in variants(precision)):
+        pytest.skip("there are none here")
+    monkeypatch.setattr(runtime.linear.choice, "measure", lambda _, __, tried: tried[-1])
+    before = pack_linears(network(precision))
+    assert is_batch_invariant(pack_linears(network(precision), invariant=True))
+    assert pack_linears(network(precision)) == before
+    assert is_batch_invariant(before) == (precision == "int8")
+
+
 @pytest.mark.long
 def test_shards_on_machines_of_different_kinds_take_the_same_kernels(tmp_path: Path) -> None:
     rendezvous = f"127.0.0.1:{free_port()}"
