@@ -25,13 +25,15 @@ if __package__ in (None, ""):  # run as a script: this folder is not the package
 from client.analysis.gates import FAILED, judge
 from client.analysis.metrics import WarmUp, measure
 from client.analysis.objectives import Objectives, parse_objectives
-from client.load import servers
 from client.load.deferred import JobRun, split
 from client.load.dialects import Native
 from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
 from client.load.records import Run
+from client.load.servers.probing import FIRST_ANSWER_S, adapted
+from client.load.servers.processes import ServerError, cause, end_as_ctrl_c, unreachable
+from client.load.servers.stats import handled, settled_stats
 from client.load.target import Target, authorization, parse_target
 from client.load.vocabulary import served_words
 from client.load.workers import Crew, WorkerError
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check(args)
         if args.self_test:
-            servers.end_as_ctrl_c()
+            end_as_ctrl_c()
             return self_test(
                 as_json=args.json, workers=args.workers or 1, keep_alive=args.keep_alive
             )
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error(str(error))
     except OSError as error:
         p.error(f"--out {args.out}: {error.strerror}")
-    except servers.ServerError as error:  # of the self-test's own server
+    except ServerError as error:  # of the self-test's own server
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:  # of the self-test
@@ -98,11 +100,11 @@ def _run(
     before = stats = job = None
     try:
         target = _reached(target, silence_s, stream=not args.no_stream)
-    except servers.ServerError as error:
+    except ServerError as error:
         say(f"error: {error}")
         run = Run.never_begun(target.name, workload, str(error))
     else:
-        before = servers.handled(servers.settled_stats(target))
+        before = handled(settled_stats(target))
         title = target.name
         if workload.users is None:
             title += f", sending until {clock_in(workload.duration_s)}"
@@ -114,16 +116,16 @@ def _run(
             )
         if jobs is not None:
             job = jobs.end(cancel=bool(run.interrupted))
-        if servers.unreachable(target) is None:
-            stats = servers.settled_stats(target)
-    after = servers.handled(stats)
+        if unreachable(target) is None:
+            stats = settled_stats(target)
+    after = handled(stats)
     # The window of /stats is not reset, since others may use it.
-    handled = None
+    counted = None
     if before is not None and after is not None:
-        handled = after - before - (0 if job is None else job.output_tokens)
+        counted = after - before - (0 if job is None else job.output_tokens)
     cut = None if args.warmup is None else WarmUp(args.warmup, settled=True)
     measured = measure(run, objectives, cut)
-    verdict = judge(run, measured, handled)
+    verdict = judge(run, measured, counted)
     environment = {
         "machine": machine(),
         "versions": versions(),
@@ -131,7 +133,7 @@ def _run(
         "client_processes": args.workers or 1,
         "sharing": _sharing(target),
     }
-    one = OneRun(run, measured, verdict, objectives, args.warmup, stats, handled, job, environment)
+    one = OneRun(run, measured, verdict, objectives, args.warmup, stats, counted, job, environment)
     if args.out is not None:
         write_run_report(args.out, one)
     if args.json:
@@ -147,10 +149,10 @@ def _run(
 def _reached(target: Target, silence_s: float, *, stream: bool) -> Target:
     """Raises ServerError if the server does not respond, before a long load is sent."""
     if stream:
-        return servers.adapted(target, min(silence_s, servers.FIRST_ANSWER_S))
-    silence = servers.unreachable(target)
+        return adapted(target, min(silence_s, FIRST_ANSWER_S))
+    silence = unreachable(target)
     if silence is not None:
-        raise servers.ServerError(silence)
+        raise ServerError(silence)
     return replace(target, stream=False)
 
 
@@ -198,7 +200,7 @@ def _one(target: Target, args: argparse.Namespace) -> int:
         say(f"error: {target.url}: not a response of this API: {answer.text[:200]}")
         return 1
     except requests.RequestException as error:
-        say(f"error: {target.url} does not respond: {servers.cause(error)}")
+        say(f"error: {target.url} does not respond: {cause(error)}")
         return 1
     known = isinstance(data, dict)
     if answer.status_code != 200:

@@ -39,7 +39,8 @@ from client.comparison.schedule import schedule
 from client.load.live import say
 from client.load.machine import Company, machine
 from client.load.rows import spans
-from client.load.servers import ServerError, end_as_ctrl_c, note_of
+from client.load.servers.processes import ServerError, end_as_ctrl_c
+from client.load.servers.stats import note_of
 from client.load.workers import WorkerError
 from client.options.compare import CompareOptions, options_from, parser
 from client.report.comparison import judged, write_comparison

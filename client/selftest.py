@@ -14,7 +14,7 @@ from client.analysis.gates import judge
 from client.analysis.metrics import measure
 from client.load.live import live_view, say
 from client.load.machine import cores_for, machine, versions
-from client.load.servers import ROOT, started
+from client.load.servers.processes import ROOT, started
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 

@@ -22,7 +22,7 @@ from benchmarks.harness.turns import Ratio, ratio
 from client.analysis.requests import table_of, tokens_between
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
-from client.load import servers
+from client.load.servers.stats import settled_stats
 from client.load.system import System, server_command
 from client.workloads.recipe import Recipe, make
 
@@ -39,7 +39,7 @@ KNEE_S = 4.0  # of the closed loop that finds a limit
 def delivered(fleet: Fleet, system: System, rate: float, seed: int) -> float:
     """Output tokens a second at this rate of requests, once the queue has formed."""
     server = fleet.server(system)
-    servers.settled_stats(server.target)
+    settled_stats(server.target)
     workload = make(replace(RECIPE, requests=max(3, round(rate * RUN_S)), rate=rate, seed=seed))
     run = fleet.crew.play(workload, server.target, drain_s=0.0)
     failed = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]

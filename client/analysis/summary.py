@@ -39,7 +39,7 @@ from client.analysis.statistics import (
     percentile,
     rate_interval,
 )
-from client.load.servers import handled
+from client.load.servers.stats import handled
 from client.load.system import COMPARED
 
 TAIL = 99  # the percentile that is paired beside medians

@@ -30,7 +30,7 @@ from client.claims.report import as_text, summary
 from client.load.live import say
 from client.load.machine import ROOT, Company
 from client.load.raw import RawError
-from client.load.servers import ServerError, end_as_ctrl_c
+from client.load.servers.processes import ServerError, end_as_ctrl_c
 from client.load.workers import WorkerError
 from client.workloads.workload_file import WorkloadError
 

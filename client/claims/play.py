@@ -14,7 +14,8 @@ from client.claims.catalogue import ROWS, Claim
 from client.comparison.fleet import Fleet
 from client.load.live import live_view, say
 from client.load.records import Run
-from client.load.servers import ServerError, described, settled_stats, stats
+from client.load.servers.processes import ServerError
+from client.load.servers.stats import described, settled_stats, stats
 from client.load.system import System, server_command
 from client.workloads.recipe import Recipe
 from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop

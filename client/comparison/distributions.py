@@ -18,9 +18,10 @@ from client.analysis.metrics import WarmUp, measure
 from client.analysis.statistics import Interval, paired_ratio
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
-from client.load import servers
 from client.load.live import live_view, say
 from client.load.machine import commit, machine
+from client.load.servers.processes import ServerError
+from client.load.servers.stats import settled_stats
 from client.options.compare import SEEDS, CompareOptions
 from client.report.page import Row, Table, seconds
 from client.report.tables import ratio_text
@@ -53,7 +54,7 @@ class Shape:
 
 
 def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
-    """Run all of them. Raises servers.ServerError if the server does not respond."""
+    """Run all of them. Raises ServerError if the server does not respond."""
     system = options.systems[-1]
     alone = calibrate(system, fleet, options.recipe, options.args.calibrate_s)
     limit = knee(system, fleet, options.recipe, max(options.args.calibrate_s, 6 * alone.longest_s))
@@ -74,7 +75,7 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
                 recipe = replace(options.recipe, arrivals=SHAPES[name], seed=seed, requests=count,
                                  rate=rate * limit, exact_duration=False)  # fmt: skip
                 target = fleet.server(system).target
-                servers.settled_stats(target)
+                settled_stats(target)
                 title = f"{name} at {rate:g} of the limit, seed {seed}"
                 with live_view(title, count, leave=False) as watch:
                     run = fleet.crew.play(make(recipe, fleet.words), target, watch=watch)
@@ -82,7 +83,7 @@ def distributions(options: CompareOptions, fleet: Fleet) -> list[Shape]:
                     raise KeyboardInterrupt
                 m = measure(run, None, WarmUp(0.0, settled=True))
                 if not m.latencies["ttft"].size:
-                    raise servers.ServerError(f"{title}: no response contained a token")
+                    raise ServerError(f"{title}: no response contained a token")
                 means[name].append(float(m.latencies["ttft"].mean()))
                 tails[name].append(float(np.quantile(m.latencies["ttft"], 0.9)))
                 speeds[name].append(m.output_tokens / run.wall_s)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from client.load import servers
 from client.load.live import say
 from client.load.machine import cores_for, holds
 from client.load.records import Run
+from client.load.servers.probing import FIRST_ANSWER_S, adapted
+from client.load.servers.processes import Server, ServerError, await_health, free_port
 from client.load.system import System
 from client.load.vocabulary import served_words
 from client.load.workers import Crew
@@ -48,13 +49,13 @@ class Fleet:
         self._held = ExitStack()  # their ports, which stay theirs
         self.cores = cores_for(workers)
         self.crew = Crew(workers, None if self.cores.shared else self.cores.client)
-        self._launched: dict[str, tuple[servers.Server, ExitStack]] = {}
-        self._ready: dict[str, servers.Server] = {}
+        self._launched: dict[str, tuple[Server, ExitStack]] = {}
+        self._ready: dict[str, Server] = {}
 
     def __enter__(self) -> Self:
         self.crew.__enter__()
         for name in self._watched:
-            port = self._held.enter_context(servers.free_port())
+            port = self._held.enter_context(free_port())
             self._pages[name] = f"http://127.0.0.1:{port}"
         return self
 
@@ -80,11 +81,11 @@ class Fleet:
 
     def _await(self) -> None:
         for server, _ in self._launched.values():
-            with suppress(servers.ServerError):  # raised again when the server is requested
-                servers.await_health(server, self._start_s)
+            with suppress(ServerError):  # raised again when the server is requested
+                await_health(server, self._start_s)
 
-    def server(self, system: System) -> servers.Server:
-        """Running and warm. Raises servers.ServerError if it does not come up or respond."""
+    def server(self, system: System) -> Server:
+        """Running and warm. Raises ServerError if it does not come up or respond."""
         name = system.name
         if name not in self._ready:
             if not self.together:
@@ -93,7 +94,7 @@ class Fleet:
                 self._launch(system)
             server = self._launched[name][0]
             try:
-                servers.await_health(server, self._start_s)
+                await_health(server, self._start_s)
                 server = ready(server, self._recipe, self.crew)
                 if self.words is None and lengths_are_chosen(self._recipe.prompts):
                     self.words = served_words(server.target)
@@ -128,25 +129,25 @@ class Fleet:
             self._launched.pop(name)[1].close()
 
 
-def ready(server: servers.Server, recipe: Recipe, crew: Crew) -> servers.Server:
+def ready(server: Server, recipe: Recipe, crew: Crew) -> Server:
     """Streaming if it can, and warm: the first measured request must not include one-time work.
 
-    Raises servers.ServerError if it does not respond.
+    Raises ServerError if it does not respond.
     """
-    server = replace(server, target=servers.adapted(server.target))
+    server = replace(server, target=adapted(server.target))
     warm = replace(recipe, requests=4, rate=1.0, arrivals="burst", output_tokens="fixed:16", seed=7)
-    run = crew.play(make(warm), server.target, silence_s=servers.FIRST_ANSWER_S)
+    run = crew.play(make(warm), server.target, silence_s=FIRST_ANSWER_S)
     must_answer(run, server)
     return server
 
 
-def must_answer(run: Run, server: servers.Server) -> None:
+def must_answer(run: Run, server: Server) -> None:
     if run.interrupted:
         raise KeyboardInterrupt
     failures = [o.failure for o in run.outcomes if o.failure is not None and not o.unfinished]
     if failures:
         why = server.failure()
-        raise servers.ServerError(
+        raise ServerError(
             f"{run.target} failed the first request: {failures[0]}"
             + ("" if why is None else f"; {why}")
         )

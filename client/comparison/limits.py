@@ -11,8 +11,10 @@ from client.analysis.fairness import fit_isolated
 from client.analysis.requests import table_of, tokens_between
 from client.analysis.results import Calibration
 from client.comparison.fleet import Fleet, must_answer
-from client.load import servers
 from client.load.live import live_view
+from client.load.servers.probing import FIRST_ANSWER_S
+from client.load.servers.processes import ServerError
+from client.load.servers.stats import settled_stats
 from client.load.system import System
 from client.workloads.recipe import Recipe, make
 
@@ -23,7 +25,7 @@ CONCURRENCY = 64  # of the closed loop that measures a limit
 def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> Calibration:
     """Play a closed loop of one user against the baseline, for about ``seconds``.
 
-    Raises servers.ServerError where it does not answer.
+    Raises ServerError where it does not answer.
     """
     before = time.monotonic()
     server = fleet.server(system)
@@ -33,7 +35,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
     probe = fleet.crew.play(
         make(replace(alone, requests=4, seed=CALIBRATION_SEED + 1), fleet.words),
         target,
-        silence_s=servers.FIRST_ANSWER_S,
+        silence_s=FIRST_ANSWER_S,
     )
     must_answer(probe, server)
     count = int(np.clip(round(seconds / (probe.wall_s / 4)), 8, 200))
@@ -41,7 +43,7 @@ def calibrate(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> C
         run = fleet.crew.play(
             make(replace(alone, requests=count), fleet.words),
             target,
-            silence_s=servers.FIRST_ANSWER_S,
+            silence_s=FIRST_ANSWER_S,
             watch=watch,
         )
     must_answer(run, server)
@@ -61,7 +63,7 @@ def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
     """The limit in requests a second, from a closed loop of many users that is cut after `seconds`,
     or later if no token arrived by then: a static batch returns its tokens at its end.
 
-    Raises servers.ServerError if there is no response.
+    Raises ServerError if there is no response.
     """
     server = fleet.server(system)
     closed = replace(
@@ -79,17 +81,17 @@ def knee(system: System, fleet: Fleet, recipe: Recipe, seconds: float) -> float:
                 workload,
                 server.target,
                 drain_s=longest_s,
-                silence_s=servers.FIRST_ANSWER_S,
+                silence_s=FIRST_ANSWER_S,
                 watch=watch,
             )
         if run.interrupted:
             raise KeyboardInterrupt
-        servers.settled_stats(server.target)
+        settled_stats(server.target)
         if (why := server.failure()) is not None:
-            raise servers.ServerError(why)
+            raise ServerError(why)
         window_s = run.wall_s * 2 / 3
         tokens = tokens_between(table_of(run.outcomes), run.wall_s / 3, run.wall_s)
         found = tokens / window_s / mean
         if found:
             return found
-    raise servers.ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")
+    raise ServerError(f"{run.target} returned no token in {run.wall_s:.1f} s")

@@ -10,7 +10,7 @@ from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
 from client.comparison.schedule import Experiment, schedule, telling_loads
 from client.load.live import clock_in, say
-from client.load.servers import ServerError
+from client.load.servers.processes import ServerError
 from client.load.system import System
 from client.options.compare import BUDGETS_S, SEEDS, CompareOptions
 

@@ -15,8 +15,9 @@ from client.analysis.metrics import measure
 from client.analysis.results import Job, Loss, Played
 from client.comparison.fleet import Fleet
 from client.comparison.schedule import Experiment, schedule
-from client.load import servers
 from client.load.live import live_view, say
+from client.load.servers.processes import Server, ServerError
+from client.load.servers.stats import handled, iterations, reset_stats, settled_stats
 from client.load.workers import Crew
 from client.workloads.recipe import make
 from client.workloads.words import Words
@@ -37,7 +38,7 @@ def carry_out(plan: Experiment, fleet: Fleet, capacity: float) -> Iterator[Playe
         why: str | None
         try:
             server = fleet.server(systems[job.system])
-        except servers.ServerError as error:
+        except ServerError as error:
             why = str(error)
         else:
             why = server.failure()  # it may have died while others were measured
@@ -70,25 +71,25 @@ def workload_of(
 
 
 def _played(
-    plan: Experiment, job: Job, server: servers.Server, crew: Crew, workload: Workload, title: str
+    plan: Experiment, job: Job, server: Server, crew: Crew, workload: Workload, title: str
 ) -> Iterator[Played]:
     """One run, and the server's statistics of it."""
     target = server.target
-    servers.settled_stats(target)
-    servers.reset_stats(target)
+    settled_stats(target)
+    reset_stats(target)
     drain_s = plan.drain_of(job)
     with live_view(title, len(workload.requests), leave=False) as watch:
         run = crew.play(workload, target, drain_s=drain_s, watch=watch, name=_name_of(job))
     dead = server.failure() is not None
-    stats = None if dead else servers.settled_stats(target)
+    stats = None if dead else settled_stats(target)
     measured = measure(run)
-    verdict = judge(run, measured, servers.handled(stats))
+    verdict = judge(run, measured, handled(stats))
     say(
         f"{title}: {measured.throughput:.0f} tok/s, {measured.ok} ok, "
         f"{measured.unfinished} unfinished, {verdict.word}"
         + (f" ({verdict.reason})" if verdict.word in (INVALID_CLIENT, FAILED) else "")
     )
-    yield Played(job, run, stats, None if dead else servers.iterations(target))
+    yield Played(job, run, stats, None if dead else iterations(target))
     if run.interrupted:
         raise KeyboardInterrupt
 

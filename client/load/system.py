@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.load import servers
+from client.load.servers.processes import ROOT, Server, launched
 from client.load.target import Target
 
 MODES = ("nobatch", "static", "dynamic")
@@ -35,11 +35,11 @@ class System:
         cores: Collection[int] | None = None,
         port: int | None = None,
         pages: Sequence[str] = (),
-    ) -> AbstractContextManager[servers.Server]:
+    ) -> AbstractContextManager[Server]:
         """Its server, which may not respond yet. ``pages``: origins of live pages that show it."""
         if self.command is None:
             assert self.target is not None  # one of the two is always there
-            return nullcontext(servers.Server(self.target))
+            return nullcontext(Server(self.target))
         log = logs / f"server-{self.name}.log"
         command = [*self.command]
         if self.records:
@@ -47,7 +47,7 @@ class System:
             command += ["--record", str((logs / f"rows-{self._file}-{number}.jsonl").resolve())]
         if pages:
             command += ["--cors-allow-origin", ",".join(pages)]
-        return servers.launched(command, self.name, log, cores=cores, port=port)
+        return launched(command, self.name, log, cores=cores, port=port)
 
     def rows(self, logs: Path) -> list[Path]:
         """The files with its servers' iterations, one for each start."""
@@ -70,4 +70,4 @@ def server_command(
         chosen += ("--policy", policy) if policy else ()
         chosen += ("--prefix-caching", str(prefix_caching).lower())
     chosen += (*options, *(("--max-wait-ms", "0") if mode == NO_WAIT else ()))
-    return (str(servers.ROOT / "server.sh"), name, "--model", model, *chosen)
+    return (str(ROOT / "server.sh"), name, "--model", model, *chosen)

@@ -17,7 +17,7 @@ from client.analysis.length_variance import Prediction
 from client.analysis.metrics import FRONT
 from client.analysis.results import Calibration, Result
 from client.analysis.summary import final, names_of
-from client.load.servers import described
+from client.load.servers.stats import described
 from client.report import pictures
 from client.report.chart import Chart
 from client.report.comparison import Comparison

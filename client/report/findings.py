@@ -10,7 +10,7 @@ from client.analysis.objectives import Objectives
 from client.analysis.results import Calibration
 from client.analysis.search import SeedBracket, over_seeds
 from client.load.machine import commit, machine, versions
-from client.load.servers import described
+from client.load.servers.stats import described
 from client.load.system import System
 from client.report.page import Row, Table
 from client.report.words import objectives_text

@@ -18,7 +18,7 @@ from client.analysis.statistics import PERCENTILES
 from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Run, write_deliveries, write_requests
-from client.load.servers import described, note_of
+from client.load.servers.stats import described, note_of
 from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
 from client.report.pictures import latency_by_tokens
 from client.report.run_pictures import END_COLOUR, arrivals_and_load, latencies

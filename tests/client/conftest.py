@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from client.load.servers import started
+from client.load.servers.processes import started
 from client.load.system import System
 from client.load.target import Target
 from client.workloads.recipe import Recipe, make

@@ -23,7 +23,7 @@ from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate
 from client.comparison.runs import carry_out
 from client.comparison.schedule import Experiment
-from client.load.servers import ROOT
+from client.load.servers.processes import ROOT
 from client.load.system import System, server_command
 from client.options.compare import options_from, parser
 from client.report.__main__ import main as report

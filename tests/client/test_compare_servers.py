@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client.load.servers import ROOT
+from client.load.servers.processes import ROOT
 from client.load.system import COMPARED
 from tests.server.process import environment, eventually
 

@@ -25,7 +25,7 @@ from client.analysis.summary import measured_together
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.comparison.runs import carry_out
-from client.load.servers import Server, started
+from client.load.servers.processes import Server, started
 from client.load.system import System
 from client.load.target import parse_target
 from client.load.workers import Crew

@@ -12,7 +12,7 @@ import requests
 
 from benchmarks.bare import Job, run_bare
 from benchmarks.peers.environments import python_of
-from client.load.servers import started
+from client.load.servers.processes import started
 from model import LoadOptions, load_model
 from model_server.quantise import quantise
 from scheduling.policies.orca import Orca

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.load.machine import machine
-from client.load.servers import described, note_of
+from client.load.servers.stats import described, note_of
 
 
 @pytest.mark.parametrize(

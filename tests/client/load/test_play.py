@@ -12,9 +12,9 @@ import pytest
 
 from client.analysis.gates import SATURATED, judge
 from client.analysis.metrics import measure
-from client.load import servers
 from client.load.play import play
-from client.load.servers import adapted
+from client.load.servers.probing import adapted
+from client.load.servers.stats import settled_stats, stats
 from client.workloads.traffic import Flow, Speed, Traffic, open_loop
 from tests.client.conftest import StartServer, workload
 
@@ -31,7 +31,7 @@ def test_every_request_is_sent_once_with_its_own_prompt_and_all_tokens_come_back
         assert o.output_tokens == r.output_tokens
         assert sum(tokens for _, tokens in o.deliveries) == r.output_tokens
         assert o.intended_s == r.at_s
-    assert servers.stats(target)["total-tokens-handled"] == sum(  # type: ignore[index]
+    assert stats(target)["total-tokens-handled"] == sum(  # type: ignore[index]
         r.output_tokens for r in work.requests
     )
 
@@ -65,7 +65,7 @@ def test_requests_cut_after_the_drain_are_unfinished_and_saturate_the_run(
     gates = {g.name: g.verdict for g in judge(run, m).gates}
     assert gates["backlog"] == SATURATED
     assert np.isinf(m.latencies["e2e"]).any()
-    counts = servers.settled_stats(target)["counts"]  # type: ignore[index]
+    counts = settled_stats(target)["counts"]  # type: ignore[index]
     assert counts["waiting"] == counts["running"] == 0
 
 

@@ -15,7 +15,7 @@ from client.analysis.metrics import measure
 from client.load.exchange import Progress
 from client.load.machine import divided
 from client.load.records import Run
-from client.load.servers import started
+from client.load.servers.processes import started
 from client.load.target import Target
 from client.load.workers import Crew, WorkerError
 from client.workloads.recipe import Recipe, make

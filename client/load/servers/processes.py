@@ -1,32 +1,27 @@
-"""Starts and stops real servers; reads any target's `/stats` and `/health`."""
+"""Starts and stops real servers; says whether one responds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import requests
 
-from client.load.dialects import EXTRAS, OpenAI
-from client.load.target import Target, authorization, parse_target
-from client.workloads.workload_file import Request
+from client.load.target import Target, parse_target
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _STOP_S = 20.0
 _DYING_S = 5.0
 _ANSWER_S = 30.0
-FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
 
 
 class ServerError(RuntimeError):
@@ -193,145 +188,3 @@ def cause(error: Exception) -> str:
     """The cause of an error, which requests wraps three times."""
     inner = getattr(error.args[0] if error.args else None, "reason", None)
     return str(inner or error).rpartition("): ")[2]
-
-
-def stats(target: Target) -> dict[str, Any] | None:
-    """``/stats`` of a native target; None if there is none."""
-    return _get(target, "/stats") if target.native else None
-
-
-def iterations(target: Target) -> dict[str, Any] | None:
-    """``/stats/iterations`` of a native target; None if it cannot be read."""
-    table = (_get(target, "/stats/iterations") if target.native else None) or {}
-    columns, lines = table.get("columns"), table.get("iterations")
-    if not isinstance(columns, list) or not isinstance(lines, list):
-        return None
-    whole = all(
-        isinstance(line, list)
-        and len(line) == len(columns)
-        and all(isinstance(value, int | float) for value in line)
-        for line in lines
-    )
-    return table if whole else None
-
-
-def reset_stats(target: Target) -> None:
-    """Begin a new window in ``/stats``; a target without one is left alone."""
-    if target.native:
-        with contextlib.suppress(requests.RequestException):
-            requests.post(f"{target.url}/stats/reset", headers=authorization(), timeout=30)
-
-
-def settled_stats(target: Target, wait_s: float = 10.0) -> dict[str, Any] | None:
-    """``/stats`` once no request waits or runs, so that a cut run does not affect the next."""
-    give_up = time.monotonic() + wait_s
-    while True:
-        answer = stats(target)
-        counts = (answer or {}).get("counts")
-        busy = isinstance(counts, dict) and (counts.get("waiting") or counts.get("running"))
-        if answer is None or not busy or time.monotonic() > give_up:
-            return answer
-        time.sleep(0.05)
-
-
-def handled(stats: dict[str, Any] | None) -> int | None:
-    """Tokens counted by the server; None if it does not say."""
-    tokens = (stats or {}).get("total-tokens-handled")
-    return tokens if type(tokens) is int else None
-
-
-def described(stats: dict[str, Any] | None) -> str | None:
-    """The server's description of itself: mode, policy, model with its note, hardware."""
-    if not stats:
-        return None
-    model, machine = (_dict(stats, key) for key in ("model", "machine"))
-    parts = [f"mode {stats['mode']}"] if "mode" in stats else []
-    if (policy := stats.get("policy")) not in (None, stats.get("mode")):
-        parts.append(f"policy {policy}")
-    caches = _dict(stats, "options").get("prefix_caching")
-    if stats.get("mode") == "dynamic" and caches is not None:
-        parts.append(f"prefix caching {'on' if caches else 'off'}")
-    if "name" in model:
-        parts.append(f"model {model['name']}, {model.get('dtype', 'unknown')}")
-        parts += [str(model["note"])] if model.get("note") else []
-    if "cpu" in machine:
-        parts.append(
-            f"on {machine.get('gpu') or 'no GPU'}, {machine['cpu']}, {machine.get('cores')} cores"
-        )
-    return ", ".join(parts) or None
-
-
-def note_of(stats: dict[str, Any] | None) -> str | None:
-    """A model's remark at its start, such as that its weights are random."""
-    model = _dict(stats or {}, "model")
-    return f"Model {model.get('name')}: {model['note']}" if model.get("note") else None
-
-
-def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
-    value = data.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S) -> Target:
-    """The target with streaming, and with responses of the requested length, counted token by
-    token, if the server can. Raises ServerError if it does not respond."""
-    if target.native:
-        return replace(target, stream=streams(target, timeout_s))
-    silence = unreachable(target)
-    if silence is not None:
-        raise ServerError(silence)
-    return with_extras(target, timeout_s)
-
-
-def streams(target: Target, timeout_s: float) -> bool:
-    """Whether a native target can stream: it refuses the field by name otherwise.
-
-    Raises ServerError if it does not respond, or not like this project's servers.
-    """
-    body = {"prompt": "a", "num_tokens": 1, "stream": True, "temperature": 0}
-    try:
-        with requests.post(
-            f"{target.url}/inference", json=body, headers=authorization(), timeout=timeout_s,
-            stream=True,
-        ) as answer:  # fmt: skip
-            kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
-            if answer.status_code == 200 and kind == "text/event-stream":
-                return True
-            text = answer.raw.read(300, decode_content=True).decode(errors="replace")
-            refused = answer.status_code in (400, 422) and re.search(r"\bstream\b", text)
-            if kind == "application/json" and (refused or answer.status_code == 200):
-                return False
-    except (requests.RequestException, OSError) as error:
-        raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
-    raise ServerError(
-        f"{target.url}/inference responded to the first request with HTTP {answer.status_code} and "
-        f"{kind}, instead of tokens: {' '.join(text.split())}"
-    )
-
-
-def with_extras(target: Target, timeout_s: float) -> Target:
-    """An OpenAI target with the extras that it accepts, tried one at a time."""
-    if not isinstance(target.dialect, OpenAI):
-        return target
-    one = Request(0.0, "a", 1, 1, "immediate", None, 0)
-    known = []
-    for extra in EXTRAS:
-        dialect = replace(target.dialect, extras=(extra,))
-        try:
-            answer = requests.post(
-                target.url + dialect.path(stream=True), json=dialect.body(one, stream=True),
-                headers=authorization(), timeout=timeout_s,
-            )  # fmt: skip
-        except (requests.RequestException, OSError) as error:
-            raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
-        known += [extra] if answer.status_code == 200 and "error" not in answer.text else []
-    return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
-
-
-def _get(target: Target, path: str) -> dict[str, Any] | None:
-    try:
-        answer = requests.get(target.url + path, headers=authorization(), timeout=30)
-        data = answer.json() if answer.status_code == 200 else None
-    except (requests.RequestException, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None

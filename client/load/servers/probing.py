@@ -1,0 +1,71 @@
+"""Finds out what a server can do: whether it streams, and which extras it accepts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import requests
+
+from client.load.dialects import EXTRAS, OpenAI
+from client.load.servers.processes import ServerError, cause, unreachable
+from client.load.target import Target, authorization
+from client.workloads.workload_file import Request
+
+FIRST_ANSWER_S = 120.0  # a model's first answer may be slow
+
+
+def adapted(target: Target, timeout_s: float = FIRST_ANSWER_S) -> Target:
+    """The target with streaming, and with responses of the requested length, counted token by
+    token, if the server can. Raises ServerError if it does not respond."""
+    if target.native:
+        return replace(target, stream=streams(target, timeout_s))
+    silence = unreachable(target)
+    if silence is not None:
+        raise ServerError(silence)
+    return with_extras(target, timeout_s)
+
+
+def streams(target: Target, timeout_s: float) -> bool:
+    """Whether a native target can stream: it refuses the field by name otherwise.
+
+    Raises ServerError if it does not respond, or not like this project's servers.
+    """
+    body = {"prompt": "a", "num_tokens": 1, "stream": True, "temperature": 0}
+    try:
+        with requests.post(
+            f"{target.url}/inference", json=body, headers=authorization(), timeout=timeout_s,
+            stream=True,
+        ) as answer:  # fmt: skip
+            kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
+            if answer.status_code == 200 and kind == "text/event-stream":
+                return True
+            text = answer.raw.read(300, decode_content=True).decode(errors="replace")
+            refused = answer.status_code in (400, 422) and re.search(r"\bstream\b", text)
+            if kind == "application/json" and (refused or answer.status_code == 200):
+                return False
+    except (requests.RequestException, OSError) as error:
+        raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
+    raise ServerError(
+        f"{target.url}/inference responded to the first request with HTTP {answer.status_code} and "
+        f"{kind}, instead of tokens: {' '.join(text.split())}"
+    )
+
+
+def with_extras(target: Target, timeout_s: float) -> Target:
+    """An OpenAI target with the extras that it accepts, tried one at a time."""
+    if not isinstance(target.dialect, OpenAI):
+        return target
+    one = Request(0.0, "a", 1, 1, "immediate", None, 0)
+    known = []
+    for extra in EXTRAS:
+        dialect = replace(target.dialect, extras=(extra,))
+        try:
+            answer = requests.post(
+                target.url + dialect.path(stream=True), json=dialect.body(one, stream=True),
+                headers=authorization(), timeout=timeout_s,
+            )  # fmt: skip
+        except (requests.RequestException, OSError) as error:
+            raise ServerError(f"{target.url} does not respond: {cause(error)}") from None
+        known += [extra] if answer.status_code == 200 and "error" not in answer.text else []
+    return replace(target, dialect=replace(target.dialect, extras=tuple(known)))
