@@ -24,7 +24,7 @@ from tests.client.conftest import command
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "results" / "reference-claims"
-SECONDS, SEEDS = 0.8, 3
+SECONDS, SEEDS = 0.5, 3
 TRAFFIC = Traffic(
     (Flow(1, "fixed:4", "fixed:4", user="a"), Flow(1, "fixed:4", "fixed:4", user="b")), 0.5
 )

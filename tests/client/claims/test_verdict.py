@@ -9,7 +9,7 @@ import pytest
 
 from client.claims.verdict import NOT_SEEN, SEEN, TOO_CLOSE, Block, find, trust
 
-EXPERIMENTS = 400
+EXPERIMENTS = 250
 SEEDS, REQUESTS = 6, 80
 
 
@@ -27,13 +27,13 @@ def experiments(rng: np.random.Generator, factor: float = 1.0) -> Iterator[list[
         yield blocks
 
 
-@pytest.mark.parametrize("rank", [None, 50, 99])
+@pytest.mark.parametrize("rank", [None, 99])
 def test_a_baseline_against_itself_is_seen_in_at_most_7_percent(rank: float | None) -> None:
     found = [find(b, rank, less=True) for b in experiments(np.random.default_rng(1))]
     assert np.mean([f.verdict == SEEN for f in found]) <= 0.07
 
 
-@pytest.mark.parametrize("rank", [None, 50, 99])
+@pytest.mark.parametrize("rank", [None, 99])
 def test_twice_the_smallest_visible_effect_is_seen_in_at_least_90_percent(
     rank: float | None,
 ) -> None:
