@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from runtime.drafting.verification import places
 from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
-from runtime.grammar.grammars import Grammars
 from runtime.grammar.masks import Masking
 from runtime.iteration import Flat, KnownSequence, Launched, Started
 from runtime.layers import use_kernels
@@ -35,6 +35,9 @@ from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import Targets, flattened, score, score_all
 from runtime.transfer import ReadBack, send
 from seams import RANDOM_PREFIX, Opening, Sampling, Step
+
+if TYPE_CHECKING:
+    from runtime.grammar.grammars import Grammars
 
 # of the widest activation of a pass through the network on a CPU: larger ones leave the caches, and
 # the system maps new memory for each of them

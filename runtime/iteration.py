@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ from runtime.cache import BlockTable
 from runtime.drafting.lookup import Lookup
 from runtime.drafting.verification import accepted
 from runtime.errors import with_our_errors
-from runtime.grammar.grammars import GrammarError, Grammars
-from runtime.grammar.matching import Matching
 from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import ReadBack
-from seams import Drafts, Opening, Outcome, Step
+from seams import Constraint, Drafts, Opening, Outcome, Step
+
+if TYPE_CHECKING:  # llguidance is needed where a sequence has a constraint
+    from runtime.grammar.grammars import Grammars
+    from runtime.grammar.matching import Matching
 
 
 class KnownSequence:
@@ -52,14 +55,19 @@ class KnownSequence:
         self._lookup: Lookup | None = None
         self.error: str | None = None
         self.matching: Matching | None = None
-        if (constraint := opening.sampling.constraint) is not None:
-            if grammars is None:
-                self.error = "this model serves none"
-                return
-            try:
-                self.matching = Matching(grammars, constraint, self.ids[self.prompt_tokens :])
-            except GrammarError as error:
-                self.error = str(error)
+        if opening.sampling.constraint is not None:
+            self._constrain(opening.sampling.constraint, grammars)
+
+    def _constrain(self, constraint: Constraint, grammars: Grammars | None) -> None:
+        if grammars is None:
+            self.error = "this model serves none"
+            return
+        from runtime.grammar.matching import GrammarError, Matching
+
+        try:
+            self.matching = Matching(grammars, constraint, self.ids[self.prompt_tokens :])
+        except GrammarError as error:
+            self.error = str(error)
 
     def receive(self, drawn: list[int], at: int) -> list[int]:
         """What was drawn from this place on, where a token may be in flight, is known: the accepted

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.grammar.matching import Matching
+if TYPE_CHECKING:
+    from runtime.grammar.matching import Matching
 
 
 class Row(Protocol):

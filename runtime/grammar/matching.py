@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from runtime.grammar.grammars import GrammarError, Grammars, short
 from seams import Constraint
 
+__all__ = ["GrammarError", "Matching"]
+
 # most time for a request's masks: the first ones teach its lexer. Of 10,000 schemas of
 # JSONSchemaBench, llguidance's authors report a mean of 0.05 ms
 FREE_S, MEAN_S = 0.05, 0.0005
