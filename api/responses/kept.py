@@ -16,7 +16,7 @@ from deferred.jobs import Jobs
 from serving.config import Config
 
 DAY_S = 86_400
-MOST_CONVERSATION_BYTES = 64 * 2**20
+MOST_CONVERSATION_BYTES = 16 * 2**20
 LOST_AFTER_S = 60.0  # after the longest time that a request may take
 LOST = "the server ended before the response was complete"
 UNAVAILABLE = 503

@@ -76,15 +76,19 @@ def _kind(item: Any) -> Any:
 
 
 def _few_items(value: Any) -> Any:
-    """As in `api.openai.schemas`, before anything is checked."""
+    """Counts before anything is checked, as `api.openai.messages` does."""
+    if _are_many(value):
+        raise ValueError("too many items")
+    return value
+
+
+def _are_many(value: Any) -> bool:
     items = value if isinstance(value, list) else []
     held = [
         item.get(key) for item in items if isinstance(item, dict) for key in ("content", "output")
     ]
     parts = sum(len(one) for one in held if isinstance(one, list))
-    if len(items) + parts > MOST_MESSAGES:
-        raise ValueError("too many items")
-    return value
+    return len(items) + parts > MOST_MESSAGES
 
 
 Items = Annotated[
@@ -205,9 +209,11 @@ class ResponseRequest(GenerationRequest):
 
 def refuse_by_name(data: dict[str, Any]) -> None:
     """Raises ApiError for tools, items and parts of types that are not supported, of which the
-    schema could only say that they are none of its own."""
-    for tool in _objects(data.get("tools")):
+    schema could only say that they are none of its own; it says so where there are too many."""
+    for tool in _objects(data.get("tools"))[:MOST_TOOLS]:
         _require(tool, "tools", ("function",))
+    if _are_many(data.get("input")):
+        return
     for item in _objects(data.get("input")):
         _require(item, "input", ITEMS, fallback="message")
         for key in ("content", "output"):

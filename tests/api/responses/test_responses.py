@@ -272,6 +272,7 @@ NAMED: list[tuple[Json, str, str]] = [
     ({"input": ""}, "input", "string"),
     ({"input": None}, "input", "string"),
     ({"input": [0] * (MOST_MESSAGES + 1)}, "input", "4096"),
+    ({"input": [{"role": "user", "content": [0] * MOST_MESSAGES}]}, "input", "4096"),
     ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
     ({"conversation": "conv_1"}, "conversation", "not supported"),
     ({"prompt": {"id": "p"}}, "prompt", "not supported"),
