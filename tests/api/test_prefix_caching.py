@@ -62,3 +62,23 @@ def test_without_a_prefix_cache_nothing_is_looked_up(config: Config) -> None:
     with serving(config) as client:
         assert [cached(client, PROMPT) for _ in range(2)] == [0, 0]
         assert figures(client) == {"looked-up-tokens": 0, "hit-tokens": 0}
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_the_choices_of_each_call_compute_its_prompt_once(caching: bool) -> None:
+    """Blocks of the hash model hold one token, so another choice computes the last one alone."""
+    calls: Mapping[str, object] = {
+        "/v1/completions": {"prompt": PROMPT, "n": 8, "max_tokens": 1},
+        "/generate": {
+            "inputs": PROMPT + "b",
+            "parameters": {"best_of": 2, "do_sample": True, "max_new_tokens": 1},
+        },
+    }
+    with serving(Config(mode="dynamic", prefix_caching=caching)) as client:
+        for path, body in calls.items():
+            assert client.post(path, json=body).status_code == 200
+        told = client.get("/stats/iterations").get_json()
+    tokens = told["columns"].index("tokens")
+    known = len(PROMPT) if caching else 0
+    expected = len(PROMPT) + 7 + len(PROMPT) + 1 - known + 1
+    assert sum(iteration[tokens] for iteration in told["iterations"]) == expected
