@@ -4,10 +4,10 @@
     python -m benchmarks.masks --out results/reference-masks
     python -m benchmarks.masks --picture docs/img     # of what was recorded
 
-The rows are the same requests with and without a constraint, an array of records that is longer
-than what they generate. Drawn and generated tokens are both counted, since forced tokens are
-generated and not drawn. Shares of masked rows take turns (see benchmarks/harness/turns.py); ratios
-are to no mask.
+The rows are the same requests with and without a constraint. `records` is a JSON array that is
+longer than what they generate: its grammar forces many tokens, which are generated without being
+drawn. `text` is letters, digits, spaces and punctuation: nothing is forced, and masks only cost.
+Sides take turns (see benchmarks/harness/turns.py); ratios are to no constraint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from text.vocabulary import load_tokenizer
 
 ROWS = 64
 PROMPT_TOKENS = 16
-SHARES = (0, 16, 64)  # rows with a constraint
 RECORDED = Path("results/reference-masks/masks.json")
 RECORD = {
     "type": "object",
@@ -63,16 +62,23 @@ RECORD = {
     "additionalProperties": False,
 }
 MANY = of_schema({"type": "array", "items": RECORD, "minItems": 1000})
+TEXT = Constraint("regex", "[A-Za-z0-9 ,.;:!?'\n-]+")
+SIDES = {  # rows with a constraint, and theirs
+    "none": (0, TEXT),
+    "16 rows of records": (16, MANY),
+    "64 rows of records": (64, MANY),
+    "64 rows of text": (64, TEXT),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     model: str
     vocab_size: int
-    masked_rows: int
+    side: str
     drawn_per_s: list[float]  # tokens that were drawn, by round
     tokens_per_s: list[float]  # forced ones included
-    to_none: Ratio  # of the drawn
+    to_none: Ratio  # of the latter
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +112,29 @@ def measure(name: str, dtype: str, iterations: int, rounds: int) -> tuple[list[R
     model.warm_up()
     tokenizer = tokenizer_of(name, model.vocab_size)
     model.grammars = Grammars(lambda: tokenizer)
-    model.grammars.compile(MANY)
-    sides = {masked: partial(run, model, masked, iterations) for masked in SHARES}
-    run(model, ROWS, 4)  # first use
+    for constraint in (MANY, TEXT):
+        model.grammars.compile(constraint)
+    sides = {side: partial(run, model, *asked, iterations) for side, asked in SIDES.items()}
+    run(model, ROWS, MANY, 4)  # first use
     found = in_turns(sides, rounds)
-    drawn = {masked: [speed for speed, _ in speeds] for masked, speeds in found.items()}
+    speeds = {side: [tokens for _, tokens in turns] for side, turns in found.items()}
     results = [
         Result(
             name,
             model.vocab_size,
-            masked,
-            drawn[masked],
-            [speed for _, speed in found[masked]],
-            ratio(drawn[masked], drawn[0]),
+            side,
+            [drawn for drawn, _ in found[side]],
+            speeds[side],
+            ratio(speeds[side], speeds["none"]),
         )
-        for masked in SHARES
+        for side in SIDES
     ]
     return results, first_masks(name, model.grammars, model.vocab_size)
 
 
-def run(model: Executor, masked: int, iterations: int) -> tuple[float, float]:
+def run(
+    model: Executor, masked: int, constraint: Constraint, iterations: int
+) -> tuple[float, float]:
     """Drawn and generated tokens per second of so many iterations, behind those of the prompts."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT_TOKENS).tolist() for _ in range(ROWS)]
@@ -135,8 +144,7 @@ def run(model: Executor, masked: int, iterations: int) -> tuple[float, float]:
     sampling = Sampling(temperature=0.8)
     most = model.num_blocks * model.block_tokens // ROWS - PROMPT_TOKENS
     for row, prompt in enumerate(prompts):
-        constraint: Constraint | None = MANY if row < masked else None
-        asked = replace(sampling, seed=row, constraint=constraint)
+        asked = replace(sampling, seed=row, constraint=constraint if row < masked else None)
         manager.enqueue(Inference(prompt, min(most, 200), asked, time.perf_counter()))
     for _ in range(1 + iterations):
         manager.step(MODES["dynamic"].lay_out, time.perf_counter)
@@ -161,13 +169,13 @@ def first_masks(name: str, grammars: Grammars, vocab_size: int, times: int = 200
 def card(results: Sequence[Result], firsts: Sequence[First]) -> str:
     rows = [
         (
-            r.model, f"{r.vocab_size:,}", r.masked_rows,
+            r.model, f"{r.vocab_size:,}", r.side,
             f"{float(np.median(r.drawn_per_s)):,.0f}", f"{float(np.median(r.tokens_per_s)):,.0f}",
             f"{r.to_none:.3f}",
         )
         for r in results
     ]  # fmt: skip
-    columns = "model | vocabulary: | masked rows: | drawn/s: | tokens/s: | drawn, to none:"
+    columns = "model | vocabulary: | constraint | drawn/s: | tokens/s: | to none:"
     first = [(f.model, f"{f.median_ms:.3f}", f"{f.p99_ms:.3f}") for f in firsts]
     return f"{ROWS} rows, the bare loop\n\n{table(columns, rows)}\n\n" + table(
         "first mask of a compiled schema | median ms: | p99 ms:", first
@@ -181,16 +189,16 @@ def draw(recorded: Path, path: Path) -> None:
     for axis, model in zip(np.atleast_1d(axes), models, strict=True):
         results = [result for result in report["results"] if result["model"] == model]
         places = range(len(results))
-        free = float(np.median(results[0]["drawn_per_s"]))
+        free = float(np.median(results[0]["tokens_per_s"]))
         drawn = [float(np.median(result["drawn_per_s"])) / free for result in results]
         given = [float(np.median(result["tokens_per_s"])) / free for result in results]
         axis.bar(places, given, color="#f2b701", label="forced")
         axis.bar(places, drawn, color="#4c78a8", label="drawn")
-        axis.set_xticks(places, [str(result["masked_rows"]) for result in results])
+        axis.set_xticks(places, [result["side"].replace(" of ", "\nof ") for result in results])
         axis.set_title(f"{model}, {results[0]['vocab_size']:,} tokens", loc="left", fontsize=10)
-        axis.set_xlabel(f"rows with a constraint, of {ROWS}")
+        axis.set_xlabel(f"constraint, of {ROWS} rows")
         without_frame(axis, "y")
-    np.atleast_1d(axes)[0].set_ylabel("tokens/s, to no mask")
+    np.atleast_1d(axes)[0].set_ylabel("tokens/s, to no constraint")
     np.atleast_1d(axes)[-1].legend(frameon=False, loc="lower right")
     save_picture(figure, path)
 

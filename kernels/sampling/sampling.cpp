@@ -165,26 +165,26 @@ struct Row {
       if (known < asked.until[i]) scores[asked.edited[i]] += asked.gains[i];
   }
 
-  // Excludes all other tokens. If all that are allowed have been excluded already, by a bias or by
-  // min_tokens, they are equal. Returns how many can be drawn.
-  int64_t allow(const uint32_t* mask) {
+  // Excludes all other tokens, and returns how many are left. `edited`: some of these may have been
+  // excluded already, by a bias or by min_tokens; if all have been, they are equal.
+  int64_t allow(const uint32_t* mask, bool edited) {
     float* const s = scores.data();
+    Words lanes;
+    for (int i = 0; i < W; ++i) lanes[i] = i;
     int64_t left = 0;
     for (int64_t first = 0; first < size; first += 32) {
       const uint32_t word = mask[first / 32];
-      const int64_t end = std::min(size, first + 32);
-      if (word == 0) {
-        std::fill(s + first, s + end, NEVER);
-        continue;
-      }
-      for (int64_t i = first; i < end; ++i) {
-        if (!(word >> (i - first) & 1)) s[i] = NEVER;
-        left += s[i] > NEVER;
+      left += __builtin_popcount(word);
+      if (word == ~0u) continue;
+      for (int64_t i = 0; i < 32; i += W) {
+        const Words bits = (Words{} + word) >> (lanes + static_cast<uint32_t>(i)) & 1u;
+        float* const at = s + first + i;
+        store(at, bits != 0 ? load(at) : Floats{} + NEVER);
       }
     }
-    if (left > 0) return left;
-    for (int64_t i = 0; i < size; ++i)
-      if (mask[i / 32] >> (i % 32) & 1) s[i] = 0, ++left;
+    if (edited && std::none_of(s, s + size, [](float score) { return score > NEVER; }))
+      for (int64_t i = 0; i < size; ++i)
+        if (mask[i / 32] >> (i % 32) & 1) s[i] = 0;
     return left;
   }
 
@@ -343,7 +343,7 @@ int64_t draw_row(Row& row, const T* logits, int64_t size, const Asked& asked,
   if (temperature == 0 && !shaped && !mask) return first_of_best(logits, size);
   row.read(logits, size);
   if (shaped) row.edit(asked, history, edits, r);
-  const int64_t left = mask ? row.allow(mask) : size;
+  const int64_t left = mask ? row.allow(mask, shaped) : size;
   if (temperature == 0) return first_of_best(row.scores.data(), size);
 
   const float best = row.divide(temperature);

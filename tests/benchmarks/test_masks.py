@@ -6,14 +6,16 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.masks import SHARES, card, draw, measure, tokenizer_of
+from benchmarks.masks import SIDES, card, draw, measure, tokenizer_of
 
 
-def test_shares_of_masked_rows_are_measured_and_drawn(tmp_path: Path) -> None:
+def test_sides_are_measured_and_drawn(tmp_path: Path) -> None:
     results, first = measure("embedded", "float32", iterations=6, rounds=1)
-    assert [result.masked_rows for result in results] == list(SHARES)
-    assert results[0].drawn_per_s == results[0].tokens_per_s
-    assert results[-1].tokens_per_s[0] > results[-1].drawn_per_s[0]  # some were forced
+    assert [result.side for result in results] == list(SIDES)
+    none, _, records, text = results
+    assert none.drawn_per_s == none.tokens_per_s
+    assert records.tokens_per_s > records.drawn_per_s
+    assert text.tokens_per_s == text.drawn_per_s
     assert first.median_ms > 0
     assert "embedded" in card(results, [first])
     recorded = tmp_path / "masks.json"
