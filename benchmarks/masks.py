@@ -42,7 +42,7 @@ from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
 ROWS = 64
-PROMPT_TOKENS = 16
+PROMPT_TOKENS = 4
 RECORDED = Path("results/reference-masks/masks.json")
 RECORD = {
     "type": "object",
