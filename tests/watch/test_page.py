@@ -26,7 +26,8 @@ PAGE_BYTES = 150 * 1024
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("watch")
     model = {STEP_S: 0.004, ENDLESS: 1}
-    with serving(folder, hash_model=model, max_batch_size=8, watch_text=True) as server:
+    options: dict[str, Any] = {"max_batch_size": 8, "watch_text": True, "speculate": 3}
+    with serving(folder, hash_model=model, **options) as server:
         yield server
 
 
@@ -66,6 +67,27 @@ def test_the_tokens_that_were_drawn_are_those_of_stats(browser: Browser, watched
     runs = page.evaluate("watch.store.lanes.flat().map(r => [r.request, r.kind, r.tokens])")
     prompts = {request for request, kind, _ in runs if kind in (0, 1)}
     assert len(prompts) + sum(tokens for _, kind, tokens in runs if kind == 2) == generated
+    page.close()
+
+
+def test_a_row_that_advances_by_several_tokens_shows_its_drafts(
+    browser: Browser, watched: Server
+) -> None:
+    page = opened(browser, watched, "live")
+    done = watched.counts()["completed"]
+    watched.ask(num_tokens=60)
+    watched.reaches(completed=done + 1)
+    drafts = watched.stats()["drafts"]
+    summed = "watch.store.lanes.flat().reduce((sum, run) => sum + run.{}, 0)"
+    for kind, count in drafts.items():
+        assert count > 0
+        page.wait_for_function(f"{summed.format(kind)} === {count}")
+    page.keyboard.press("Enter")  # shows the newest iteration
+    for _ in range(60):  # and then those before it
+        if " drafts accepted" in page.inner_text("#detail"):
+            break
+        page.keyboard.press(",")
+    assert " drafts accepted" in page.inner_text("#detail")
     page.close()
 
 
