@@ -74,16 +74,15 @@ def cpu_blocks(shape: KVShape, rows: int, context: int) -> int:
     Raises KVMemoryError if the share is less than the server's own warm-up needs.
     """
     available_bytes, whose = _available()
-    taken = AVAILABLE_MEMORY_SHARE
-    one = blocks_of(1, context, shape) * shape.block_bytes / max(available_bytes, 1)
-    if one > taken:
-        taken = min(one, ONE_CONTEXT_SHARE)
-    fitting = int(available_bytes * taken) // shape.block_bytes
+    available = available_bytes // shape.block_bytes
+    most = int(available * ONE_CONTEXT_SHARE)
+    fitting = max(int(available * AVAILABLE_MEMORY_SHARE), min(blocks_of(1, context, shape), most))
+    taken = fitting / max(available, 1)
     if fitting < WARM_UP_BLOCKS:
         raise KVMemoryError(
             f"{available_bytes / 2**30:.2f} GiB of memory are available ({whose}), of which the KV "
-            f"budget takes {100 * taken:.0f} %: {fitting} blocks of {shape.block_bytes} bytes; at "
-            f"least {WARM_UP_BLOCKS} is needed"
+            f"budget takes {100 * ONE_CONTEXT_SHARE:.0f} % at most: {fitting} blocks of "
+            f"{shape.block_bytes} bytes; at least {WARM_UP_BLOCKS} is needed"
         )
     share = f"{100 * taken:.0f} % of {available_bytes / 2**30:.1f} GiB available ({whose})"
     return _smaller(shape, rows, context, fitting, share)
