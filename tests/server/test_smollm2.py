@@ -1,0 +1,147 @@
+"""A trained model with everything that serves GPT-2: greedy answers are the same, whatever serves
+them. `tests/model/test_smollm2.py` compares them with `transformers`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from client.analysis.metrics import measure
+from client.load.play import play
+from client.load.servers import adapted, started
+from client.load.target import Target
+from client.load.vocabulary import served_words
+from client.workloads.recipe import Recipe, make
+from tests.model.test_smollm2 import FILE, QUESTIONS
+
+ASKED, TOKENS = 8, 80
+START_S = 300.0
+PREFIX = "You are a helpful assistant. " + "Answer every question in one short sentence. " * 8
+WAYS = {
+    "nobatch": ["app.py", "nobatch"],
+    "static": ["app.py", "static"],
+    "dynamic": ["app.py", "dynamic"],
+    "preempted": ["app.py", "dynamic", "--admission", "optimistic", "--kv-memory", "800tokens"],
+    "remote": ["-m", "launcher"],
+    "three shards": ["-m", "launcher", "--shards", "3"],  # one for each head of keys
+}
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched"),
+]
+
+
+@contextmanager
+def served(way: str, folder: Path) -> Iterator[Target]:
+    command = [sys.executable, *WAYS[way], "--model", str(FILE), "--dtype", "float32"]
+    with started(command, way.replace(" ", "-"), folder / "log", START_S) as server:
+        yield server.target
+
+
+def body(question: str) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "system", "content": PREFIX},
+            {"role": "user", "content": question},
+        ],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def ask(target: Target) -> list[dict[str, Any]]:
+    """All at once."""
+
+    def one(question: str) -> dict[str, Any]:
+        url = f"{target.url}/v1/chat/completions"
+        answer = requests.post(url, json=body(question), timeout=600)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    with ThreadPoolExecutor(ASKED) as threads:
+        return list(threads.map(one, QUESTIONS[:ASKED]))
+
+
+def text(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Each question by itself."""
+    with served("nobatch", tmp_path_factory.mktemp("alone")) as target:
+        answers = list(map(text, ask(target)))
+    assert "Paris" in answers[0]
+    return answers
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "nobatch"])
+def test_answers_are_the_same_however_they_are_served(
+    way: str, alone: list[str], tmp_path: Path
+) -> None:
+    with served(way, tmp_path) as target:
+        assert list(map(text, ask(target))) == alone
+        again = ask(target)  # beginnings are there now, where prefixes are kept
+        stats = requests.get(f"{target.url}/stats", timeout=60).json()
+    assert list(map(text, again)) == alone
+    hits = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in again]
+    assert all(n >= 16 for n in hits) if way == "dynamic" else way != "static" or not any(hits)
+    assert (stats["preemptions"] > 0) == (way == "preempted")
+
+
+def test_a_deferred_job_answers_the_same(alone: list[str], tmp_path: Path) -> None:
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions",
+         "body": {"model": FILE.stem, **body(question)}}
+        for n, question in enumerate(QUESTIONS[:ASKED])
+    ]  # fmt: skip
+    with served("dynamic", tmp_path) as target:
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        file = requests.post(
+            f"{target.url}/v1/files", data={"purpose": "batch"},
+            files={"file": ("lines.jsonl", content)}, timeout=60,
+        ).json()  # fmt: skip
+        made = requests.post(
+            f"{target.url}/v1/batches", timeout=60,
+            json={"input_file_id": file["id"], "endpoint": "/v1/chat/completions",
+                  "completion_window": "24h"},
+        ).json()  # fmt: skip
+
+        def job() -> dict[str, Any]:
+            return dict(requests.get(f"{target.url}/v1/batches/{made['id']}", timeout=60).json())
+
+        patience_s = time.monotonic() + 600
+        while job()["status"] != "completed":
+            assert job()["status"] != "failed", job()
+            assert time.monotonic() < patience_s, job()
+            time.sleep(0.5)
+        output = requests.get(
+            f"{target.url}/v1/files/{job()['output_file_id']}/content", timeout=60
+        ).text
+    answered = {
+        line["custom_id"]: text(line["response"]["body"])
+        for line in map(json.loads, output.splitlines())
+    }
+    assert [answered[str(n)] for n in range(ASKED)] == alone
+
+
+def test_the_clients_prompts_have_the_lengths_asked_for(tmp_path: Path) -> None:
+    recipe = Recipe(requests=16, rate=8.0, prompt_tokens="uniform:4,64", output_tokens="fixed:8")
+    with served("dynamic", tmp_path) as target:
+        target = adapted(target)
+        workload = make(recipe, served_words(target))
+        run = play(workload, target)
+    assert measure(run).ok == 16
+    assert [o.prompt_tokens for o in run.outcomes] == [r.prompt_tokens for r in workload.requests]
