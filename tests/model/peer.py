@@ -58,7 +58,9 @@ class LogitsTap:
         self.seen: list[Tensor] = []
         real = Sampler.draw
 
-        def tapped(sampler: Sampler, logits: Tensor, rows: Sequence[Known]) -> Tensor:
+        def tapped(
+            sampler: Sampler, logits: Tensor, rows: Sequence[Known], _masks: object
+        ) -> Tensor:
             self.seen.append(logits.float().clone())
             return real(sampler, logits, rows)
 

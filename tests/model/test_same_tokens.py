@@ -108,7 +108,9 @@ def is_near_tie(model: Any, ids: list[int], sampling: Sampling) -> bool:
     scores: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        def tap(_: Sampler, logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
+        def tap(
+            _: Sampler, logits: torch.Tensor, rows: Sequence[Known], _masks: object
+        ) -> torch.Tensor:
             asked = asked_of(rows, logits.shape[-1], logits.device)
             scores.append(perturbed(logits, asked, history_of(rows, logits.device)))
             return logits.argmax(-1)
@@ -149,7 +151,9 @@ def all_logits(model: Any, work, limit: int) -> dict[tuple[int, ...], torch.Tens
     seen: dict[tuple[int, ...], torch.Tensor] = {}
     real = Sampler.draw
 
-    def tap(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known]) -> torch.Tensor:
+    def tap(
+        sampler: Sampler, logits: torch.Tensor, rows: Sequence[Known], _masks: object
+    ) -> torch.Tensor:
         for scores, row in zip(logits, rows, strict=True):
             seen[tuple(row.ids)] = scores.clone()
         return real(sampler, logits, rows)
