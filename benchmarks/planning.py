@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +29,20 @@ from model import LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import Model, Observer, Plan, Policy, Recorder, Request, Served, View
+from seams import (
+    Model,
+    Observer,
+    Opening,
+    Outcome,
+    Plan,
+    Policy,
+    Recorder,
+    Request,
+    Served,
+    Step,
+    View,
+)
 from serving.config import RESIDENT_WHERE_PAUSED, Config
-from tests.hash_model import HashModel
 
 ROWS, WAITING = 64, 1000
 STEPS = 60
@@ -63,6 +75,31 @@ class Timed:
 
     def retire(self, resident: Sequence[Request]) -> Sequence[Request]:
         return self.policy.retire(resident)
+
+
+class Done(NamedTuple):
+    """An iteration of `NoModel`."""
+
+    outcome: Outcome
+
+    def result(self) -> Outcome:
+        return self.outcome
+
+
+class NoModel:
+    """Computes nothing: the next token is always the same."""
+
+    context, block_tokens, lost = MOST_TOKENS, 16, None
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_blocks = num_tokens // self.block_tokens
+
+    def open(self, new: Sequence[Opening]) -> None:
+        pass
+
+    def start(self, steps: Sequence[Step], released: Sequence[int]) -> Done:
+        tokens = [[0] if step.draw else [] for step in steps]
+        return Done(Outcome(tokens, sum(step.num_tokens for step in steps), 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +149,7 @@ def measure(name: str) -> Planning:
     policy = Timed(
         make_policy(name, Config(mode="dynamic", policy=name, max_batch_size=ROWS), predictor)
     )
-    model = HashModel(budget=RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS, block_tokens=16)
+    model = NoModel(RESIDENT_WHERE_PAUSED * ROWS * MOST_TOKENS)
     resident = (RESIDENT_WHERE_PAUSED if name in PAUSING else 1) * ROWS
     work = requests(np.random.default_rng(0), WAITING + 2 * ROWS)
     drive(model, policy, work, STEPS, resident, predictor)

@@ -1,1 +1,0 @@
-"""How long policies take to plan, beside the step that they plan."""
