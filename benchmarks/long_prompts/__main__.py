@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = options(__doc__, rounds=5, model="embedded", dtype="float32")
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--decodes", type=int, default=16, help="requests that decode")
-    parser.add_argument("--decode-tokens", type=int, default=300, help="of each")
+    parser.add_argument("--decode-tokens", type=int, default=400, help="of each")
     parser.add_argument("--prompts", type=int, default=16, help="that arrive beside them")
     parser.add_argument("--prompt-tokens", type=int, default=700)
     parser.add_argument("--output-tokens", type=int, default=8, help="after each prompt")
