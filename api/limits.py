@@ -20,6 +20,7 @@ MOST_PENALTY = 2.0
 MOST_BIAS = 100.0
 MOST_TOP_LOGPROBS = 20
 MOST_TARGET_S = 86_400
+MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
 LEAST_MASS = 1e-9  # as a float32, less may be 0, which no set of tokens has
 
 COUNT = f"a whole number from 1 to {MOST}"
@@ -30,6 +31,10 @@ TEMPERATURE = f"0 (greedy) or a number from {COOLEST} to {HOTTEST:.0f}"
 SHARE = "a number from 0 to 1"
 RATE = f"a number from {LEAST_RATE} to {MOST_RATE:.0f}"
 PENALTY = f"a number from -{MOST_PENALTY:.0f} to {MOST_PENALTY:.0f}"
+METADATA = (
+    f"an object of up to {MOST_PAIRS} strings of up to {MOST_VALUE} characters, "
+    f"with keys of up to {MOST_KEY}"
+)
 TOP_LOGPROBS = f"a whole number from 0 to {MOST_TOP_LOGPROBS}"
 
 
@@ -67,3 +72,10 @@ def at_most(entries: int) -> BeforeValidator:
         return value
 
     return BeforeValidator(few)
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=MOST_KEY)], Annotated[str, Field(max_length=MOST_VALUE)]],
+    Field(max_length=MOST_PAIRS),
+    at_most(MOST_PAIRS),
+]

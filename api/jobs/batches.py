@@ -23,14 +23,13 @@ from api.jobs.store import (
     register_store_errors,
     whole,
 )
-from api.limits import at_most
+from api.limits import METADATA, MOST_PAIRS, Metadata, at_most
 from api.service import Service
 from deferred.entities import Batch, NewBatch
 from deferred.jobs import Jobs
 from deferred.lines import ENDPOINTS
 
 LISTED, MOST_LISTED = 20, 100
-MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
 MOST_WINDOW_S = 30 * 86_400
 MOST_IDEMPOTENCY_KEY = 255  # characters
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -52,21 +51,7 @@ class BatchRequest(BaseModel):
         description=" or ".join(f"'{endpoint}'" for endpoint in ENDPOINTS)
     )
     completion_window: str = Field(description=WINDOW)
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=MOST_KEY)],
-                Annotated[str, Field(max_length=MOST_VALUE)],
-            ],
-            Field(max_length=MOST_PAIRS),
-            at_most(MOST_PAIRS),
-        ]
-        | None
-    ) = Field(
-        None,
-        description=f"an object of up to {MOST_PAIRS} strings of up to {MOST_VALUE} characters, "
-        f"with keys of up to {MOST_KEY}",
-    )
+    metadata: Metadata | None = Field(None, description=METADATA)
     output_expires_after: Annotated[ExpiresAfter, at_most(MOST_PAIRS)] | None = Field(
         None, description=EXPIRY
     )

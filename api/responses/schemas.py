@@ -11,12 +11,20 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from api.http.errors import ApiError, show
-from api.limits import COUNT, TOP_LOGPROBS, Count, CountOrZero, TopLogprobs, at_most
+from api.limits import (
+    COUNT,
+    METADATA,
+    TOP_LOGPROBS,
+    Count,
+    CountOrZero,
+    Metadata,
+    TopLogprobs,
+    at_most,
+)
 from api.openai.messages import MOST_MESSAGES, Filled, Text
 from api.openai.schemas import GenerationRequest, StreamOptions
 from api.openai.tools import MOST_TOOLS, NAME
 
-MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
 MOST_INCLUDED = 16
 
 ITEMS = ("message", "function_call", "function_call_output")
@@ -150,21 +158,7 @@ class ResponseRequest(GenerationRequest):
     store: bool | None = Field(None, description="true or false; true by default")
     background: bool | None = Field(None, description="true or false")
     max_output_tokens: Count | None = Field(None, description=COUNT)
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=MOST_KEY)],
-                Annotated[str, Field(max_length=MOST_VALUE)],
-            ],
-            Field(max_length=MOST_PAIRS),
-            at_most(MOST_PAIRS),
-        ]
-        | None
-    ) = Field(
-        None,
-        description=f"an object of up to {MOST_PAIRS} strings of up to {MOST_VALUE} characters, "
-        f"with keys of up to {MOST_KEY}",
-    )
+    metadata: Metadata | None = Field(None, description=METADATA)
     text: TextOptions | None = Field(
         None, description="an object with format: type 'text', 'json_object' or 'json_schema'"
     )
