@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 
 from app import create_app
 from serving.config import Config
 from serving.thread import Load
+from tests.scripted_model import ScriptedModel
 from tests.server.hash_app import byte_tokenizer, load
 from text.tokenizer import Tokenizer
 
@@ -30,11 +33,29 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
         yield client
 
 
-@contextlib.contextmanager
+@pytest.fixture(scope="module")
+def model() -> ScriptedModel:
+    return ScriptedModel()
+
+
+@pytest.fixture(scope="module")
+def scripted(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FlaskClient]:
+    """Whose answers a test writes in advance."""
+    folder = str(tmp_path_factory.mktemp("scripted"))
+    with serving(Config(mode="dynamic", data_dir=folder), lambda config: model) as client:
+        yield client
+
+
 def serving(
     config: Config, load: Load = load, tokenizer: Tokenizer | None = None
-) -> Iterator[FlaskClient]:
-    app = create_app(config, load, tokenizer or byte_tokenizer())
+) -> AbstractContextManager[FlaskClient]:
+    return running(create_app(config, load, tokenizer or byte_tokenizer()))
+
+
+@contextlib.contextmanager
+def running(app: Flask) -> Iterator[FlaskClient]:
     engine = app.extensions["engine"]
     engine.start()
     client = app.test_client()

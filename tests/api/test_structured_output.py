@@ -14,7 +14,7 @@ from jsonschema import validate
 
 from app import create_app
 from serving.config import Config
-from tests.api.conftest import serving
+from tests.api.conftest import running, serving
 
 POINT = {
     "type": "object",
@@ -31,15 +31,8 @@ CODE = "[A-Z]{2}-[0-9]{3}"
 
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[FlaskClient]:
-    app = create_app(Config(mode="dynamic", model="embedded", max_batch_size=8))
-    engine = app.extensions["engine"]
-    engine.start()
-    client = app.test_client()
-    while client.get("/health").status_code != 200:
-        pass
-    yield client
-    engine.drain()
-    engine.jobs.close()
+    with running(create_app(Config(mode="dynamic", model="embedded", max_batch_size=8))) as client:
+        yield client
 
 
 def chat(client: FlaskClient, **fields: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,6 @@ PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
 ADDING = '<tool_call>{"name": "add"}</tool_call>'
 NAMED = {"type": "function", "function": {"name": "weather"}}
-
-
-@pytest.fixture(scope="module")
-def model() -> ScriptedModel:
-    return ScriptedModel()
-
-
-@pytest.fixture(scope="module")
-def scripted(
-    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FlaskClient]:
-    folder = str(tmp_path_factory.mktemp("tools"))
-    with serving(Config(mode="dynamic", data_dir=folder), lambda config: model) as client:
-        yield client
 
 
 def calls_of(message: Json) -> list[tuple[str, str]]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from flask.testing import FlaskClient
 
-from serving.config import Config
-from tests.api.conftest import serving
 from tests.api.openai.openai_calls import is_error
 from tests.api.openai.test_tools import ADDING, CALL, PARIS, WEATHER
 from tests.api.responses.test_responses import Json, ask, bearer, events, respond, without_names
@@ -18,20 +14,6 @@ TOOLS: list[Json] = [
     {"type": "function", **WEATHER["function"]},
     {"type": "function", "name": "add"},
 ]
-
-
-@pytest.fixture(scope="module")
-def model() -> ScriptedModel:
-    return ScriptedModel()
-
-
-@pytest.fixture(scope="module")
-def scripted(
-    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FlaskClient]:
-    folder = str(tmp_path_factory.mktemp("functions"))
-    with serving(Config(mode="dynamic", data_dir=folder), lambda config: model) as client:
-        yield client
 
 
 ANSWERS: list[tuple[str, list[tuple[str, str]]]] = [
