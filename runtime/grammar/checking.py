@@ -79,13 +79,20 @@ class Checker:
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _end_own, self._process, os.getpid())
         return self._process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()
+
+
+def _end_own(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Of the process `owner`. A fork of it copies this finalizer, but would wait for ever for a
+    process that is not its child."""
+    if os.getpid() == owner:
+        _end(process)
 
 
 def limits_of(numbers: Sequence[int]) -> LLParserLimits:
