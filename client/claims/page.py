@@ -47,7 +47,7 @@ def measured(policy: str, found: Sequence[dict[str, Any]], folder: str) -> str:
     picture = f"{folder}/{first['model']}/{policy}/picture.svg"
     head = f"*Measured*, {first['metric']}, {over}{paper}:"
     text = " ".join([head, *map(_one, found)])
-    return f"![{policy} beside {first['baseline']}]({picture})\n{_wrapped(text)}"
+    return f"![{policy} beside {first['baseline']}]({picture})\n\n{_wrapped(text)}"
 
 
 def _one(found: dict[str, Any]) -> str:
