@@ -18,6 +18,7 @@ from itertools import compress
 from typing import cast
 
 from engine.blocks import Ledger
+from engine.bookkeeping import complete_record, planned_record
 from engine.failures import Failures
 from engine.front import Front
 from engine.inference import NO_DRAFTS, Inference
@@ -32,26 +33,13 @@ from engine.iteration import (
 )
 from engine.lifecycle import Lifecycle
 from engine.queue import RequestQueue
-from engine.records import History, complete_record, planned_record
 from engine.siblings import without_siblings
 from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
+from records import History, IterationRecord, Recorder
 from scheduling.contract import check_plan
 from scheduling.growth import with_growth
-from seams import (
-    Advance,
-    IterationRecord,
-    Model,
-    OpeningError,
-    Outcome,
-    Pending,
-    Plan,
-    Policy,
-    Recorder,
-    View,
-)
-
-Clock = Callable[[], float]
+from seams import Advance, Clock, Model, OpeningError, Outcome, Pending, Plan, Policy, View
 
 
 class EngineFailedError(Exception):

@@ -10,61 +10,14 @@ chunk of it, decode and resumption after preemption are all "advance this reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from itertools import takewhile
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-ServiceClass = Literal["immediate", "deferred"]
-
-RANDOM_PREFIX = "random:"  # of a model's name: that shape, random weights, the embedded vocabulary
-
+from requested import Sampling, ServiceClass, TokenLogprobs
 
 # --- Model ----------------------------------------------------------------------------------
-
-
-ConstraintKind = Literal["json_schema", "regex", "lark"]
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What the generated text must be: a JSON value of a schema, a match of a regular expression,
-    or a text of a grammar in llguidance's dialect of Lark. `text`: the schema, as JSON, or the
-    expression or grammar itself."""
-
-    kind: ConstraintKind
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. Noise is a function of (seed, position) alone, so a request's
-    tokens depend neither on the rest of its batch nor on interruptions."""
-
-    seed: int = 0
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0  # over all known tokens
-    presence_penalty: float = 0.0  # over generated tokens, as is the next
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
-    min_tokens: int = 0  # generated tokens before which none of `end_ids` is drawn
-    end_ids: tuple[int, ...] = ()
-    logprobs: int | None = None  # alternatives wanted beside each generated token's own
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    # one makes the next token depend on the newest, and may force several tokens in one iteration
-    constraint: Constraint | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Under the model's own distribution, before temperature, penalties and truncation."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +111,8 @@ class Model(Protocol):
 
     @property
     def context(self) -> int: ...  # longest sequence, in tokens
-
     @property
     def num_blocks(self) -> int: ...  # of KV memory
-
     @property
     def block_tokens(self) -> int: ...  # in a block
 
@@ -187,63 +138,44 @@ class Request(Protocol):
 
     @property
     def id(self) -> int: ...  # increases in order of arrival
-
     @property
     def arrival_s(self) -> float: ...
-
     @property
     def prompt_tokens(self) -> int: ...
-
     @property
     def max_tokens(self) -> int: ...  # that may be generated
-
     @property
     def predicted_tokens(self) -> int: ...  # that are likely to be generated in all
-
     @property
     def known(self) -> int: ...
-
     @property
     def computed(self) -> int: ...
-
     @property
     def generated(self) -> int: ...
-
     @property
     def done(self) -> bool: ...  # no further token is wanted: finished, cancelled or failed
-
     @property
     def service_class(self) -> ServiceClass: ...
-
     @property
     def deadline_s(self) -> float | None: ...  # after its arrival; None: no deadline
-
     @property
     def ttft_target_s(self) -> float | None: ...  # after its arrival; None: none was given
-
     @property
     def tpot_target_s(self) -> float | None: ...
-
     @property
     def priority(self) -> int: ...  # a lower number is more urgent; 0: none was given
-
-    # hashes: of the API key or, where no key is required, of the name that the client gives; 0:
-    # there is neither
     @property
-    def user(self) -> int: ...
-
+    def user(
+        self,
+    ) -> int: ...  # hash of the API key or, without keys, of the client's name; 0: none
     @property
     def end_user(self) -> int: ...  # of the name that the client gives beside its key; 0: none
-
     @property
     def program(self) -> int | None: ...  # which several calls share; None: the call is alone
-
     @property
     def prefill_before(self) -> int: ...  # `View.prefill_tokens` when it arrived
-
     @property
     def num_preemptions(self) -> int: ...
-
     @property
     def resident(self) -> bool: ...  # it holds KV memory; otherwise it waits
 
@@ -281,19 +213,14 @@ class Memory(Protocol):
 
     @property
     def used(self) -> int: ...  # by residents; num_blocks - used are available
-
     @property
     def cached(self) -> int: ...  # of the available ones, those that may still be shared
 
     def fit(self, requests: Iterable[Request], releasing: Iterable[Request] = ()) -> int:
         """How many of `requests`, in this order, can be admitted together once `releasing` have
         given up their blocks."""
-        trial, count = self.trial(releasing), 0
-        for request in requests:
-            if not trial.take(Advance(request, 0)):
-                break
-            count += 1
-        return count
+        trial = self.trial(releasing)
+        return sum(1 for _ in takewhile(trial.take, (Advance(r, 0) for r in requests)))
 
     def freed(self, requests: Iterable[Request]) -> int:
         """Blocks available if these residents release theirs; shared ones stay in use."""
@@ -367,122 +294,6 @@ class Observer(Protocol):
         counts of a request may include the next iteration, if that is in flight."""
 
 
-# --- Records --------------------------------------------------------------------------------
+# --- Time -----------------------------------------------------------------------------------
 
-
-# prefill: everything before the first token, computed at once; chunk: a part of it; decode: what
-# the newest iteration yielded, one token unless a constraint forced more; held: done, keeps its row
-# until its batch ends; paused: resident, advanced by nothing
-Kind = Literal["prefill", "chunk", "decode", "held", "paused"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-class Row(NamedTuple):
-    """A resident request's part in an iteration."""
-
-    request: int
-    slot: int  # of the batch: the lowest free one at admission, kept until the request leaves
-    num_tokens: int  # computed, accepted drafts included
-    kind: Kind
-    accepted: int = 0  # drafts, which are also among its tokens
-    rejected: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """`Row`s by column: objects would take eight times the memory."""
-
-    requests: Sequence[int] = ()
-    slots: Sequence[int] = ()
-    token_counts: Sequence[int] = ()
-    kinds: bytes = b""  # indices of KINDS
-    accepted: Sequence[int] = ()  # drafts; empty, as is the next: no row had any
-    rejected: Sequence[int] = ()
-
-    def __len__(self) -> int:
-        return len(self.kinds)
-
-    def __iter__(self) -> Iterator[Row]:
-        none = [0] * len(self.kinds)
-        for request, slot, num_tokens, kind, accepted, rejected in zip(
-            self.requests,
-            self.slots,
-            self.token_counts,
-            self.kinds,
-            self.accepted or none,
-            self.rejected or none,
-            strict=True,
-        ):
-            yield Row(request, slot, num_tokens, KINDS[kind], accepted, rejected)
-
-
-@dataclass(slots=True)
-class IterationRecord:
-    """An iteration: what was planned, with the state at its start, and then what came of it.
-    Recorders receive it once it has succeeded, and do not change it."""
-
-    batch_size: int  # rows, those that are held included
-    num_tokens: int  # computed, without padding and rejected drafts
-    attended: int = 0  # query-key pairs, without padding
-    context: int = 0  # keys read: in each row, those of its tokens and of all before them
-    with_deferred: bool = False  # deferred requests were waiting or resident
-    deferred_tokens: int = 0  # computed for deferred requests
-    rows: Rows = Rows()
-    num_waiting: int = 0  # requests
-    used_blocks: int = 0  # of KV memory, as are the next two
-    cached_blocks: int = 0
-    free_blocks: int = 0
-    preempted: Sequence[int] = ()  # requests preempted since the previous iteration
-    # known when it has ended
-    start_s: float = 0.0
-    duration_s: float = 0.0
-    num_positions: int = 0  # computed, padding included
-    num_drawn: int = 0  # rows whose requests received tokens
-    num_generated: int = 0  # tokens that they received
-    deferred_generated: int = 0
-    accepted_drafts: int = 0  # also among the tokens computed, and those generated
-    rejected_drafts: int = 0
-    # since the previous token: class, seconds, and number of requests that waited so long
-    gaps: Sequence[tuple[ServiceClass, float, int]] = ()
-
-    @property
-    def padding(self) -> int:
-        return self.num_positions - self.num_tokens - self.rejected_drafts
-
-    @property
-    def num_drafts(self) -> int:
-        """Computed, each as a row of its own."""
-        return self.accepted_drafts + self.rejected_drafts
-
-
-End = Literal["length", "stop", "cancelled", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    arrival_s: float
-    admitted_s: float | None  # None: never admitted
-    first_token_s: float | None
-    last_token_s: float | None
-    end_s: float
-    prompt_tokens: int
-    max_tokens: int
-    generated: int
-    num_preemptions: int
-    service_class: ServiceClass
-    end: End
-    # prompt tokens found in the prefix cache; None: not looked up
-    cached_tokens: int | None = None
-    accepted_drafts: int = 0
-    rejected_drafts: int = 0
-
-
-class Recorder(Protocol):
-    """Receives records, from which every reported figure is computed."""
-
-    def iteration(self, record: IterationRecord) -> None: ...
-
-    def request(self, record: RequestRecord) -> None: ...
-
-    def busy(self, start_s: float, end_s: float) -> None:
-        """A busy period: the queue or the batch held requests all the time."""
+Clock = Callable[[], float]  # seconds of a monotonic clock, or of a virtual one

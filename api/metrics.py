@@ -29,8 +29,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from batching import BatchingManager
-from engine.records import PHASES, phase_of
-from seams import End, IterationRecord, RequestRecord, ServiceClass
+from records import PHASES, End, IterationRecord, RequestRecord, phase_of
+from requested import ServiceClass
 from telemetry.durations import latency_s, queue_s, ttft_s
 from telemetry.stats import Stats
 from telemetry.totals import Totals
@@ -125,7 +125,7 @@ class _Counts:
 
 
 class Metrics:
-    """A seams.Recorder, and the handlers' counts. All methods may be called from any thread."""
+    """A records.Recorder, and the handlers' counts. All methods may be called from any thread."""
 
     def __init__(self, stats: Stats) -> None:
         """`stats` receives the same records."""

@@ -32,7 +32,8 @@ from api.service import READY, Description, Service
 from api.signals import Signals
 from api.stream import event, event_stream
 from engine.inference import Inference
-from seams import RequestRecord, Sampling, ServiceClass
+from records import RequestRecord
+from requested import Sampling, ServiceClass
 from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
 from telemetry.figures import Figures
 from text.tokenizer import Detokenizer, Tokenizer

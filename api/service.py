@@ -23,8 +23,9 @@ from api.signals import NONE, Signals, signal
 from api.texts import Texts
 from batching import BatchingManager
 from engine.inference import Cause, Inference, OverloadedError, RefusedError
+from records import RequestRecord
+from requested import Constraint
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
-from seams import Constraint, RequestRecord
 from serving.config import Config
 from telemetry.stats import Stats
 from text.tokenizer import EncodingError, Tokenizer

@@ -21,7 +21,7 @@ from api.http.errors import ApiError, show
 from api.limits import Count, at_most
 from api.service import Service
 from engine.inference import Inference
-from seams import Sampling
+from requested import Sampling
 from text.chat import ChatTemplate
 from text.tokenizer import Detokenizer
 from watch.frames import Hello

@@ -25,11 +25,11 @@ from benchmarks.harness.turns import Ratio, in_turns, ratio
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from model import DTYPES, LoadOptions, load_model
+from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
 from scheduling.policies.orca import Orca
-from seams import Constraint, Sampling
 from text.vocabulary import load_tokenizer
 
 STREAMS, HOSTILE = 32, 50

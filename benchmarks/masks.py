@@ -31,13 +31,13 @@ from benchmarks.harness.turns import Ratio, in_turns, ratio
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from model import DTYPES, LoadOptions, load_model
-from models.names import EMBEDDED
+from models.names import EMBEDDED, RANDOM_PREFIX
+from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import Matching
 from scheduling.policies.orca import Orca
-from seams import RANDOM_PREFIX, Constraint, Sampling
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 

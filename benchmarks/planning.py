@@ -26,22 +26,11 @@ from benchmarks.harness.report import options, save, table
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from model import LoadOptions, load_model
+from records import Recorder
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.registry import PAUSING, POLICIES, make_policy
-from seams import (
-    Model,
-    Observer,
-    Opening,
-    Outcome,
-    Plan,
-    Policy,
-    Recorder,
-    Request,
-    Served,
-    Step,
-    View,
-)
+from seams import Model, Observer, Opening, Outcome, Plan, Policy, Request, Served, Step, View
 from serving.config import RESIDENT_WHERE_PAUSED, Config
 
 ROWS, WAITING = 64, 1000

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from engine.inference import Inference
 from engine.iteration import Iteration
 from engine.lifecycle import Lifecycle
-from engine.records import phase_of
+from records import phase_of
 from seams import DeviceLostError, DeviceMemoryError, ModelLostError, Outcome
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from engine.failures import Failures
 from engine.inference import Inference
 from engine.lifecycle import Lifecycle
 from engine.queue import RequestQueue
-from seams import End, Model, Policy
+from records import End
+from seams import Model, Policy
 
 
 class Front:

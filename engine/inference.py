@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
-from seams import Drafts, End, Opening, RequestRecord, Sampling, ServiceClass, TokenLogprobs
+from records import End, RequestRecord
+from requested import Sampling, ServiceClass, TokenLogprobs
+from seams import Drafts, Opening
 
 NO_DRAFTS = Drafts(0, 0)
 # of a failure that is no fault of the model; constraint: of the request's own

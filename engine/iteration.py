@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.inference import NO_DRAFTS, Inference
-from seams import IterationRecord, Outcome, Pending, Served, Step
+from records import IterationRecord
+from seams import Outcome, Pending, Served, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.blocks import Ledger
+from engine.bookkeeping import arrived, request_record
 from engine.inference import Cause, Inference
 from engine.lengths import LengthPredictor
 from engine.queue import RequestQueue
-from engine.records import Ended, History, arrived, request_record
+from records import Ended, History, IterationRecord, Recorder
 from scheduling.contract import check_retired
-from seams import IterationRecord, Observer, Policy, Recorder
+from seams import Observer, Policy
 
 log = logging.getLogger(__name__)
 

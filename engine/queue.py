@@ -12,7 +12,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from engine.inference import DrainingError, Inference, OverloadedError, TooLongError
-from seams import End
+from records import End
 
 ENDS_KEPT = 64  # from which the present rate of completions is estimated
 DEFERRED_SHARE = 0.5  # of the queue, at most: deferred requests may wait for long

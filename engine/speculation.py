@@ -18,9 +18,10 @@ from collections.abc import Sequence
 
 from engine.blocks import Ledger
 from engine.inference import Inference
+from records import IterationRecord
 from scheduling.prediction.predictor import StepTime
 from scheduling.prediction.step_time import Work
-from seams import Drafts, IterationRecord
+from seams import Drafts
 
 FREE_ROWS = 9  # of an iteration, drafts included, while nothing is learnt
 MOST_PLANNED = 64  # drafts of an iteration

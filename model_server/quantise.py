@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.names import RANDOM_PREFIX
 from models.weights.checkpoint import find_files
 from models.weights.folder import FolderSource, has_int8, linear_names, read_fields, read_tensors
 from models.weights.loader import check
 from models.weights.scheme import SCHEME
 from models.weights.source import CheckpointError
 from runtime.linear.layers import quantised
-from seams import RANDOM_PREFIX
 
 # what a server reads besides the weights
 BESIDE = (

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from seams import RANDOM_PREFIX
-
 EMBEDDED = "embedded"
+RANDOM_PREFIX = "random:"  # that shape, random weights, the vocabulary of the embedded model
 GGUF_SUFFIX = ".gguf"
 
 

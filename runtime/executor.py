@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.names import RANDOM_PREFIX
 from models.networks import Network, count_parameters
+from requested import Sampling
 from runtime.attention import Counts, RaggedAttention, Span
 from runtime.cache import KVPool, KVShape
 from runtime.drafting.verification import places
@@ -34,7 +36,7 @@ from runtime.linear.quantised import stored_kind
 from runtime.sampling.sampler import Sampler
 from runtime.sampling.scoring import Targets, flattened, score, score_all
 from runtime.transfer import ReadBack, send
-from seams import RANDOM_PREFIX, Opening, Sampling, Step
+from seams import Opening, Step
 
 if TYPE_CHECKING:
     from runtime.grammar.grammars import Grammars

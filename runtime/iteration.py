@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.gpt2 import Attend
+from requested import Constraint
 from runtime.attention import Counts, Span
 from runtime.cache import BlockTable
 from runtime.drafting.lookup import Lookup
@@ -24,7 +25,7 @@ from runtime.drafting.verification import accepted
 from runtime.errors import with_our_errors
 from runtime.sampling.scoring import Targets, logprobs_by_row
 from runtime.transfer import ReadBack
-from seams import Constraint, Drafts, Opening, Outcome, Step
+from seams import Drafts, Opening, Outcome, Step
 
 if TYPE_CHECKING:  # llguidance is needed where a sequence has a constraint
     from runtime.grammar.grammars import Grammars

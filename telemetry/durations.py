@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seams import RequestRecord
+from records import RequestRecord
 
 
 def is_completed(record: RequestRecord) -> bool:

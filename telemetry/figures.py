@@ -10,7 +10,8 @@ from typing import get_args
 import numpy as np
 from typing_extensions import TypedDict
 
-from seams import RequestRecord, ServiceClass
+from records import RequestRecord
+from requested import ServiceClass
 from telemetry.durations import latency_s, queue_s, tpot_s, ttft_s
 from telemetry.totals import Totals
 

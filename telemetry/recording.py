@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.records import Arrived, Ended, Event, History
-from seams import IterationRecord
+from records import Arrived, Ended, Event, History, IterationRecord
 from telemetry.journal import Journal, Line
 
 

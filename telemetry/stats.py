@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from seams import IterationRecord, Recorder, RequestRecord
+from records import IterationRecord, Recorder, RequestRecord
 from telemetry.durations import is_completed
 from telemetry.figures import Figures, Iterations, Window, figures
 from telemetry.totals import Totals
@@ -25,7 +25,7 @@ ITERATION_COLUMNS = ("start_s", "duration_s", "rows", "tokens", "padding")
 
 
 class Recorders:
-    """A seams.Recorder that passes records to several."""
+    """A records.Recorder that passes records to several."""
 
     def __init__(self, *recorders: Recorder) -> None:
         self._recorders = recorders
@@ -57,7 +57,7 @@ class Queue(Protocol):
 
 
 class Stats:
-    """A seams.Recorder for a server. All methods may be called from any thread."""
+    """A records.Recorder for a server. All methods may be called from any thread."""
 
     def __init__(self, now_s: float) -> None:
         self._lock = threading.Lock()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
-from seams import End, IterationRecord, RequestRecord, ServiceClass
+from records import End, IterationRecord, RequestRecord
+from requested import ServiceClass
 from telemetry.durations import is_completed, latency_s
 
 

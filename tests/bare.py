@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from generate.modes import LayOut
-from seams import Model, Opening, Outcome, Sampling, Step
+from requested import Sampling
+from seams import Model, Opening, Outcome, Step
 
 GREEDY = Sampling(temperature=0)
 

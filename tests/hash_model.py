@@ -31,16 +31,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from seams import (
-    DeviceLostError,
-    DeviceMemoryError,
-    Drafts,
-    ModelLostError,
-    Opening,
-    Outcome,
-    Step,
-    TokenLogprobs,
-)
+from requested import TokenLogprobs
+from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
 
 VOCAB_SIZE = 257
 MOST_FORCED = 3

@@ -13,8 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from models.names import EMBEDDED, GGUF_SUFFIX, GPT2_NAMES
-from seams import RANDOM_PREFIX
+from models.names import EMBEDDED, GGUF_SUFFIX, GPT2_NAMES, RANDOM_PREFIX
 from text.sandbox import SandboxedTemplate, to_json
 from text.tokenizer import Tokenizer, VocabularyError
 from text.tools import conversation

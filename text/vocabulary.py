@@ -16,9 +16,8 @@ import tiktoken
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
 from models.fetch import FetchError, locate
-from models.names import EMBEDDED, GPT2_NAMES, RANDOM_NAMES
+from models.names import EMBEDDED, GPT2_NAMES, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import GGUFError, read_header
-from seams import RANDOM_PREFIX
 from text import spelling
 from text.tokenizer import Tokenizer, VocabularyError
 

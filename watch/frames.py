@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from engine.records import Arrived, Ended, Event
-from seams import KINDS, IterationRecord, RequestRecord, Rows
+from records import KINDS, Arrived, Ended, Event, IterationRecord, RequestRecord, Rows
 
 US = 1_000_000
 SAFE = 2**53  # JavaScript's numbers are exact below
@@ -53,7 +52,7 @@ class RunColumns(NamedTuple):
 
     request: int
     lane: int
-    kind: int  # index of seams.KINDS
+    kind: int  # index of records.KINDS
     first: int  # number of its first iteration
     length: int  # iterations
     tokens: int  # computed in all of them, accepted drafts included

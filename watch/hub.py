@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from engine.records import History
-from seams import IterationRecord
+from records import History, IterationRecord
+from seams import Clock
 from watch.frames import Frame, Hello, make_frame
 
 EVERY_S = 0.05
@@ -72,7 +72,7 @@ class Hub:
         history: History,
         hello: Callable[[], Hello],
         stats: Callable[[], Mapping[str, Any]],
-        clock: Callable[[], float],
+        clock: Clock,
         closing: Callable[[], bool],
         most_viewers: int,
     ) -> None:

@@ -21,8 +21,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
-from engine.records import DECODE
-from seams import KINDS
+from records import DECODE, KINDS
 from watch.frames import Frame, Hello, RunColumns
 
 NS = 1000  # per microsecond

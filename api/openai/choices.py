@@ -13,7 +13,7 @@ from typing import Literal
 from api.follow import Follower, NewToken
 from api.service import Service
 from engine.inference import Inference
-from seams import TokenLogprobs
+from requested import TokenLogprobs
 from text.stops import StopFinder
 from text.tokenizer import Detokenizer
 from text.tools.parsing import CallPiece, Parser, Piece

@@ -30,7 +30,7 @@ from api.openai.tools import Offer
 from api.service import Service
 from engine.inference import Inference, new_group
 from models.names import GGUF_SUFFIX, local_path
-from seams import Constraint, Sampling
+from requested import Constraint, Sampling
 from serving.config import Config
 from text.chat import ChatTemplate, ConversationError
 from text.tokenizer import EncodingError

@@ -49,7 +49,7 @@ from api.openai.constraints import (
 from api.openai.messages import MESSAGES, Filled, Messages, Text
 from api.openai.tools import TOOL_CHOICE, TOOLS, Offer, ToolChoice, Tools, offer_of
 from api.signals import Signals
-from seams import Constraint, Sampling, ServiceClass
+from requested import Constraint, Sampling, ServiceClass
 
 MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, F
 
 from api.http.errors import ApiError, show
 from api.openai.messages import MOST_DEPTH, Filled, Text, nested_deeper
-from seams import Constraint
+from requested import Constraint
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm
 from text.tools.grammar import grammar_of_calls, of_regex, of_schema

@@ -48,8 +48,8 @@ from api.tgi.shapes import Info, StreamToken
 from api.tgi.steps import Steps
 from api.tgi.tokens import register_tokens
 from engine.inference import Inference, new_group
+from requested import Constraint
 from runtime.grammar.grammars import GrammarError, GrammarsBusyError
-from seams import Constraint
 
 ROUTER = "effective-batching"
 

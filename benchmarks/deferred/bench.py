@@ -22,10 +22,11 @@ from engine.inference import Inference
 from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import make_ledger
+from requested import Sampling, ServiceClass
 from scheduling.classes.budget import Allowance, Budget
 from scheduling.prediction.predictor import Predictor, StepTime
 from scheduling.prediction.step_time import Work
-from seams import Model, Plan, Policy, Sampling, ServiceClass, View
+from seams import Model, Plan, Policy, View
 from telemetry.stats import Recorders
 
 JOBS = 512  # different deferred requests

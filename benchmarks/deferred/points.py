@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from records import IterationRecord, RequestRecord
 from scheduling.prediction.step_time import Curve, Work, features, fit
-from seams import IterationRecord, RequestRecord
 from telemetry.durations import tpot_s, ttft_s
 
 LEAD_IN = 0.15  # of a run's time

@@ -18,9 +18,9 @@ from benchmarks.bare import Job, run_bare, threads_kept
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, in_turns, ratio
 from model import LoadOptions, load_model
+from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
-from seams import Sampling
 
 ROWS = 64
 PROMPT_TOKENS = 16

@@ -38,9 +38,10 @@ from model import DTYPES, LoadOptions, load_model
 from models.networks import Config
 from models.weights.checkpoint import open_source
 from models.weights.pieces import FUSED
+from requested import Sampling
 from runtime.attention import RaggedAttention
 from runtime.executor import Executor
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 
 ROUNDS = 7
 AS_STORED = "auto"  # the types of a GGUF file

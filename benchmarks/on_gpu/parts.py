@@ -27,10 +27,11 @@ from benchmarks.on_gpu.work import (
     blocks_each,
 )
 from generate.modes import ModeName
+from requested import Sampling
 from runtime.gpu import selfcheck
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 
 Emit = Callable[[Point], None]
 

@@ -13,10 +13,11 @@ from generate.modes import ModeName
 from model import DTYPES, DynamicBatchingServerModel, ServerModel, best_dtype
 from models.gpt2 import GPT, GPTConfig, init_weights
 from models.shapes import GPT2_SHAPES
+from requested import Sampling
 from runtime.cache import KVPool, KVShape
 from runtime.executor import Executor
 from runtime.gpu.device import Device
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 
 TINY = GPTConfig(vocab_size=97, context=512, n_layer=1, n_head=1, n_embd=16)
 SLACK = 192  # tokens beyond the context of a timed step, for its repeats

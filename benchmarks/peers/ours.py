@@ -19,7 +19,8 @@ from benchmarks.limits import Pass, pass_of
 from benchmarks.peers.runner import WARM_UP_TOKENS, Task
 from generate.modes import ModeName
 from model import LoadOptions, load_model
-from seams import Plan, Policy, Request, Sampling, View
+from requested import Sampling
+from seams import Plan, Policy, Request, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from matplotlib.patches import Patch
 from benchmarks.harness.picture import plt, save
 from benchmarks.harness.report import cpu_name
 from benchmarks.pictures.twenty import LIMIT, MODES, POLICIES, Trace, run
-from engine.records import Event
-from seams import IterationRecord
+from records import Event, IterationRecord
 
 COLOURS = {"waiting": "#d5d5d5", "prefill": "#e8833a", "decode": "#3b75af", "held": "#9fc3e0"}
 PICTURES = {"modes": MODES, "policies": POLICIES}

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.bare import Job, run_bare
 from engine.inference import Inference
-from engine.records import Event
 from generate.modes import ModeName
 from model import LoadOptions, load_model
+from records import Event
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst

@@ -14,7 +14,7 @@ from benchmarks.harness.picture import command, plt, save
 from benchmarks.harness.report import cpu_name
 from benchmarks.prefix.play import Loop, Prefixes, arriving, ttft_s
 from model import LoadOptions, load_model
-from seams import IterationRecord
+from records import IterationRecord
 
 SYSTEMS, SYSTEM_TOKENS, REQUESTS, LIMIT, BLOCKS, RATE = 4, 256, 32, 4, 160, 4.0
 KINDS = {"used": "#4c78a8", "cached": "#9ecae9", "free": "#eeeeee"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 LOOP = (
-    "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "runtime",
-    "scheduling",
+    "batching.py", "embedded", "engine", "generate", "kernels", "model.py", "models", "records.py",
+    "runtime", "scheduling",
 )  # fmt: skip
 SERVER = (
     *LOOP,

@@ -16,8 +16,8 @@ from benchmarks.remote.servers import connected, serving
 from engine.inference import Inference
 from generate.modes import make_ledger
 from model import LoadOptions, load_model
+from requested import Sampling, TokenLogprobs
 from scheduling.policies.orca import Orca
-from seams import Sampling, TokenLogprobs
 
 LIMIT = 16
 TOKENS = 48

@@ -13,8 +13,9 @@ from benchmarks.bare import Job, offline_work, run_bare
 from benchmarks.remote.servers import connected, serving
 from engine.inference import Inference
 from model_server.shards import ROOT, free_port
+from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import Model, Sampling
+from seams import Model
 
 REQUESTS, TOKENS, ALTERNATIVES = 16, 24, 20
 NEAR_TIE = 1e-4

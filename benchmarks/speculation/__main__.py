@@ -28,10 +28,10 @@ from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.speculation.work import edits, random_texts
 from engine.speculation import Speculation
 from model import LoadOptions, load_model
+from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
-from seams import Sampling
 
 EDITING, RANDOM = "editing", "random text"
 SAMPLINGS = {EDITING: GREEDY, RANDOM: Sampling(temperature=1)}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.fetch import FetchError, locate
 from models.gpt2 import GPT
+from models.names import RANDOM_PREFIX
 from models.networks import Network
 from models.part import WHOLE, Part
 from models.shapes import SHAPES
@@ -23,7 +24,6 @@ from models.weights.gguf import GGUFSource
 from models.weights.loader import StoredLayers, load
 from models.weights.pieces import shapes_of
 from models.weights.source import CheckpointError, RandomSource, WeightSource
-from seams import RANDOM_PREFIX
 
 
 def open_source(model: str, seed: int, revision: str | None = None) -> WeightSource:

@@ -8,8 +8,8 @@ from typing import Any
 
 from llguidance import grammar_from
 
+from requested import Constraint
 from runtime.grammar.grammars import GrammarError
-from seams import Constraint
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 

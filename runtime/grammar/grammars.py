@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, Protocol
 
+from requested import Constraint
 from runtime.grammar.checking import NICENESS, Checker, CheckError, limits_of
-from seams import Constraint
 
 if TYPE_CHECKING:  # a model also runs where llguidance is not installed
     from llguidance import LLMatcher, LLTokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from requested import Constraint
 from runtime.grammar.grammars import GrammarError, Grammars, short
-from seams import Constraint
 
 __all__ = ["GrammarError", "Matching"]
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from kernels import sampling_library
+from requested import Sampling
 from runtime.grammar.masks import Masks
 from runtime.sampling.drawing import Allowed, Asked, History, Wants, draw, shaped
 from runtime.transfer import send
-from seams import Opening, Sampling
+from seams import Opening
 
 ALWAYS = 2**62  # known tokens that no sequence reaches
 SPARE = 64  # tokens that a staged batch may draw

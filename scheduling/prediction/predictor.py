@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from records import IterationRecord, RequestRecord
 from scheduling.prediction.step_time import FEATURES, KNOTS, Curve, Work, features, fit
-from seams import IterationRecord, RequestRecord
 
 KEPT = 64  # iterations of each segment of KNOTS, with deferred requests and without
 SIZES = 2 * len(KNOTS)
@@ -80,7 +80,7 @@ class StepTime(Protocol):
 
 
 class Predictor:
-    """A seams.Recorder and a StepTime."""
+    """A records.Recorder and a StepTime."""
 
     def __init__(self) -> None:
         self._features = np.zeros((SIZES, KEPT, FEATURES))

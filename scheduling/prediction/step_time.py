@@ -26,7 +26,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seams import Advance, IterationRecord, Served
+from records import IterationRecord
+from seams import Advance, Served
 
 ROUNDS = 3  # of fitting, each without the outliers of the previous one
 OUTLIER = 4.5  # times the median error: three standard deviations, if errors were normal

@@ -21,7 +21,8 @@ from api.openai.schemas import ChatRequest, CompletionRequest
 from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, sampling_of, validate
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
-from seams import Opening, Sampling
+from requested import Sampling
+from seams import Opening
 from serving.config import Config
 
 MANY = 20_000

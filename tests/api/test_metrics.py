@@ -16,10 +16,10 @@ from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration
-from engine.records import DECODE, PREFILL
 from generate import dynamic
+from records import DECODE, PREFILL, IterationRecord, RequestRecord, Rows
+from requested import Sampling, ServiceClass
 from scheduling.policies.orca import Orca
-from seams import IterationRecord, RequestRecord, Rows, Sampling, ServiceClass
 from serving.config import Config
 from telemetry.stats import Recorders, Stats
 from tests.api.conftest import serving

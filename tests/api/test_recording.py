@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.records import Arrived, History
+from records import Arrived, History
 from serving.config import Config
 from telemetry.recording import Recording
 from tests.api.conftest import serving

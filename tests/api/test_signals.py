@@ -11,7 +11,7 @@ from werkzeug.datastructures import Headers
 from api.http.errors import ApiError
 from api.signals import Signals, signal
 from engine.inference import Inference
-from seams import Sampling
+from requested import Sampling
 
 CALLS: dict[str, dict[str, Any]] = {
     "/inference": {"prompt": "x", "num_tokens": 1},

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from batching import BatchingManager
 from engine.inference import Inference
 from engine.queue import RequestQueue
-from seams import End
+from records import End
 from serving.config import Config
 from tests.api import conftest
 from tests.api.openai.openai_calls import PATHS, ask, is_error

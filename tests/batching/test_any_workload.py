@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.inference import Inference, TooLongError
+from requested import Constraint, ServiceClass
 from scheduling.registry import IN_ORDER as ADMIT_IN_ORDER
-from seams import Constraint, ServiceClass
 from tests.batching.virtual import (
     DYNAMIC_MODES,
     MODES,

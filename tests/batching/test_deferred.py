@@ -12,12 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
+from requested import ServiceClass
 from scheduling.classes.budget import FLOOR_ITERATIONS, Budget
 from scheduling.classes.simple import Exclusive, NoneWaiting, Priority
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
-from seams import Plan, Policy, Served, ServiceClass, View
+from seams import Plan, Policy, Served, View
 from telemetry.stats import Recorders
 from tests.batching.test_any_workload import Client, moments, play, workloads
 from tests.batching.virtual import (

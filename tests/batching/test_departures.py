@@ -11,8 +11,9 @@ from batching import BatchingManager
 from engine.blocks import Ledger
 from engine.failures import REGROW_S
 from engine.inference import DrainingError, Inference, OverloadedError
+from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import Plan, Request, Sampling, View
+from seams import Plan, Request, View
 from tests.batching.virtual import MODES, Books, Mode, World, check_closed, every, every_mode
 from tests.hash_model import HashModel
 

@@ -13,8 +13,9 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.speculation import FREE_ROWS
 from generate import dynamic
+from records import IterationRecord, Row
+from requested import Constraint, Sampling
 from scheduling.policies.orca import Orca
-from seams import Constraint, IterationRecord, Row, Sampling
 from tests.batching.test_any_workload import Client, moments, play, workloads
 from tests.batching.test_late_results import LATE
 from tests.batching.virtual import (

@@ -15,20 +15,12 @@ import pytest
 from batching import LOOPS, BatchingManager
 from engine.inference import Inference, RefusedError
 from generate.modes import make_ledger
+from records import IterationRecord, RequestRecord
+from requested import Sampling
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import (
-    Advance,
-    IterationRecord,
-    Plan,
-    Policy,
-    Request,
-    RequestRecord,
-    Sampling,
-    Step,
-    View,
-)
+from seams import Advance, Plan, Policy, Request, Step, View
 from tests.batching.virtual import MODES, Books, Mode, check_ended, drive, every_mode
 from tests.hash_model import HashModel, reference
 

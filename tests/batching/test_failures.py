@@ -11,8 +11,9 @@ from batching import BatchingManager, EngineFailedError, dynamic_batching_loop
 from engine.blocks import Ledger
 from engine.failures import FAILURES_IN_A_ROW
 from engine.inference import DrainingError, Inference
+from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import Plan, Sampling, View
+from seams import Plan, View
 from tests.batching.virtual import Books
 from tests.hash_model import HashModel
 

@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
+from engine.bookkeeping import planned_record
 from engine.inference import Inference
-from engine.records import Arrived, Ended, History, planned_record
-from seams import IterationRecord, Row, Sampling
+from records import Arrived, Ended, History, IterationRecord, Row
+from requested import Sampling
 from telemetry.stats import Stats
 from tests.batching.test_any_workload import LIMITS, TICK_S, WORKLOADS, Client, play
 from tests.batching.virtual import (

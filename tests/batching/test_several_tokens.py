@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.inference import Inference
-from seams import Constraint, IterationRecord, Sampling
+from records import IterationRecord
+from requested import Constraint, Sampling
 from tests.batching.test_any_workload import Client, play, workloads
 from tests.batching.test_late_results import LATE
 from tests.batching.virtual import (

@@ -12,10 +12,11 @@ import pytest
 
 from engine.blocks import Ledger
 from engine.inference import Inference
+from requested import Sampling
 from scheduling.contract import PolicyError, check_plan, check_retired
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
-from seams import Advance, Plan, Policy, Request, Sampling, Served, View
+from seams import Advance, Plan, Policy, Request, Served, View
 from tests.batching.virtual import MODES, World, check_closed
 
 

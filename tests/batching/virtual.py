@@ -24,6 +24,8 @@ from engine.speculation import Speculation
 from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
+from records import IterationRecord, Recorder, RequestRecord
+from requested import Constraint, Sampling, ServiceClass
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
@@ -31,21 +33,7 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
 from scheduling.registry import JOINING, PAUSING, make_policy
-from seams import (
-    Constraint,
-    IterationRecord,
-    Observer,
-    Outcome,
-    Plan,
-    Policy,
-    Recorder,
-    Request,
-    RequestRecord,
-    Sampling,
-    Served,
-    ServiceClass,
-    View,
-)
+from seams import Observer, Outcome, Plan, Policy, Request, Served, View
 from serving.config import Config
 from telemetry.stats import Recorders
 from tests.hash_model import HashModel, reference, virtual_duration_s

@@ -13,11 +13,12 @@ import pytest
 from benchmarks.deferred.bench import Bench, Sizes
 from benchmarks.deferred.points import Cell, Measured, Point, Step, points, ratios
 from benchmarks.deferred.sides import ALONE, BACKLOG, arrivals, policies
+from records import RequestRecord
 from scheduling.classes.simple import Wrapper
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
-from seams import Opening, Outcome, Pending, Plan, RequestRecord, View
+from seams import Opening, Outcome, Pending, Plan, View
 from seams import Step as ModelStep
 from tests.hash_model import VOCAB_SIZE
 

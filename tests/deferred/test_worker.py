@@ -17,7 +17,7 @@ from deferred.store import JobStore
 from deferred.store.transitions import CANCELLING_S
 from deferred.worker import MOST_LOST, MOST_TRIES, Answer, NotNowError, Worker
 from engine.inference import Inference
-from seams import Sampling
+from requested import Sampling
 from tests.deferred.jobs import MODEL, OWNER, new_items, started, unrun
 
 PATIENCE_S = 60.0

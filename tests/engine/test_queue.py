@@ -9,7 +9,7 @@ import pytest
 
 from engine.inference import Inference
 from engine.queue import RequestQueue
-from seams import Sampling
+from requested import Sampling
 from tests.batching.virtual import DYNAMIC_MODES, World, check_closed
 
 PATIENCE_S = 20.0  # only a failing test waits so long

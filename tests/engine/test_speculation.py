@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import Ledger
+from engine.bookkeeping import planned_record
 from engine.inference import Inference
-from engine.records import planned_record
 from engine.speculation import FREE_ROWS, MOST_PLANNED, Speculation
+from records import IterationRecord
+from requested import Constraint, Sampling
 from scheduling.prediction.predictor import Load
 from scheduling.prediction.step_time import Work
-from seams import Advance, Constraint, Drafts, IterationRecord, Sampling
+from seams import Advance, Drafts
 from tests.examples import examples
 
 NO_LOAD = Load()

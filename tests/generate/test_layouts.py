@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from generate import dynamic, nobatch, static
 from generate.modes import LayOut
-from seams import Sampling
+from requested import Sampling
 from tests.bare import Bare, Open
 from tests.hash_model import HashModel, reference, virtual_duration_s
 

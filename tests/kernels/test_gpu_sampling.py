@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 import kernels.gpu.sampling
+from requested import Sampling
 from runtime.sampling.drawing import _mix as mix
 from runtime.sampling.drawing import keys, perturbed
 from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, asked_of, history_of
-from seams import Opening, Sampling
+from seams import Opening
 from tests.kernels.launches import launched
 from tests.runtime.sampling.test_sampler import CPU, Operators, row, samplings, some_logits
 

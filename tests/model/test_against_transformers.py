@@ -12,7 +12,8 @@ from transformers import GPT2LMHeadModel
 
 from generate import dynamic, nobatch, static
 from generate.modes import LayOut
-from seams import Opening, Sampling, TokenLogprobs
+from requested import Sampling, TokenLogprobs
+from seams import Opening
 from tests.bare import GREEDY, Bare, Open
 from tests.model.peer import VOCAB, LogitsTap, load, peer_logits, without_kernel
 

@@ -18,6 +18,7 @@ from generate.modes import MODES, ModeName, make_ledger
 from kernels import cache_folder
 from model import LoadOptions, load_model
 from models.names import EMBEDDED
+from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import Grammars
@@ -25,7 +26,7 @@ from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
-from seams import Constraint, Policy, Sampling
+from seams import Policy
 from tests.runtime.grammar.schemas import schemas
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer

@@ -11,10 +11,11 @@ import torch
 
 from generate.dynamic import lay_out
 from model import LoadOptions, load_model
+from requested import Sampling
 from runtime.grammar.masks import Masks
 from runtime.iteration import KnownSequence
 from runtime.sampling.sampler import Known, Sampler
-from seams import Drafts, Sampling, Step
+from seams import Drafts, Step
 from tests.bare import Bare
 
 PROMPTS = [[7, 8, 9, 10, 11] * 5, list(range(50, 90)), [3]]

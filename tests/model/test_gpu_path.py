@@ -15,12 +15,13 @@ from engine.iteration import Wait
 from generate.modes import MODES, ModeName, make_ledger
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
+from requested import Constraint, Sampling
 from runtime.executor import Executor
 from runtime.grammar.grammars import Grammars
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
-from seams import Constraint, Policy, Sampling
+from seams import Policy
 from tests.bare import Bare
 from text.tokenizer import Tokenizer
 

@@ -26,13 +26,14 @@ from engine.iteration import Iteration
 from generate.modes import MODES, ModeName, make_ledger
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
+from requested import Sampling
 from runtime.executor import Executor
 from runtime.iteration import Launched
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
-from seams import Opening, Outcome, Policy, Sampling, Step
+from seams import Opening, Outcome, Policy, Step
 
 VOCAB, BLOCKS = 97, 24
 CONFIG = GPTConfig(vocab_size=VOCAB, context=64, n_layer=1, n_head=2, n_embd=16)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from model import LoadOptions, UnsupportedDtypeError, load_model
+from requested import Sampling
 from runtime.executor import Executor
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 from tests.runtime.gpu.pretend import pretend_gpus
 from text.vocabulary import load_tokenizer
 

@@ -15,11 +15,12 @@ from engine.inference import Inference
 from engine.iteration import Wait
 from generate import dynamic
 from model import LoadOptions, load_model
+from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.tgi import TGI
-from seams import Policy, Sampling
+from seams import Policy
 from tests.model.test_same_tokens import is_near_tie, requests
 
 POLICIES = [Orca, lambda: StallFree(token_budget=24), lambda: TGI(max_batch_prefill_tokens=64)]

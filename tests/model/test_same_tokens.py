@@ -22,12 +22,13 @@ from engine.iteration import Wait
 from generate import dynamic
 from generate.modes import MODES, ModeName, make_ledger
 from model import LoadOptions, load_model
+from requested import Sampling
 from runtime.sampling.drawing import perturbed
 from runtime.sampling.sampler import Known, Sampler, asked_of, history_of
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
-from seams import Outcome, Policy, Sampling
+from seams import Outcome, Policy
 from tests.bare import Bare
 
 NEAR_TIE = 1e-4

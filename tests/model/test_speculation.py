@@ -18,9 +18,9 @@ from engine.iteration import Wait
 from engine.speculation import Speculation
 from generate.dynamic import lay_out
 from model import LoadOptions, SpeculationError, load_model
+from requested import Sampling
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
-from seams import Sampling
 from tests.examples import examples
 from tests.model.test_same_tokens import is_near_tie
 from tests.runtime.gpu.pretend import pretend_gpus

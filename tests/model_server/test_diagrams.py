@@ -13,8 +13,8 @@ from batching import BatchingManager
 from engine.inference import Inference
 from generate import dynamic
 from generate.modes import make_ledger
+from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import Sampling
 from tests.batching.virtual import Books
 from tests.hash_model import HashModel
 from tests.model_server.served import Served, connected, served, unix

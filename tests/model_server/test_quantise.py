@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from model import LoadOptions, load_model
 from model_server.__main__ import main
 from model_server.quantise import quantise
+from requested import Sampling
 from runtime.executor import Executor
-from seams import Sampling
 from serving.config import Config
 from tests.model_server.served import connected, unix
 from tests.model_server.test_shards import generate

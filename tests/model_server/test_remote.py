@@ -24,7 +24,8 @@ from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
-from seams import DeviceMemoryError, ModelLostError, Opening, Sampling, Step
+from requested import Sampling
+from seams import DeviceMemoryError, ModelLostError, Opening, Step
 from tests.batching.virtual import MODES, Books, Mode, drive
 from tests.hash_model import HashModel, reference, reference_logprob
 from tests.model_server.served import connected, served, stub, unix

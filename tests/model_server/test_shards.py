@@ -16,8 +16,9 @@ import pytest
 from generate.modes import MODES
 from model import LoadOptions, load_model
 from model_server.remote.model import RemoteModel
+from requested import Constraint, Sampling, TokenLogprobs
 from runtime.grammar.grammars import Grammars
-from seams import Constraint, Model, Opening, Sampling, Step, TokenLogprobs
+from seams import Model, Opening, Step
 from tests.bare import Bare
 from tests.model_server.served import connected, unix
 from tests.server.process import ROOT, environment, eventually

@@ -9,6 +9,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
+import requested
 import seams
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
@@ -18,10 +19,10 @@ ids = st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**20)
 numbers = st.floats(allow_nan=False)
 scores = st.builds(
-    seams.TokenLogprobs, ids, numbers, st.lists(st.tuples(ids, numbers), max_size=3).map(tuple)
+    requested.TokenLogprobs, ids, numbers, st.lists(st.tuples(ids, numbers), max_size=3).map(tuple)
 )
 samplings = st.builds(
-    seams.Sampling,
+    requested.Sampling,
     seed=st.integers(0, 2**64 - 1),
     temperature=numbers,
     top_k=st.none() | counts,
@@ -37,7 +38,9 @@ samplings = st.builds(
     logprobs=st.none() | counts,
     prompt_logprobs=st.none() | counts,
     constraint=st.none()
-    | st.builds(seams.Constraint, st.sampled_from(get_args(seams.ConstraintKind)), st.text()),
+    | st.builds(
+        requested.Constraint, st.sampled_from(get_args(requested.ConstraintKind)), st.text()
+    ),
 )
 openings = st.builds(
     seams.Opening, st.integers(0, 2**40), st.lists(ids, max_size=8), counts, samplings, counts
@@ -71,7 +74,7 @@ def test_an_opening_arrives_as_it_was_sent(opening: seams.Opening) -> None:
 
 
 def test_the_strategy_above_varies_every_field_of_sampling() -> None:
-    fields = {field.name for field in dataclasses.fields(seams.Sampling)}
+    fields = {field.name for field in dataclasses.fields(requested.Sampling)}
     sent = {field.name for field in wire.Sampling.DESCRIPTOR.fields}
     assert fields - sent == {"logit_bias"}
     assert sent - fields == {"bias_tokens", "biases"}

@@ -16,10 +16,11 @@ from torch import nn
 import runtime.executor
 from model import LoadOptions, load_model
 from models.gpt2 import Block, causal_attention
+from requested import Sampling
 from runtime.attention import Span, attention_kernel
 from runtime.cache import BlockTable
 from runtime.executor import passes
-from seams import Opening, Outcome, Sampling, Step
+from seams import Opening, Outcome, Step
 
 PROMPTS = (5, 9, 16, 1, 12)
 

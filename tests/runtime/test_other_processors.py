@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
+from requested import Sampling
 from runtime.attention import RaggedAttention
 from runtime.cache import KVShape
-from seams import Sampling
 from tests.runtime.sampling.test_sampler import row, sample, samplings, some_logits, twin
 from tests.runtime.test_attention import CPU, check, defined, iteration
 

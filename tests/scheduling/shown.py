@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine.blocks import Ledger
 from generate.rectangle import RectangleLedger
-from seams import Observer, Plan, Policy, Request, Served, ServiceClass, View
+from requested import ServiceClass
+from seams import Observer, Plan, Policy, Request, Served, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from requested import ServiceClass
 from scheduling.growth import with_growth
-from seams import Advance, Plan, Request, ServiceClass
+from seams import Advance, Plan, Request
 from tests.scheduling.shown import Shown, queues, view
 
 RESIDENTS = st.lists(

@@ -11,9 +11,10 @@ from typing import Any, overload
 import pytest
 
 from engine.inference import Inference
+from requested import Sampling
 from scheduling.policies.orders.vtc import VTC
 from scheduling.registry import JOINING, PAUSING, make_policy
-from seams import Memory, Request, Sampling, Served
+from seams import Memory, Request, Served
 from serving.config import Config
 from tests.scheduling.shown import view
 

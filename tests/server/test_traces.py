@@ -20,7 +20,8 @@ from api.http.hooks.traces import duration
 from model_server.serving.service import ServedModel
 from model_server.serving.traced import TracedModel
 from model_server.wire import messages
-from seams import Opening, Sampling, Step
+from requested import Sampling
+from seams import Opening, Step
 from telemetry.tracing import start_tracing
 from tests.hash_model import HashModel
 from tests.router.conftest import RouterProcess

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seams import IterationRecord, RequestRecord
+from records import IterationRecord, RequestRecord
 from telemetry.durations import tpot_s
 from telemetry.machine import describe_machine
 from telemetry.stats import ITERATIONS_KEPT, REQUESTS_KEPT, Stats

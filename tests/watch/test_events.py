@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from engine.records import History
+from records import History
 from tests.server.hash_app import ENDLESS, STEP_S
 from tests.server.process import PATIENCE_S, Server, eventually, serving
 from tests.watch.test_frames import HELLO, iterated

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-from engine.records import DECODE, Arrived, Ended, Event
-from seams import KINDS, IterationRecord, RequestRecord, Row, Rows
+from records import DECODE, KINDS, Arrived, Ended, Event, IterationRecord, RequestRecord, Row, Rows
 from telemetry.recording import as_json
 from watch import film, trace
 from watch.frames import Hello, event_of, make_frame

@@ -10,7 +10,7 @@ from app import create_app
 from batching import BatchingManager, EngineFailedError, dynamic_batching_loop
 from engine.blocks import Ledger
 from engine.inference import Inference
-from seams import Sampling
+from requested import Sampling
 from serving.config import Config
 from tests.hash_model import HashModel
 from tests.server.hash_app import byte_tokenizer, load

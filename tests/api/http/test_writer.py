@@ -15,7 +15,7 @@ import pytest
 
 from api.http.writer import COMMENT, Writer
 from engine.inference import Inference
-from seams import Sampling
+from requested import Sampling
 
 PATIENCE_S = 30.0
 MORE_THAN_A_SOCKET_HOLDS = b"x" * 4_000_000

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from requested import Sampling
 from runtime.drafting.verification import accepted, places
-from seams import Opening, Sampling
+from seams import Opening
 
 tokens = st.lists(st.integers(0, 2), max_size=6)
 

@@ -8,7 +8,8 @@ from triton.runtime.interpreter import GridExecutor
 
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
-from seams import Opening, Sampling, Step
+from requested import Sampling
+from seams import Opening, Step
 
 CONTEXT = 300  # more than one program reads of a row
 

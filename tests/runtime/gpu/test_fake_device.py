@@ -11,8 +11,9 @@ import torch
 
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPTConfig
+from requested import Sampling
 from runtime.executor import Executor
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 from tests.runtime.gpu.fake import GPU, Operators, Traffic, fake_gpu, fake_network
 
 CONFIG = GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32)

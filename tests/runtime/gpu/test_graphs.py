@@ -15,12 +15,13 @@ from torch import Tensor
 
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
+from requested import Sampling
 from runtime.executor import Executor
 from runtime.gpu.buckets import Bucket, Buckets
 from runtime.gpu.graphs import Graphs
 from runtime.gpu.paged import Packed
 from runtime.transfer import stage
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 
 CONFIG = GPTConfig(vocab_size=97, context=512, n_layer=1, n_head=2, n_embd=32)
 

@@ -10,8 +10,9 @@ from triton.runtime.interpreter import GridExecutor
 import runtime.sampling.sampler
 from model import DynamicBatchingServerModel
 from models.gpt2 import GPT, GPTConfig
+from requested import Sampling
 from runtime.executor import Executor
-from seams import Opening, Sampling, Step
+from seams import Opening, Step
 from tests.runtime.gpu.fake import Operators
 
 PER_LAYER, MERGE = 8, 1

@@ -14,12 +14,12 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from models.names import EMBEDDED
+from requested import Constraint
 from runtime.grammar import grammars as module
 from runtime.grammar import matching as matching_module
 from runtime.grammar.constraints import of_choice, of_grammar, of_schema
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
 from runtime.grammar.matching import Matching
-from seams import Constraint
 from tests.runtime.grammar.schemas import Schema, schemas
 from tests.runtime.grammar.walks import allowed, shortest, text_of, walk
 from tests.text.llama import BYTE_LEVEL, SENTENCEPIECE

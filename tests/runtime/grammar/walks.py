@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from requested import Constraint
 from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import Matching
-from seams import Constraint
 from text.tokenizer import Tokenizer
 
 Choose = Callable[[Sequence[int]], int]

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import sampling_library
+from requested import Sampling
 from runtime.grammar.masks import Masks
 from runtime.sampling.drawing import draw
 from runtime.sampling.sampler import Sampler, allowed_of, asked_of, history_of
-from seams import Opening, Sampling
+from seams import Opening
 from tests.runtime.sampling.test_sampler import CPU, samplings, some_logits
 
 needs_kernel = pytest.mark.skipif(sampling_library() is None, reason="no compiler")

@@ -21,9 +21,10 @@ from transformers import (
 
 from api.limits import mass
 from kernels import sampling_library
+from requested import Sampling
 from runtime.sampling.drawing import Asked, draw, gumbel, keys, perturbed, shaped, truncated
 from runtime.sampling.sampler import Known, Sampler, asked_of, history_of, wants_of
-from seams import Opening, Sampling
+from seams import Opening
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from records import IterationRecord, RequestRecord
 from scheduling.prediction.predictor import (
     KEPT,
     MOST_PLANNING_S,
@@ -18,7 +19,7 @@ from scheduling.prediction.predictor import (
     Predictor,
 )
 from scheduling.prediction.step_time import FEATURES, SEEN_OFTEN, Work, features, fit, nnls
-from seams import Advance, IterationRecord, RequestRecord
+from seams import Advance
 from tests.scheduling.shown import Shown
 
 REQUEST = RequestRecord(0.0, 1.0, 2.0, 4.0, 4.0, 4, 3, 3, 0, "immediate", "length")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from requested import Constraint
 from runtime.grammar.grammars import Grammars
-from seams import Constraint
 from text.tokenizer import Detokenizer, Tokenizer
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
 from text.tools.grammar import grammar_of_calls, of_regex, of_schema

@@ -1,97 +1,25 @@
-"""The records of iterations and requests, and the history, which keeps the newest of them.
-
-The history is always on: it takes some tenths of a microsecond and 25 bytes per row.
-"""
+"""Makes the records of requests and iterations from their state."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from engine.inference import Inference
-from seams import (
-    KINDS,
-    Drafts,
+from records import (
+    CHUNK,
+    DECODE,
+    HELD,
+    PAUSED,
+    PREFILL,
+    Arrived,
     End,
     IterationRecord,
-    Memory,
-    Outcome,
     RequestRecord,
     Rows,
-    ServiceClass,
-    Step,
 )
-
-HISTORY_RECORDS = 2**13  # kept at most,
-HISTORY_ROWS = 2**19  # and fewer if batches are large, so that it takes about 13 MB
-
-PREFILL, CHUNK, DECODE, HELD, PAUSED = range(len(KINDS))
-PHASES = ("prefill", "decode")
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """The loop accepted a request."""
-
-    request: int
-    at_s: float
-    prompt_tokens: int
-    max_tokens: int
-    service_class: ServiceClass
-    request_id: str | None = None  # its client's; several sequences may share it
-    # as in seams.Request; of a user, the end user where there is one
-    user: int = 0
-    program: int | None = None
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A request ended, admitted or not."""
-
-    request: int
-    record: RequestRecord
-
-
-Event = Arrived | IterationRecord | Ended
-
-
-class Newest(NamedTuple):
-    """Events that a reader of the history has not read. `next`: the number to read from then."""
-
-    events: Sequence[Event]
-    next: int
-    missed: int  # events that were overwritten before it read them
-
-
-class History:
-    """The newest events, numbered from 0. One thread adds, any thread may read, and neither waits:
-    a reader copies, and drops what was overwritten meanwhile."""
-
-    def __init__(self, max_resident: int) -> None:
-        self.most = max(2, min(HISTORY_RECORDS, HISTORY_ROWS // max_resident))
-        self._events: list[Event | None] = [None] * self.most
-        self._next = 0
-
-    def add(self, event: Event) -> None:
-        self._events[self._next % self.most] = event
-        self._next += 1  # after the event is stored
-
-    def since(self, number: int) -> Newest:
-        """The events from `number` on that are still kept."""
-        end = self._next
-        first = max(number, self._oldest)
-        copied = [self._events[i % self.most] for i in range(first, end)]
-        late = max(0, self._oldest - first)
-        events = [event for event in copied[late:] if event is not None]
-        return Newest(events, max(number, end), max(0, min(first + late, end) - number))
-
-    @property
-    def _oldest(self) -> int:
-        """The oldest event that is not being overwritten."""
-        return max(0, self._next + 1 - self.most)
+from seams import Drafts, Memory, Outcome, Step
 
 
 def arrived(inference: Inference) -> Arrived:
@@ -212,12 +140,6 @@ def _add_drafts(
         accepted=tuple(accepted),
         rejected=tuple(rejected),
     )
-
-
-def phase_of(record: IterationRecord) -> str:
-    """Of PHASES: `decode` if none of the rows is in prefill or computes a part of it."""
-    kinds = record.rows.kinds
-    return "prefill" if PREFILL in kinds or CHUNK in kinds else "decode"
 
 
 def request_record(inference: Inference, end: End, end_s: float) -> RequestRecord:
