@@ -25,11 +25,11 @@ from client.analysis.objectives import Objectives, parse_objectives
 from client.analysis.search import SearchError, bracket, evidence
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
+from client.load.http.target import parse_target
 from client.load.live import live_view, say
 from client.load.servers.processes import Server, ServerError, end_as_ctrl_c
 from client.load.servers.stats import settled_stats, stats
-from client.load.system import MODES, System, server_command
-from client.load.target import parse_target
+from client.load.servers.system import MODES, System, server_command
 from client.load.workers import Crew
 from client.options.rules import check, require_rate
 from client.options.shape import add_shape_options, recipe_from

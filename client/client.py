@@ -26,7 +26,8 @@ from client.analysis.gates import FAILED, judge
 from client.analysis.metrics import WarmUp, measure
 from client.analysis.objectives import Objectives, parse_objectives
 from client.load.deferred import JobRun, split
-from client.load.dialects import Native
+from client.load.http.dialects import Native
+from client.load.http.target import Target, authorization, parse_target
 from client.load.live import clock_in, live_view, say
 from client.load.machine import commit, machine, versions
 from client.load.play import SILENCE_S
@@ -34,7 +35,6 @@ from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S, adapted
 from client.load.servers.processes import ServerError, cause, end_as_ctrl_c, unreachable
 from client.load.servers.stats import handled, settled_stats
-from client.load.target import Target, authorization, parse_target
 from client.load.vocabulary import served_words
 from client.load.workers import Crew, WorkerError
 from client.options.client import makes_words, parser, workload_of

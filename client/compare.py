@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from client.analysis.comparison.results import Loss, Played
+from client.analysis.comparison.summary import final
 from client.analysis.gates import FAILED
-from client.analysis.results import Loss, Played
-from client.analysis.summary import final
 from client.comparison import distributions
 from client.comparison.fleet import Fleet
 from client.comparison.manifest import described_servers, manifest_of, plan_figures, utc

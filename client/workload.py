@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from client.load.target import parse_target
+from client.load.http.target import parse_target
 from client.load.vocabulary import served_words
 from client.options.rules import check
 from client.options.shape import add_shape_options, completed, recipe_from
@@ -116,7 +116,7 @@ def _describe(workload: Workload, args: argparse.Namespace) -> int:
             f"{output.min():.0f}..{output.max():.0f}"
         )
     if args.plot is not None:
-        from client.report.shape_plot import draw_shape  # matplotlib takes a second to import
+        from client.report.pictures.shape import draw_shape  # matplotlib takes a second to import
 
         draw_shape(times, workload.duration_s, args.plot, str(workload.generator.get("arrivals")))
     return 0

@@ -21,7 +21,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from api.document.paths import OPERATIONS
-from client.load.target import parse_target
+from client.load.http.target import parse_target
 from client.options import client as client_options
 from client.options import compare as compare_options
 from client.options.rules import check

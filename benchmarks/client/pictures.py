@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.picture import command, plt
-from client.report.shape_plot import STYLE, draw_shape, save
+from client.report.pictures.shape import STYLE, draw_shape, save
 from client.workloads.arrivals import horizon, parse_arrivals
 from client.workloads.burstiness import describe, idc_curve
 

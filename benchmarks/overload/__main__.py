@@ -23,7 +23,7 @@ from client.analysis.requests import table_of, tokens_between
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.load.servers.stats import settled_stats
-from client.load.system import System, server_command
+from client.load.servers.system import System, server_command
 from client.workloads.recipe import Recipe, make
 
 MODES = ("nobatch", "static", "dynamic")

@@ -21,9 +21,9 @@ from client.claims.figures import (
 )
 from client.claims.play import BASELINE, CONTROL, POLICY, Job, Played
 from client.load.records import Outcome, Run
-from client.report.chart import WIDTH, Axis, Bar, Chart, Line, Mark, draw
-from client.report.page import seconds
-from client.report.pictures import latency_by_tokens
+from client.report.html.chart import WIDTH, Axis, Bar, Chart, Line, Mark, draw
+from client.report.html.page import seconds
+from client.report.pictures.comparison import latency_by_tokens
 
 COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}
 FURTHER, OTHER_USER = "#d1603d", "#e8833a"

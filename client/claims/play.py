@@ -16,7 +16,7 @@ from client.load.live import live_view, say
 from client.load.records import Run
 from client.load.servers.processes import ServerError
 from client.load.servers.stats import described, settled_stats, stats
-from client.load.system import System, server_command
+from client.load.servers.system import System, server_command
 from client.workloads.recipe import Recipe
 from client.workloads.traffic import Flow, Speed, Traffic, closed_loop, open_loop
 from client.workloads.workload_file import Request, Workload, seal

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from client.analysis.bootstrap import pooled_ratio
+from client.analysis.comparison.bootstrap import pooled_ratio
 from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
 from client.claims.verdict import Block, find, trust
 from client.load.records import Run
-from client.report.page import Row, Table, seconds
+from client.report.html.page import Row, Table, seconds
 from client.report.tables import ratio_text
 
 PARTS = ("traffic", "calm")

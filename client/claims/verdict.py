@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.analysis.bootstrap import Effect, pooled_ratio
+from client.analysis.comparison.bootstrap import Effect, pooled_ratio
 from client.analysis.statistics import Floats, Interval
 
 SEEN, NOT_SEEN, TOO_CLOSE = "seen", "not seen", "too close to call"

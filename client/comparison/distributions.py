@@ -23,7 +23,7 @@ from client.load.machine import commit, machine
 from client.load.servers.processes import ServerError
 from client.load.servers.stats import settled_stats
 from client.options.compare import SEEDS, CompareOptions
-from client.report.page import Row, Table, seconds
+from client.report.html.page import Row, Table, seconds
 from client.report.tables import ratio_text
 from client.workloads.recipe import make
 

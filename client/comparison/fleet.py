@@ -14,7 +14,7 @@ from client.load.machine import cores_for, holds
 from client.load.records import Run
 from client.load.servers.probing import FIRST_ANSWER_S, adapted
 from client.load.servers.processes import Server, ServerError, await_health, free_port
-from client.load.system import System
+from client.load.servers.system import System
 from client.load.vocabulary import served_words
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, lengths_are_chosen, make

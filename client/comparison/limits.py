@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from client.analysis.comparison.results import Calibration
 from client.analysis.fairness import fit_isolated
 from client.analysis.requests import table_of, tokens_between
-from client.analysis.results import Calibration
 from client.comparison.fleet import Fleet, must_answer
 from client.load.live import live_view
 from client.load.servers.probing import FIRST_ANSWER_S
 from client.load.servers.processes import ServerError
 from client.load.servers.stats import settled_stats
-from client.load.system import System
+from client.load.servers.system import System
 from client.workloads.recipe import Recipe, make
 
 CALIBRATION_SEED = 1_000_003

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from client.analysis.results import Calibration, Played
+from client.analysis.comparison.results import Calibration, Played
 from client.comparison.schedule import Experiment
 from client.load.machine import commit, machine, versions
 from client.options.compare import CompareOptions

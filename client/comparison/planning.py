@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from client.analysis.results import Calibration, Loss
+from client.analysis.comparison.results import Calibration, Loss
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate, knee
 from client.comparison.schedule import Experiment, schedule, telling_loads
 from client.load.live import clock_in, say
 from client.load.servers.processes import ServerError
-from client.load.system import System
+from client.load.servers.system import System
 from client.options.compare import BUDGETS_S, SEEDS, CompareOptions
 
 _REPORT_S = 12.0

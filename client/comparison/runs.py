@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import quote
 
+from client.analysis.comparison.results import Job, Loss, Played
 from client.analysis.gates import FAILED, INVALID_CLIENT, judge
 from client.analysis.metrics import measure
-from client.analysis.results import Job, Loss, Played
 from client.comparison.fleet import Fleet
 from client.comparison.schedule import Experiment, schedule
 from client.load.live import live_view, say

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 
-from client.analysis.results import Job
-from client.load.system import System
+from client.analysis.comparison.results import Job
+from client.load.servers.system import System
 from client.workloads.recipe import Recipe
 
 BEYOND = 1.25  # times its limit, at which a system certainly cannot keep up

@@ -15,8 +15,8 @@ from typing import Any
 
 import requests
 
-from client.load.dialects import OpenAI, Tgi
-from client.load.target import Target, authorization
+from client.load.http.dialects import OpenAI, Tgi
+from client.load.http.target import Target, authorization
 from client.workloads.spec import SpecError
 from client.workloads.workload_file import Request, Workload, seal
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import numpy as np
 from tqdm import tqdm
 
-from client.load.exchange import Progress
+from client.load.http.exchange import Progress
 from client.load.play import Watcher
 
 

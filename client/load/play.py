@@ -19,11 +19,11 @@ from typing import Any
 
 import aiohttp
 
-from client.load.dialects import AnswerError
-from client.load.exchange import Context, Exchange, Progress
+from client.load.http.dialects import AnswerError
+from client.load.http.exchange import Context, Exchange, Progress
+from client.load.http.target import Target, authorization
 from client.load.machine import first_in_line
 from client.load.records import Outcome, Run
-from client.load.target import Target, authorization
 from client.workloads.workload_file import Request, Workload
 
 _SAMPLE_S = 0.02

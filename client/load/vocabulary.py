@@ -6,8 +6,8 @@ from typing import Any
 
 import requests
 
+from client.load.http.target import Target, authorization
 from client.load.live import say
-from client.load.target import Target, authorization
 from client.workloads.words import Words, embedded_words
 
 _ANSWER_S = 30.0

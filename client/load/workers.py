@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Self
 
-from client.load.exchange import Progress
+from client.load.http.exchange import Progress
+from client.load.http.target import Target
 from client.load.play import SILENCE_S, Watcher, play
 from client.load.records import Outcome, Run
-from client.load.target import Target
 from client.workloads.workload_file import Workload
 
 _TOLD_S = 0.25  # between two messages of a process about its progress

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 from client.analysis.objectives import Objectives, parse_objectives
+from client.load.http.target import parse_target
 from client.load.machine import ROOT
-from client.load.system import COMPARED, MODES, NO_WAIT, System, server_command
-from client.load.target import parse_target
+from client.load.servers.system import COMPARED, MODES, NO_WAIT, System, server_command
 from client.options.rules import check, require_rate
 from client.options.shape import add_shape_options, recipe_from
 from client.workloads.recipe import Recipe, make

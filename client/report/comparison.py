@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from client.analysis.comparison.headline import headline
+from client.analysis.comparison.length_variance import Prediction, length_variance_gain
+from client.analysis.comparison.results import Calibration, Headline, Job, Loss, Played, Result
+from client.analysis.comparison.summary import Point, measured_together, points
 from client.analysis.fairness import Isolated
-from client.analysis.headline import headline
-from client.analysis.length_variance import Prediction, length_variance_gain
 from client.analysis.objectives import Objectives
-from client.analysis.results import Calibration, Headline, Job, Loss, Played, Result
-from client.analysis.summary import Point, measured_together, points
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import write_requests
 from client.load.rows import as_json, from_json
-from client.report.gantt import Rows, middle, pictured
+from client.report.pictures.gantt import Rows, middle, pictured
 from client.report.rows import as_row, write_summary
 from client.workloads.workload_file import read_workload
 

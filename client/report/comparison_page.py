@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from client.analysis.comparison.length_variance import Prediction
+from client.analysis.comparison.results import Calibration, Result
+from client.analysis.comparison.summary import final, names_of
 from client.analysis.figures import E2E, TTFT
 from client.analysis.gates import ADVICE, FAILED, INVALID_CLIENT
-from client.analysis.length_variance import Prediction
 from client.analysis.metrics import FRONT
-from client.analysis.results import Calibration, Result
-from client.analysis.summary import final, names_of
 from client.load.servers.stats import described
-from client.report import pictures
-from client.report.chart import Chart
 from client.report.comparison import Comparison
-from client.report.gantt import gantt
-from client.report.page import Fold, Lead, Row, Section, Selector, Table, write_page
+from client.report.html.chart import Chart
+from client.report.html.page import Fold, Lead, Row, Section, Selector, Table, write_page
+from client.report.pictures import comparison as pictures
+from client.report.pictures.gantt import gantt
 from client.report.server import server_table
 from client.report.tables import (
     VOID,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from client.analysis.comparison.results import Calibration
 from client.analysis.gates import VALID
 from client.analysis.objectives import Objectives
-from client.analysis.results import Calibration
 from client.analysis.search import SeedBracket, over_seeds
 from client.load.machine import commit, machine, versions
 from client.load.servers.stats import described
-from client.load.system import System
-from client.report.page import Row, Table
+from client.load.servers.system import System
+from client.report.html.page import Row, Table
 from client.report.words import objectives_text
 from client.workloads.recipe import Recipe
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from client.analysis.comparison.scalars import SCALARS
+from client.analysis.comparison.summary import Point
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT
-from client.analysis.scalars import SCALARS
 from client.analysis.statistics import PERCENTILES
-from client.analysis.summary import Point
 
 
 def as_row(point: Point, notes: Sequence[str] = ()) -> dict[str, Any]:

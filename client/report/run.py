@@ -19,9 +19,9 @@ from client.load.deferred import Job
 from client.load.raw import RawError, read_raw, write_raw
 from client.load.records import Run, write_deliveries, write_requests
 from client.load.servers.stats import described, note_of
-from client.report.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
-from client.report.pictures import latency_by_tokens
-from client.report.run_pictures import END_COLOUR, arrivals_and_load, latencies
+from client.report.html.page import Fold, Lead, Row, Section, Selector, Table, seconds, write_page
+from client.report.pictures.comparison import latency_by_tokens
+from client.report.pictures.run import END_COLOUR, arrivals_and_load, latencies
 from client.report.server import server_table
 from client.report.tables import VOID, bounded
 from client.report.words import number, objectives_text, rate

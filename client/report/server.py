@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from client.report.page import Row, Table, seconds
+from client.report.html.page import Row, Table, seconds
 
 Stats = Mapping[str, Any]
 

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from client.analysis.comparison.results import Headline, Loss, Pair
+from client.analysis.comparison.summary import TAIL, Point
 from client.analysis.figures import E2E, PAIRED, THROUGHPUT, TPOT, TTFT, Figure
 from client.analysis.gates import FAILED
-from client.analysis.results import Headline, Loss, Pair
 from client.analysis.statistics import Interval
-from client.analysis.summary import TAIL, Point
-from client.report.page import Row, Table, seconds
-from client.report.pictures import tail_of
+from client.report.html.page import Row, Table, seconds
+from client.report.pictures.comparison import tail_of
 from client.report.words import number
 
 VOID = "*"  # marks a void figure

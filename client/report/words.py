@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from client.analysis.comparison.results import Bracket, Headline
+from client.analysis.comparison.summary import TAIL, Point, names_of
 from client.analysis.gates import VALID
 from client.analysis.objectives import Objectives
-from client.analysis.results import Bracket, Headline
 from client.analysis.statistics import Interval
-from client.analysis.summary import TAIL, Point, names_of
-from client.load.system import NO_WAIT
-from client.report.page import seconds
+from client.load.servers.system import NO_WAIT
+from client.report.html.page import seconds
 
 _SPOKEN = {
     "nobatch": "one request at a time",

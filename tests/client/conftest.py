@@ -11,9 +11,9 @@ from typing import Protocol
 
 import pytest
 
+from client.load.http.target import Target
 from client.load.servers.processes import started
-from client.load.system import System
-from client.load.target import Target
+from client.load.servers.system import System
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from client.analysis.length_variance import length_variance_gain
+from client.analysis.comparison.length_variance import length_variance_gain
+from client.analysis.comparison.results import Loss, Played
+from client.analysis.comparison.summary import final, measured_together, points
 from client.analysis.objectives import Objectives
-from client.analysis.results import Loss, Played
-from client.analysis.summary import final, measured_together, points
 from client.compare import main
 from client.comparison.fleet import Fleet
 from client.comparison.limits import calibrate
 from client.comparison.runs import carry_out
 from client.comparison.schedule import Experiment
 from client.load.servers.processes import ROOT
-from client.load.system import System, server_command
+from client.load.servers.system import System, server_command
 from client.options.compare import options_from, parser
 from client.report.__main__ import main as report
 from client.report.comparison import judged, write_comparison

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from client.load.servers.processes import ROOT
-from client.load.system import COMPARED
+from client.load.servers.system import COMPARED
 from tests.server.process import environment, eventually
 
 REQUESTS = 6

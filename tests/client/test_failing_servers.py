@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 
 from client import capacity, client, compare
-from client.analysis import results as results_of
+from client.analysis.comparison import results as results_of
+from client.analysis.comparison.results import Loss
+from client.analysis.comparison.summary import measured_together
 from client.analysis.objectives import Objectives
-from client.analysis.results import Loss
-from client.analysis.summary import measured_together
 from client.comparison.fleet import Fleet
 from client.comparison.limits import knee
 from client.comparison.runs import carry_out
+from client.load.http.target import parse_target
 from client.load.servers.processes import Server, started
-from client.load.system import System
-from client.load.target import parse_target
+from client.load.servers.system import System
 from client.load.workers import Crew
 from client.report.findings import Findings
 from client.workloads.recipe import Recipe

@@ -16,10 +16,10 @@ import pytest
 import requests
 
 from client.analysis.metrics import measure
+from client.load.http.target import Target
 from client.load.play import play
 from client.load.servers.probing import adapted
 from client.load.servers.processes import started
-from client.load.target import Target
 from client.load.vocabulary import served_words
 from client.workloads.recipe import Recipe, make
 from tests.model.test_smollm2 import FILE, QUESTIONS

@@ -13,7 +13,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page
 
-from client.load.target import parse_target
+from client.load.http.target import parse_target
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import requests
 
-from client.load.dialects import EXTRAS, OpenAI
+from client.load.http.dialects import EXTRAS, OpenAI
+from client.load.http.target import Target, authorization
 from client.load.servers.processes import ServerError, cause, unreachable
-from client.load.target import Target, authorization
 from client.workloads.workload_file import Request
 
 FIRST_ANSWER_S = 120.0  # a model's first answer may be slow

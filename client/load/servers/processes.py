@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
-from client.load.target import Target, parse_target
+from client.load.http.target import Target, parse_target
 
 ROOT = Path(__file__).resolve().parents[3]
 _STOP_S = 20.0

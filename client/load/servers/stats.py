@@ -8,7 +8,7 @@ from typing import Any
 
 import requests
 
-from client.load.target import Target, authorization
+from client.load.http.target import Target, authorization
 
 
 def stats(target: Target) -> dict[str, Any] | None:

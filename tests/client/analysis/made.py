@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from client.analysis.comparison.results import Job, Result
 from client.analysis.gates import judge
 from client.analysis.metrics import WarmUp, measure
-from client.analysis.results import Job, Result
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Request, seal
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from client.analysis.comparison.headline import headline
+from client.analysis.comparison.results import Calibration, Job, Played
+from client.analysis.comparison.summary import measured_together, points
 from client.analysis.fairness import Isolated
-from client.analysis.headline import headline
 from client.analysis.objectives import Objectives
-from client.analysis.results import Calibration, Job, Played
 from client.analysis.statistics import Interval
-from client.analysis.summary import measured_together, points
 from client.load.records import Outcome, Run
 from client.workloads.workload_file import Workload
 

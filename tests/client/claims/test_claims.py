@@ -18,7 +18,7 @@ from client.claims.record import again, recorded, write
 from client.claims.report import as_text, summary
 from client.claims.verdict import SEEN
 from client.load.raw import RawError
-from client.load.system import System
+from client.load.servers.system import System
 from client.workloads.traffic import Flow, Traffic
 from tests.client.conftest import command
 

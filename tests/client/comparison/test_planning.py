@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from client.analysis.comparison.results import Calibration
 from client.analysis.fairness import Isolated
-from client.analysis.results import Calibration
 from client.comparison.planning import planned, with_window
 from client.comparison.schedule import Experiment, schedule
 from client.options.compare import options_from, parser

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.comparison.schedule import Experiment, schedule, telling_loads
-from client.load.system import System
+from client.load.servers.system import System
 from client.workloads.recipe import Recipe
 
 NAMES = ("nobatch", "static", "dynamic")

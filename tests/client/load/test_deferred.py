@@ -15,7 +15,7 @@ import pytest
 from client.client import main
 from client.load import deferred
 from client.load.deferred import JobRun, job_lines, split
-from client.load.target import parse_target
+from client.load.http.target import parse_target
 from client.workloads.recipe import Recipe, make
 from client.workloads.spec import SpecError
 from tests.server.hash_app import STEP_S

@@ -9,7 +9,7 @@ from typing import Any
 
 from client.load.records import Run
 from client.load.rows import as_json, from_json, spans
-from client.report.gantt import COLOURS, SENT, WAITING, _bars
+from client.report.pictures.gantt import COLOURS, SENT, WAITING, _bars
 from tests.client.analysis.made import outcome, run_of
 
 UNIX_S, CLOCK_S = 1_800_000_000.0, 5_000.0  # of one moment: the start of the run

@@ -12,11 +12,11 @@ import pytest
 
 from client.analysis.gates import VALID, judge
 from client.analysis.metrics import measure
-from client.load.exchange import Progress
+from client.load.http.exchange import Progress
+from client.load.http.target import Target
 from client.load.machine import divided
 from client.load.records import Run
 from client.load.servers.processes import started
-from client.load.target import Target
 from client.load.workers import Crew, WorkerError
 from client.workloads.recipe import Recipe, make
 from tests.client.conftest import command

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair
+from client.analysis.comparison.summary import Point
 from client.analysis.figures import LATENCIES
 from client.analysis.objectives import Objectives
-from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair
 from client.analysis.statistics import Interval
-from client.analysis.summary import Point
-from client.load.system import NO_WAIT
+from client.load.servers.system import NO_WAIT
 from client.report.tables import limit_table
 from client.report.words import rate, sentences
 

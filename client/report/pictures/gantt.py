@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from client.analysis.results import Result
-from client.analysis.summary import Point, final, names_of
+from client.analysis.comparison.results import Result
+from client.analysis.comparison.summary import Point, final, names_of
 from client.load.records import Outcome
 from client.load.rows import Span
-from client.report.chart import Axis, Bar, Chart
-from client.report.page import seconds
+from client.report.html.chart import Axis, Bar, Chart
+from client.report.html.page import seconds
 
 WAITING, PREFILL, DECODE, HELD, CUT = "#d5d5d5", "#e8833a", "#3b75af", "#9fc3e0", "#c0392b"
 SENT = "#ececec"

@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from client.report.chart import Chart, draw
+from client.report.html.chart import Chart, draw
 
 WORDS = ("VALID", "SATURATED", "INVALID-CLIENT", "FAILED")
 

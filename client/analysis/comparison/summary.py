@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from client.analysis.backlog import keeping_up
-from client.analysis.bootstrap import pooled_ratio
+from client.analysis.comparison.bootstrap import pooled_ratio
+from client.analysis.comparison.results import Calibration, Played, Result
+from client.analysis.comparison.scalars import SCALARS
 from client.analysis.fairness import Fairness, fairness
 from client.analysis.figures import LATENCIES, PAIRED, THROUGHPUT, Figure
 from client.analysis.gates import (
@@ -29,8 +31,6 @@ from client.analysis.gates import (
 from client.analysis.metrics import measure, shared_warm_up
 from client.analysis.objectives import Objectives
 from client.analysis.requests import joined
-from client.analysis.results import Calibration, Played, Result
-from client.analysis.scalars import SCALARS
 from client.analysis.statistics import (
     Floats,
     Interval,
@@ -40,7 +40,7 @@ from client.analysis.statistics import (
     rate_interval,
 )
 from client.load.servers.stats import handled
-from client.load.system import COMPARED
+from client.load.servers.system import COMPARED
 
 TAIL = 99  # the percentile that is paired beside medians
 

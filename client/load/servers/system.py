@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.load.http.target import Target
 from client.load.servers.processes import ROOT, Server, launched
-from client.load.target import Target
 
 MODES = ("nobatch", "static", "dynamic")
 NO_WAIT = "static:nowait"  # static batching with --max-wait-ms 0

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.analysis.results import Result
-from client.analysis.scalars import batch_mean
+from client.analysis.comparison.results import Result
+from client.analysis.comparison.scalars import batch_mean
+from client.analysis.comparison.summary import final, is_sound
 from client.analysis.statistics import Interval, expected_max
-from client.analysis.summary import final, is_sound
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from client.report.chart import Axis, Band, Bar, Chart, Line, Mark, Shape, draw
+from client.report.html.chart import Axis, Band, Bar, Chart, Line, Mark, Shape, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 values = st.floats(1e-6, 1e6)

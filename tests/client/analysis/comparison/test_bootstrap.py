@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client.analysis.bootstrap import pooled, pooled_ratio
+from client.analysis.comparison.bootstrap import pooled, pooled_ratio
 from client.analysis.statistics import ranked
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from client.load.dialects import AnswerError, Event, counted
+from client.load.http.dialects import AnswerError, Event, counted
+from client.load.http.target import Target
 from client.load.records import Outcome
-from client.load.target import Target
 from client.workloads.workload_file import Request
 
 _LINE_BYTES = 2**22  # a longer line is not an event

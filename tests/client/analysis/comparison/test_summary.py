@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from client.analysis.comparison.results import Result
+from client.analysis.comparison.summary import final, paired, runs_by_seed
 from client.analysis.figures import THROUGHPUT
-from client.analysis.results import Result
 from client.analysis.statistics import Interval
-from client.analysis.summary import final, paired, runs_by_seed
 from tests.client.analysis.made import outcome, result, run_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from client.load.records import Run
-from client.report.chart import Axis, Bar, Chart, Line, Mark, Shape
-from client.report.page import seconds
+from client.report.html.chart import Axis, Bar, Chart, Line, Mark, Shape
+from client.report.html.page import seconds
 
 FIRST_COLOUR, END_COLOUR, MISSED_COLOUR = "#5e9c51", "#1f77b4", "#c0392b"
 

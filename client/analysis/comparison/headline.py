@@ -14,12 +14,8 @@ from itertools import combinations
 
 import numpy as np
 
-from client.analysis.figures import PAIRED, THROUGHPUT, Figure
-from client.analysis.gates import SATURATED, VALID
-from client.analysis.objectives import Objectives
-from client.analysis.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
-from client.analysis.statistics import Interval, best_ratio
-from client.analysis.summary import (
+from client.analysis.comparison.results import Bracket, Headline, Limit, LimitRatio, Pair, Result
+from client.analysis.comparison.summary import (
     TAIL,
     Point,
     figure_by_seed,
@@ -31,6 +27,10 @@ from client.analysis.summary import (
     verdict_of,
     whole,
 )
+from client.analysis.figures import PAIRED, THROUGHPUT, Figure
+from client.analysis.gates import SATURATED, VALID
+from client.analysis.objectives import Objectives
+from client.analysis.statistics import Interval, best_ratio
 
 
 def headline(

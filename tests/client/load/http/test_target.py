@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from client.analysis.gates import FAILED, VALID, judge
 from client.analysis.metrics import measure
-from client.load.dialects import Native, OpenAI, Tgi, counted
+from client.load.http.dialects import Native, OpenAI, Tgi, counted
+from client.load.http.target import parse_target
 from client.load.play import play
 from client.load.servers.probing import adapted
 from client.load.servers.processes import started
-from client.load.target import parse_target
 from client.load.vocabulary import served_words
 from client.workloads.spec import SpecError
 from client.workloads.words import embedded_words

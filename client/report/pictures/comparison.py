@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from client.analysis.comparison.results import Result
+from client.analysis.comparison.summary import Point, final, names_of
 from client.analysis.figures import Figure
 from client.analysis.gates import SATURATED, VALID
-from client.analysis.results import Result
 from client.analysis.statistics import Floats, least_n
-from client.analysis.summary import Point, final, names_of
 from client.load.records import Outcome
-from client.report.chart import Axis, Band, Chart, Line, Mark, Shape
-from client.report.page import seconds
+from client.report.html.chart import Axis, Band, Chart, Line, Mark, Shape
+from client.report.html.page import seconds
 
 _KNOWN = {"nobatch": "#5b6472", "static": "#d1603d", "dynamic": "#1f77b4"}
 _OTHERS = ("#5e9c51", "#8f5fa8", "#a88a12", "#b0446f", "#3d8f8f")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.analysis.results import Result
+from client.analysis.comparison.results import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import requests
 
-from client.load.dialects import Dialect, Native, OpenAI, Tgi
+from client.load.http.dialects import Dialect, Native, OpenAI, Tgi
 from client.workloads.spec import SpecError
 
 SCHEMES = ("http", "openai+http", "openai-chat+http", "tgi+http")

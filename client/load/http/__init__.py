@@ -1,0 +1,1 @@
+"""A server over HTTP: its address, the dialects of its APIs, one request and its response."""

@@ -1,0 +1,1 @@
+"""Pages and charts, independent of what they show."""
