@@ -22,9 +22,9 @@ from router.http.proxy import Proxy
 from router.http.relay import Relay
 from router.http.telemetry import RequestTelemetry
 from router.metrics import Metrics
-from router.rules import errors
 from router.rules.buffers import BufferLimit
 from router.rules.fleet import Fleet
+from router.rules.messages import errors
 from router.rules.policies import POLICIES
 from router.rules.request import Limits
 from router.rules.responses import PATH as RESPONSES

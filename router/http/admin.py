@@ -11,8 +11,8 @@ from router.dispatching import AsyncDispatcher
 from router.http.probes import Prober
 from router.http.proxy import Proxy, holds_key
 from router.metrics import Metrics
-from router.rules import errors
 from router.rules.fleet import ADMIN
+from router.rules.messages import errors
 from router.rules.upstream import Spec, Upstream
 
 

@@ -3,7 +3,7 @@
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from router.rules import errors
+from router.rules.messages import errors
 from web.browsers import HEADERS, Rules
 
 

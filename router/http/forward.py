@@ -14,8 +14,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from router.http.exchange import Attempt, ClientGoneError, Exchange
-from router.rules import errors, headers, responses
-from router.rules.errors import Problem
+from router.rules import responses
+from router.rules.messages import errors, headers
+from router.rules.messages.errors import Problem
 from router.rules.request import Outcome
 from router.rules.upstream import Upstream
 

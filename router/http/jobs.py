@@ -14,8 +14,8 @@ from router.config import ANY
 from router.dispatching import AsyncDispatcher
 from router.http.exchange import Exchange
 from router.http.forward import Forwarder, UpstreamFailedError
-from router.rules import errors
-from router.rules.errors import Problem
+from router.rules.messages import errors
+from router.rules.messages.errors import Problem
 from router.rules.responses import PATH as RESPONSES
 from router.rules.responses import id_in
 from router.rules.upstream import Upstream

@@ -17,11 +17,11 @@ from router.http.jobs import JobRelay
 from router.http.relay import Relay
 from router.http.telemetry import RequestTelemetry
 from router.metrics import Metrics
-from router.rules import errors, headers
 from router.rules.buffers import BufferLimit
-from router.rules.errors import Problem
+from router.rules.messages import errors, headers
+from router.rules.messages.errors import Problem
+from router.rules.messages.request_body import RequestBody, parse_body, prefix_blocks
 from router.rules.request import Refusal, RoutedRequest
-from router.rules.request_body import RequestBody, parse_body, prefix_blocks
 from telemetry.tracing import Tracing
 from web.keys import bearer_key, is_valid
 from web.request_ids import HEADER, request_id

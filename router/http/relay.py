@@ -13,10 +13,10 @@ from router.dispatching import AsyncDispatcher
 from router.http.exchange import Exchange, Failed
 from router.http.forward import Forwarder, Passage, UpstreamFailedError
 from router.metrics import Metrics
-from router.rules import errors, headers
 from router.rules.buffers import BufferLimit
+from router.rules.messages import errors, headers
+from router.rules.messages.sse import whole_events
 from router.rules.request import Outcome, RoutedRequest, State, outcome_of
-from router.rules.sse import whole_events
 from router.rules.upstream import Upstream
 
 # Answers other than event streams are held back up to this size. If one breaks off, the request can

@@ -6,7 +6,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.rules.request_body import BLOCK_BYTES, MAX_BLOCKS, parse_body, prefix_blocks
+from router.rules.messages.request_body import BLOCK_BYTES, MAX_BLOCKS, parse_body, prefix_blocks
 
 NESTED = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.floats(-1e9, 1e9),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from router.rules.headers import to_client, to_upstream
+from router.rules.messages.headers import to_client, to_upstream
 
 # RFC 9110, 7.6.1, and the fields of proxies that are meant for the next hop only
 HOP_BY_HOP = [

@@ -1,0 +1,1 @@
+"""What crosses the router: headers, bodies, events, and its own errors. Pure."""
