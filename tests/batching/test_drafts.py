@@ -16,8 +16,8 @@ from generate import dynamic
 from records import IterationRecord, Row
 from requested import Constraint, Sampling
 from scheduling.policies.orca import Orca
+from tests.batching.failures.test_late_results import LATE
 from tests.batching.test_any_workload import Client, moments, play, workloads
-from tests.batching.test_late_results import LATE
 from tests.batching.virtual import (
     DYNAMIC_MODES,
     Mode,

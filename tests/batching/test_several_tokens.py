@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from engine.inference import Inference
 from records import IterationRecord
 from requested import Constraint, Sampling
+from tests.batching.failures.test_late_results import LATE
 from tests.batching.test_any_workload import Client, play, workloads
-from tests.batching.test_late_results import LATE
 from tests.batching.virtual import (
     DYNAMIC_MODES,
     Mode,

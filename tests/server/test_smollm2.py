@@ -1,5 +1,5 @@
 """A trained model with everything that serves GPT-2: greedy answers are the same, whatever serves
-them. `tests/model/test_smollm2.py` compares them with `transformers`."""
+them. `tests/model/reference/test_smollm2.py` compares them with `transformers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from client.load.servers.probing import adapted
 from client.load.servers.processes import started
 from client.load.vocabulary import served_words
 from client.workloads.recipe import Recipe, make
-from tests.model.test_smollm2 import FILE, QUESTIONS
+from tests.model.reference.test_smollm2 import FILE, QUESTIONS
 
 ASKED, TOKENS = 8, 80
 START_S = 300.0

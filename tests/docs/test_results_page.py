@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODES = ("nobatch", "static", "dynamic")
 RATIOS = (("dynamic", "nobatch"), ("dynamic", "static"), ("static", "nobatch"))
 MAIN = ("embedded", "gpt2-medium")

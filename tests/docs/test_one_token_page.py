@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[`([^`]+)`, `([^`]+)`\]\(\.\./([^#)]+)\)")
 PAGE = (ROOT / "docs" / "one-token.md").read_text()
 STOP = re.compile(r"^\d+\. \*\*[^:]+\*\*: " + LINK.pattern, re.MULTILINE)

@@ -13,8 +13,8 @@ from model import LoadOptions, load_model
 from runtime.executor import Executor
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
-from tests.model.test_memory import ROOT
-from tests.model.test_smollm2 import FILE
+from tests.model.memory.test_memory import ROOT
+from tests.model.reference.test_smollm2 import FILE
 from text.vocabulary import load_tokenizer
 
 LONG, DECODES = 8000, 32

@@ -16,7 +16,7 @@ from client.load.servers.processes import started
 from model import LoadOptions, load_model
 from model_server.quantise import quantise
 from scheduling.policies.orca import Orca
-from tests.model.test_smollm2 import FILE, QUESTIONS
+from tests.model.reference.test_smollm2 import FILE, QUESTIONS
 from text.chat import load_chat_template
 from text.tokenizer import Detokenizer
 from text.vocabulary import load_tokenizer

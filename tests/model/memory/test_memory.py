@@ -12,7 +12,7 @@ import runtime.budget
 from model import LoadOptions, load_model
 from runtime.budget import WeightMemoryError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODEL = "random:smollm2-135m"
 PROGRAM = """
 import sys

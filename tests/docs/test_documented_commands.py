@@ -30,7 +30,7 @@ from model_server.config import read as read_model_server
 from router.config import parse_args as read_router
 from serving.config import Config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 IN_A_LINE = re.compile(r"`((?:\./(?:server|compare|test)\.sh|python) [^`]+)`")
