@@ -14,6 +14,7 @@ import requests
 from playwright.sync_api import Browser, Page
 
 from client.load.http.target import parse_target
+from client.load.servers.system import COMPARED
 from client.load.workers import Crew
 from client.workloads.recipe import Recipe, make
 from client.workloads.workload_file import Workload
@@ -164,11 +165,12 @@ def test_the_address_that_a_comparison_prints_shows_its_servers(browser: Browser
             page.click("#others button")
             whole = f"{REQUESTS} of {REQUESTS} completed"
             page.wait_for_function(
-                f"{PANELS}.filter(p => p.textContent.includes('{whole}')).length === 3",
+                f"{PANELS}.filter(p => p.textContent.includes('{whole}')).length"
+                f" === {len(COMPARED)}",
                 timeout=300_000,
             )
             named = page.evaluate(f"{PANELS}.map(p => p.querySelector('h2').textContent)")
-            assert named == [*MODES]
+            assert named == [*COMPARED]
             page.close()
         finally:
             process.terminate()
