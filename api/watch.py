@@ -80,7 +80,7 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
             "mode": description["mode"],
             "policy": description["policy"],
             "model": (description["model"] or {}).get("name", config.model),
-            "lanes": 1 if config.mode == "nobatch" else config.max_batch_size,
+            "slots": 1 if config.mode == "nobatch" else config.max_batch_size,
             "blocks": manager.memory.num_blocks,
             "block_tokens": manager.memory.block_tokens,
             "text": config.watch_text,

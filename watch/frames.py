@@ -26,7 +26,7 @@ class Hello(TypedDict):
     mode: str
     policy: str
     model: str
-    lanes: int  # slots of the batch
+    slots: int  # of the batch
     blocks: int
     block_tokens: int
     text: bool  # whether texts are available
@@ -51,7 +51,7 @@ class RunColumns(NamedTuple):
     """A row of `frame["runs"]`."""
 
     request: int
-    lane: int
+    slot: int
     kind: int  # index of records.KINDS
     first: int  # number of its first iteration
     length: int  # iterations

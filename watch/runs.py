@@ -126,7 +126,7 @@ def _recorded(head: Line, lines: Sequence[Line]) -> Recorded:
         "mode": head["mode"],
         "policy": head["policy"],
         "model": head["model"],
-        "lanes": head["max_batch_size"],
+        "slots": head["max_batch_size"],
         "blocks": head["blocks"],
         "block_tokens": head["block_tokens"],
         "text": False,

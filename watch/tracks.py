@@ -69,7 +69,7 @@ def tracks(hello: Hello, frame: Frame, offset_us: int = 0) -> Process:
         last = iterations[run.first + run.length - 1 - first]
         start_us = iterations[run.first - first].start_us
         begun.setdefault(run.request, start_us)
-        found.setdefault(f"slot {run.lane}", []).append(
+        found.setdefault(f"slot {run.slot}", []).append(
             Slice(
                 start_us,
                 last.start_us + last.duration_us,

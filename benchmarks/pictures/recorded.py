@@ -36,7 +36,7 @@ def record(case: Case) -> Recorded:
         "mode": case.mode,
         "policy": "orca" if case.mode == "dynamic" else case.mode,
         "model": f"embedded, {cpu_name()}",
-        "lanes": 1 if case.mode == "nobatch" else LIMIT,
+        "slots": 1 if case.mode == "nobatch" else LIMIT,
         "blocks": model.num_blocks,
         "block_tokens": model.block_tokens,
         "text": False,

@@ -120,7 +120,7 @@ def main() -> None:
     args = options(__doc__, rounds=40).parse_args()
     load = Load()
     hello: Hello = {
-        "mode": "dynamic", "policy": "orca", "model": "embedded", "lanes": ROWS,
+        "mode": "dynamic", "policy": "orca", "model": "embedded", "slots": ROWS,
         "blocks": load.manager.memory.num_blocks, "block_tokens": load.manager.memory.block_tokens,
         "text": False,
     }  # fmt: skip

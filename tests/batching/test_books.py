@@ -31,7 +31,7 @@ def test_memory_is_free_by_the_time_the_last_request_ends(
 @every_mode
 @pytest.mark.parametrize("leaves", [False, True])
 def test_nobody_is_admitted_or_ends_before_it_arrived(mode: Mode, leaves: bool) -> None:
-    """One arrives after the loop has read its clock, and before it reads its mail."""
+    """One arrives after the loop has read its clock, and before it takes arrivals in."""
     world = World(mode)
     inference = world.submit([1], 3, at_s=world.now_s + TICK_S / 4)
     if leaves:

@@ -25,7 +25,7 @@ HELLO: Hello = {
     "mode": "dynamic",
     "policy": "orca",
     "model": "hash",
-    "lanes": 4,
+    "slots": 4,
     "blocks": 10,
     "block_tokens": 16,
     "text": False,
@@ -37,11 +37,11 @@ ROWS = st.lists(ROW, max_size=4, unique_by=lambda row: row[1])
 
 
 def iterated(n: int, rows: Sequence[tuple[int, int, int, int]]) -> IterationRecord:
-    requests, lanes, tokens, kinds = zip(*rows, strict=True) if rows else ((), (), (), ())
+    requests, slots, tokens, kinds = zip(*rows, strict=True) if rows else ((), (), (), ())
     return IterationRecord(
         len(rows),
         sum(tokens),
-        rows=Rows(requests, lanes, tokens, bytes(kinds)),
+        rows=Rows(requests, slots, tokens, bytes(kinds)),
         num_waiting=1,
         used_blocks=2,
         cached_blocks=3,
@@ -60,11 +60,11 @@ def test_runs_hold_every_row_of_every_iteration_once(
     rows = [rows for rows, times in groups for _ in range(times)]
     frame = make_frame([iterated(n, each) for n, each in enumerate(rows)], first, 1.0)
     told = {
-        (run.first + i - first, run.request, run.lane, run.kind)
+        (run.first + i - first, run.request, run.slot, run.kind)
         for run in frame["runs"]
         for i in range(run.length)
     }
-    assert told == {(n, r, lane, k) for n, each in enumerate(rows) for r, lane, _, k in each}
+    assert told == {(n, r, slot, k) for n, each in enumerate(rows) for r, slot, _, k in each}
     assert sum(run.tokens for run in frame["runs"]) == sum(row[2] for each in rows for row in each)
 
 

@@ -64,7 +64,7 @@ def test_the_tokens_that_were_drawn_are_those_of_stats(browser: Browser, watched
     by_request = page.evaluate(f"{ended}.reduce((sum, r) => sum + r.generated, 0)")
     assert by_request == generated
     # by the runs alone: a prompt, whole or in chunks, gives a token, and so does each decode
-    runs = page.evaluate("watch.store.lanes.flat().map(r => [r.request, r.kind, r.tokens])")
+    runs = page.evaluate("watch.store.slots.flat().map(r => [r.request, r.kind, r.tokens])")
     prompts = {request for request, kind, _ in runs if kind in (0, 1)}
     assert len(prompts) + sum(tokens for _, kind, tokens in runs if kind == 2) == generated
     page.close()
@@ -78,7 +78,7 @@ def test_a_row_that_advances_by_several_tokens_shows_its_drafts(
     watched.ask(num_tokens=60)
     watched.reaches(completed=done + 1)
     drafts = watched.stats()["drafts"]
-    summed = "watch.store.lanes.flat().reduce((sum, run) => sum + run.{}, 0)"
+    summed = "watch.store.slots.flat().reduce((sum, run) => sum + run.{}, 0)"
     for kind, count in drafts.items():
         assert count > 0
         page.wait_for_function(f"{summed.format(kind)} === {count}")

@@ -44,7 +44,7 @@ function draftWords(run) {
 
 /** Below the picture: an iteration with all its rows. @param {Store} store @param {number} n */
 export function showIteration(store, n) {
-  const rows = store.lanes.flatMap((runs) => runs?.filter((run) => run.first <= n && n <= run.last) ?? []);
+  const rows = store.slots.flatMap((runs) => runs?.filter((run) => run.first <= n && n <= run.last) ?? []);
   const list = element("ul", {}, ...rows.map((run) => {
     const each = Math.round(run.tokens / (run.last - run.first + 1));
     const words = `request ${run.request}: ${KIND_NAMES[run.kind]}${each ? `, ${each} token${each > 1 ? "s" : ""}` : ""}`;

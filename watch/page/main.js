@@ -74,7 +74,7 @@ function connect() {
       store.greet(hello);
       view.offset = null;
       byId("what").textContent = `${hello.mode}${hello.mode === "dynamic" ? ` (${hello.policy})` : ""}, model ${hello.model}, `
-        + `${hello.lanes} ${hello.lanes === 1 ? "slot" : "slots"} in the batch`;
+        + `${hello.slots} ${hello.slots === 1 ? "slot" : "slots"} in the batch`;
       byId("live").setAttribute("aria-busy", "false");
     },
     frame(frame) {

@@ -1,11 +1,11 @@
 // @ts-check
-/** What a server told: its iterations, the runs in its lanes and its requests, the newest of each. */
+/** What a server told: its iterations, the runs in its slots and its requests, the newest of each. */
 
-/** @typedef {{mode: string, policy: string, model: string, lanes: number, blocks: number,
+/** @typedef {{mode: string, policy: string, model: string, slots: number, blocks: number,
  *   block_tokens: number, text: boolean, chat_template?: boolean}} Hello */
 /** @typedef {{now: number, first: number, iterations: number[][], runs: number[][], arrived: any[][],
  *   ended: any[][], preempted: number[][], stats?: any}} Frame times in microseconds; columns: watch/frames.py */
-/** @typedef {{request: number, lane: number, kind: number, first: number, last: number,
+/** @typedef {{request: number, slot: number, kind: number, first: number, last: number,
  *   tokens: number, accepted: number, rejected: number, start: number, end: number}} Run `first` and `last`:
  *   iterations; `accepted` and `rejected`: drafts; times in s */
 /** @typedef {{id: number, arrival: number, prompt: number, max: number, kind: string,
@@ -30,7 +30,7 @@ export class Store {
     this.table = new Float64Array(0); // a ring of rows
     this.next = 0; // number of the iteration that comes next
     this.oldest = 0; // number of the oldest that is kept
-    /** @type {Run[][]} */ this.lanes = [];
+    /** @type {Run[][]} */ this.slots = [];
     /** @type {Map<number, Request>} */ this.requests = new Map();
     /** @type {number[]} */ this.ended = [];
     /** @type {any} */ this.stats = null;
@@ -42,7 +42,7 @@ export class Store {
   clear() {
     this.table = new Float64Array(this.kept * WIDTH);
     this.next = this.oldest = this.now = this.generated = this.computed = this.runTokens = 0;
-    this.lanes = [];
+    this.slots = [];
     this.requests.clear();
     this.ended = [];
     this.stats = null;
@@ -60,7 +60,7 @@ export class Store {
     if (frame.stats) this.stats = frame.stats;
     if (frame.iterations.length && frame.first !== this.next) {
       this.next = this.oldest = frame.first; // a gap: earlier iterations do not connect
-      this.lanes = [];
+      this.slots = [];
     }
     for (const row of frame.iterations) {
       const at = (this.next % this.kept) * WIDTH;
@@ -94,7 +94,7 @@ export class Store {
   }
 
   /** @param {number[]} row */
-  #run([id, lane, kind, first, count, tokens, accepted = 0, rejected = 0]) {
+  #run([id, slot, kind, first, count, tokens, accepted = 0, rejected = 0]) {
     this.runTokens += tokens;
     const last = first + count - 1;
     const request = this.requests.get(id), end = this.end(last);
@@ -104,7 +104,7 @@ export class Store {
       if (kind === DECODE) request.generated = Math.max(request.generated, 1) + tokens;
       else if (kind < CHUNK) request.generated = Math.max(request.generated, 1);
     }
-    const runs = (this.lanes[lane] ??= []);
+    const runs = (this.slots[slot] ??= []);
     const before = runs[runs.length - 1];
     const same = (/** @type {number} */ drafts, /** @type {number} */ of) => drafts * (before.last - before.first + 1) === of * count;
     if (before && before.request === id && before.kind === kind && before.last === first - 1
@@ -113,14 +113,14 @@ export class Store {
         rejected: before.rejected + rejected, end });
       return;
     }
-    const run = { request: id, lane, kind, first, last, tokens, accepted, rejected, start: this.at(first, START), end };
+    const run = { request: id, slot, kind, first, last, tokens, accepted, rejected, start: this.at(first, START), end };
     runs.push(run);
     request?.runs.push(run);
   }
 
   #forget() {
     const since = this.oldest < this.next ? this.at(this.oldest, START) : 0;
-    for (const runs of this.lanes) {
+    for (const runs of this.slots) {
       if (!runs) continue;
       let gone = 0;
       while (gone < runs.length && runs[gone].last < this.oldest) gone++;
@@ -161,9 +161,9 @@ export class Store {
     return n < this.next && this.at(n, START) <= t ? n : null;
   }
 
-  /** The runs of a lane that touch a stretch of time. @param {number} lane @param {number} from @param {number} to */
-  runs(lane, from, to) {
-    const runs = this.lanes[lane];
+  /** The runs of a slot within a span of time. @param {number} slot @param {number} from @param {number} to */
+  runs(slot, from, to) {
+    const runs = this.slots[slot];
     if (!runs) return [];
     let low = 0, high = runs.length;
     while (low < high) {

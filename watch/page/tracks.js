@@ -1,5 +1,5 @@
 // @ts-check
-/** The live picture: queue, lanes, tokens per second, padding and KV blocks over one time axis. */
+/** The live picture: queue, slots, tokens per second, padding and KV blocks over one time axis. */
 
 import { Groups, fills, palette } from "./colours.js";
 import { CACHED, DURATION, FREE, GENERATED, PADDING, START, TOKENS, USED } from "./store.js";
@@ -12,7 +12,7 @@ import { count, seconds } from "./words.js";
 /** @typedef {{run?: Run, request?: Request, iteration?: number, track: Track, time: number}} Spot */
 
 const GAP = 14, PAD = 10;
-const MOST_LANES_PX = 520, LANE_PX = 13, LEAST_LANES_PX = 96;
+const MOST_SLOTS_PX = 520, SLOT_PX = 13, LEAST_SLOTS_PX = 96;
 const DECODE = 2, PAUSED = 4;
 
 export class Tracks {
@@ -34,13 +34,13 @@ export class Tracks {
     this.frames = 0; // drawn, for measurements
   }
 
-  get lanes() {
-    return Math.max(this.store.hello?.lanes ?? 8, this.store.lanes.length);
+  get slots() {
+    return Math.max(this.store.hello?.slots ?? 8, this.store.slots.length);
   }
 
-  get lanePx() {
-    const px = Math.min(LANE_PX, MOST_LANES_PX / this.lanes);
-    return this.lanes * px < LEAST_LANES_PX ? Math.min(26, LEAST_LANES_PX / this.lanes) : px;
+  get slotPx() {
+    const px = Math.min(SLOT_PX, MOST_SLOTS_PX / this.slots);
+    return this.slots * px < LEAST_SLOTS_PX ? Math.min(26, LEAST_SLOTS_PX / this.slots) : px;
   }
 
   /** Left edge and width of the time axis. @returns {[number, number]} */
@@ -49,11 +49,11 @@ export class Tracks {
     return [left, this.width - left - 12];
   }
 
-  /** Heights follow from the number of lanes; returns whether anything changed. */
+  /** Heights follow from the number of slots; returns whether anything changed. */
   layOut() {
     const width = this.canvas.clientWidth, ratio = Math.min(devicePixelRatio || 1, 2);
     const heights = /** @type {[Track["name"], number][]} */ ([
-      ["queue", 58], ["batch", Math.max(this.lanes * this.lanePx, 24)], ["tokens", 54],
+      ["queue", 58], ["batch", Math.max(this.slots * this.slotPx, 24)], ["tokens", 54],
       ...(this.padded ? [["waste", 26]] : []), ["kv", 34], ["axis", 20]]);
     let top = this.width && this.plot()[0] < 40 ? 16 : 6;
     const step = this.plot()[0] < 40 ? GAP + 8 : GAP;
@@ -107,11 +107,11 @@ export class Tracks {
     const oldest = waiting.length ? t - Math.min(...waiting.map((r) => r.arrival)) : 0;
     const blocks = at(USED) + at(CACHED) + at(FREE);
     const newest = last >= store.oldest && last >= 0 ? store.end(last) : 0;
-    const lanes = this.store.lanes.filter((_, lane) => this.laneAt(lane, Math.min(t, newest))).length;
+    const slots = this.store.slots.filter((_, slot) => this.slotAt(slot, Math.min(t, newest))).length;
     /** @type {Record<string, [string, string]>} */
     const words = {
       queue: ["queue", waiting.length ? `${waiting.length}, oldest ${seconds(oldest)}` : "empty"],
-      batch: ["batch", `${lanes} of ${this.lanes} slots`],
+      batch: ["batch", `${slots} of ${this.slots} slots`],
       tokens: ["tokens/s", count(store.rate(t))],
       waste: ["padding", "computed but not used"],
       kv: ["KV memory", blocks ? `${count((100 * at(USED)) / blocks)} % in use` : ""],
@@ -143,10 +143,10 @@ export class Tracks {
       (r) => r.arrival <= t && (r.admitted ?? r.end ?? Infinity) > t);
   }
 
-  /** @param {number} lane @param {number} t */
-  laneAt(lane, t) {
-    const runs = this.store.lanes[lane];
-    return runs && this.store.runs(lane, t - 1e-6, t).find(
+  /** @param {number} slot @param {number} t */
+  slotAt(slot, t) {
+    const runs = this.store.slots[slot];
+    return runs && this.store.runs(slot, t - 1e-6, t).find(
       (run) => run.end >= t - 1e-6 && (this.store.requests.get(run.request)?.end ?? Infinity) > t);
   }
 
@@ -171,17 +171,17 @@ export class Tracks {
   /** @param {Track} track @param {(t: number) => number} x @param {number} from @param {number} to
    * @param {import("./colours.js").Palette} p */
   batch(track, x, from, to, p) {
-    const { pen, store } = this, px = this.lanePx;
+    const { pen, store } = this, px = this.slotPx;
     const colours = fills(pen, p);
     const bar = px > 4 ? px - 2 : px;
     /** @type {[number, number, number][]} */ const numbers = []; // request, x, y; above the lines between iterations
-    for (let lane = 0; lane < this.lanes; lane++) {
-      const y = track.top + lane * px;
+    for (let slot = 0; slot < this.slots; slot++) {
+      const y = track.top + slot * px;
       if (px > 4) {
         pen.fillStyle = p.line;
         pen.fillRect(0, y + px - 1.5, this.width, 0.5);
       }
-      for (const run of store.runs(lane, from, to)) {
+      for (const run of store.runs(slot, from, to)) {
         const start = x(run.start), wide = Math.max(x(run.end) - start, 0.6);
         const plain = this.chosen === null || run.request === this.chosen;
         pen.globalAlpha = plain ? 1 : 0.35;
@@ -372,8 +372,8 @@ export class Tracks {
     const near = (3 * (to - from)) / width;
     const iteration = this.store.during(time) ?? undefined;
     if (track.name === "batch") {
-      const lane = Math.min(this.lanes - 1, Math.max(0, Math.floor((py - track.top) / this.lanePx)));
-      const run = this.store.runs(lane, time - near, time + near).pop();
+      const slot = Math.min(this.slots - 1, Math.max(0, Math.floor((py - track.top) / this.slotPx)));
+      const run = this.store.runs(slot, time - near, time + near).pop();
       return { track, time, iteration, run, request: run && this.store.requests.get(run.request) };
     }
     if (track.name === "queue") {

@@ -1,5 +1,5 @@
 // @ts-check
-/** The stretch of time that is shown: follows the newest, or stands where the user put it. Mouse, touch
+/** The span of time that is shown: follows the newest, or stands where the user put it. Mouse, touch
  * and keyboard all end in `pan`, `zoom`, `stop` and `live`. */
 
 import { START } from "./store.js";
@@ -70,7 +70,7 @@ export class View {
     this.changed();
   }
 
-  /** Shows just this stretch. @param {number} from @param {number} to */
+  /** Shows just this span. @param {number} from @param {number} to */
   show(from, to) {
     this.stop();
     const margin = 0.06 * (to - from);

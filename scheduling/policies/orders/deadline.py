@@ -4,12 +4,11 @@ Goel et al., "Niyama: Breaking the Silos of LLM Inference Serving" (arXiv 2503.2
 prioritisation and eager relegation: the earliest deadline is best while all can be met, the
 shortest work when the server is overloaded; their sum is the rank. The deadline is that of the
 first token (`ttft_target_s`), or of the whole response (`deadline_s`); the work is its prefill, or
-all of it. A request whose work no longer fits before its deadline is hopeless and waits for the
-others. The paper reports 32 % more capacity than separate servers, and ten times fewer violations
-in overload.
+all of it. A request whose work no longer fits before its deadline waits for the others. The paper
+reports 32 % more capacity than separate servers, and ten times fewer violations in overload.
 
-O(n) of n waiting requests: hope ends with time. Without a queue it does nothing. Requests may wait
-for ever while others with more hope arrive.
+O(n) of n waiting requests, since which of them can be in time changes with time. Without a queue it
+does nothing. A request that can no longer be in time may wait for ever while others arrive.
 """
 
 from __future__ import annotations
