@@ -72,31 +72,18 @@ class TextAnswer(TypedDict):
 
 def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
     blueprint = Blueprint("watch", __name__)
-    config, manager = service.config, service.manager
+    manager = service.manager
 
     def hello() -> Hello:
-        description = service.describe()
-        return {
-            "mode": description["mode"],
-            "policy": description["policy"],
-            "model": (description["model"] or {}).get("name", config.model),
-            "slots": 1 if config.mode == "nobatch" else config.max_batch_size,
-            "blocks": manager.memory.num_blocks,
-            "block_tokens": manager.memory.block_tokens,
-            "text": config.watch_text,
-            "chat_template": not template.is_plain,
-        }
-
-    def closing() -> bool:
-        return not manager.ready and not any(manager.counts.values())
+        return _hello(service, template)
 
     hub = Hub(
         manager.history,
         hello,
         lambda: service.stats.summary(service.clock(), manager),
         service.clock,
-        closing,
-        config.watch_viewers,
+        lambda: not manager.ready and not any(manager.counts.values()),
+        service.config.watch_viewers,
     )
 
     @blueprint.get("/watch")
@@ -108,44 +95,10 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
     def file(name: str) -> Response:
         return _file(name)
 
-    def _file(name: str, servers: Sequence[str] = ()) -> Response:
-        """The page may contact these servers and its own. No other page may show it in a frame,
-        where a user could be made to agree to what is not seen."""
-        response = send_from_directory(PAGE, name, max_age=0)
-        allowed = " ".join(["'self'", *servers])
-        response.headers["Content-Security-Policy"] = (
-            f"default-src 'self'; connect-src {allowed}; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        return response
-
     @blueprint.get("/watch/events")
     def events() -> Response:
         service.require_ready()
-        try:
-            client = request.environ.get("gunicorn.socket")
-            viewer = hub.join(client)
-        except FullError:
-            raise ApiError(
-                503,
-                f"the limit of {hub.most_viewers} viewers is reached (--watch-viewers)",
-                {"Retry-After": "5"},
-            ) from None
-
-        def body() -> Iterator[bytes]:
-            yield from viewer
-
-        response = Response(body(), mimetype="text/event-stream")
-        response.headers["Cache-Control"] = "no-store"
-        response.headers["X-Accel-Buffering"] = "no"
-        unwatch = service.departures.watch(client, viewer.drop)
-
-        def close() -> None:
-            unwatch()
-            hub.leave(viewer)
-
-        response.call_on_close(close)
-        return response
+        return _events(service, hub)
 
     @blueprint.get("/watch/text/<int:number>")
     def text(number: int) -> Response:
@@ -181,31 +134,88 @@ def make_blueprint(service: Service, template: ChatTemplate) -> Blueprint:
     @blueprint.post("/watch/play")
     def play() -> Response:
         """Sends requests of the page, since a browser opens no more than six connections."""
-        wanted = read_body(request, PlayRequest, config.max_body_bytes)
+        wanted = read_body(request, PlayRequest, service.config.max_body_bytes)
         service.require_ready()
-        taken: list[int] = []
-        refused, start_s = 0, service.clock()
-        for one in sorted(wanted.requests, key=lambda one: one.after_s):
-            time.sleep(max(0.0, start_s + one.after_s - service.clock()))
-            inference = Inference(
-                service.encode("prompt", one.prompt),
-                one.num_tokens,
-                Sampling(temperature=0.0),
-                service.clock(),
-            )
-            try:
-                service.submit(inference)
-            except ApiError as error:
-                if error.status != 429:
-                    raise
-                refused += 1
-            else:
-                taken.append(inference.id)
-        g.pop("inferences", None)  # they continue: the log must not count them as cancelled
-        told: PlayAnswer = {"requests": taken, "refused": refused}
-        return jsonify(told)
+        return jsonify(_play(service, wanted.requests))
 
     return blueprint
+
+
+def _hello(service: Service, template: ChatTemplate) -> Hello:
+    config, memory, description = service.config, service.manager.memory, service.describe()
+    return {
+        "mode": description["mode"],
+        "policy": description["policy"],
+        "model": (description["model"] or {}).get("name", config.model),
+        "slots": 1 if config.mode == "nobatch" else config.max_batch_size,
+        "blocks": memory.num_blocks,
+        "block_tokens": memory.block_tokens,
+        "text": config.watch_text,
+        "chat_template": not template.is_plain,
+    }
+
+
+def _file(name: str, servers: Sequence[str] = ()) -> Response:
+    """The page may contact these servers and its own. No other page may show it in a frame, where a
+    user could be made to agree to what is not seen."""
+    response = send_from_directory(PAGE, name, max_age=0)
+    allowed = " ".join(["'self'", *servers])
+    response.headers["Content-Security-Policy"] = (
+        f"default-src 'self'; connect-src {allowed}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return response
+
+
+def _events(service: Service, hub: Hub) -> Response:
+    """A stream of frames, until its viewer leaves."""
+    client = request.environ.get("gunicorn.socket")
+    try:
+        viewer = hub.join(client)
+    except FullError:
+        raise ApiError(
+            503,
+            f"the limit of {hub.most_viewers} viewers is reached (--watch-viewers)",
+            {"Retry-After": "5"},
+        ) from None
+
+    def body() -> Iterator[bytes]:
+        yield from viewer
+
+    response = Response(body(), mimetype="text/event-stream")
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Accel-Buffering"] = "no"
+    unwatch = service.departures.watch(client, viewer.drop)
+
+    def close() -> None:
+        unwatch()
+        hub.leave(viewer)
+
+    response.call_on_close(close)
+    return response
+
+
+def _play(service: Service, requests: Sequence[Played]) -> PlayAnswer:
+    taken: list[int] = []
+    refused, start_s = 0, service.clock()
+    for one in sorted(requests, key=lambda one: one.after_s):
+        time.sleep(max(0.0, start_s + one.after_s - service.clock()))
+        inference = Inference(
+            service.encode("prompt", one.prompt),
+            one.num_tokens,
+            Sampling(temperature=0.0),
+            service.clock(),
+        )
+        try:
+            service.submit(inference)
+        except ApiError as error:
+            if error.status != 429:
+                raise
+            refused += 1
+        else:
+            taken.append(inference.id)
+    g.pop("inferences", None)  # they continue: the log must not count them as cancelled
+    return {"requests": taken, "refused": refused}
 
 
 def _decoded(service: Service, ids: list[int]) -> str:

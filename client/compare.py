@@ -16,11 +16,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from client.analysis.comparison.results import Loss, Played
+from client.analysis.comparison.results import Calibration, Loss, Played
 from client.analysis.comparison.summary import final
 from client.analysis.gates import FAILED
 from client.comparison import distributions
@@ -81,13 +81,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+@dataclass(slots=True)
+class _Measured:
+    """What was measured until the end, an error or an interruption."""
+
+    manifest: dict[str, Any]
+    calibration: Calibration | None = None
+    played: list[Played] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    status: int = 0
+
+
 def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     """Measure and report; a server that fails is reported, and the others are compared."""
-    manifest = manifest_of(options)
-    played: list[Played] = []
-    losses: list[Loss] = []
-    warnings: list[str] = []
-    status = 0
+    found = _Measured(manifest_of(options))
     others = Company()
     with Fleet(
         options.recipe,
@@ -97,44 +105,59 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
         workers=options.args.workers,
         watched=options.systems if options.args.watch else (),
     ) as fleet:
-        manifest["cores"] = str(fleet.cores)
+        found.manifest["cores"] = str(fleet.cores)
         fleet.start(options.systems)
-        calibration = calibrated(options, fleet, losses)
+        found.calibration = calibration = calibrated(options, fleet, found.losses)
         if calibration is not None:
             try:
-                limits = {}
-                if not options.args.original:  # which has a single load
-                    limits = limits_of(options, fleet, calibration, losses)
-                plan = with_window(
-                    planned(options, calibration, limits, losses, together=fleet.together),
-                    calibration,
-                    options,
-                    time.monotonic() - started,
-                )
-                manifest |= plan_figures(plan, calibration)
-                say(
-                    f"{len(schedule(plan))} runs of {lengths(plan)} at loads "
-                    f"{', '.join(f'{x:g}' for x in plan.loads)}, until {last_end(plan)} at the "
-                    f"earliest -> {options.folder}"
-                )
-                for one in carry_out(plan, fleet, calibration.capacity):
-                    # one by one, so that an interruption keeps them
-                    losses.append(one) if isinstance(one, Loss) else played.append(one)
+                _play(options, fleet, found, calibration, started)
             except WorkerError as error:
-                warnings.append(f"Ended early: {error}.")
-                status = 1
+                found.warnings.append(f"Ended early: {error}.")
+                found.status = 1
             except KeyboardInterrupt:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it twice
-                warnings.append("Interrupted: the report covers what was measured before.")
-                status = 130
+                found.warnings.append("Interrupted: the report covers what was measured before.")
+                found.status = 130
             if calibration.baseline != options.systems[0].name:
-                warnings.append(
+                found.warnings.append(
                     f"Ratios and loads refer to {calibration.baseline}, as "
                     f"{options.systems[0].name} failed."
                 )
-        company = round(others.cores(), 2)
+    return _report(options, logs, found, round(others.cores(), 2))
+
+
+def _play(
+    options: CompareOptions,
+    fleet: Fleet,
+    found: _Measured,
+    calibration: Calibration,
+    started: float,
+) -> None:
+    """The planned runs, one by one, so that an interruption keeps those that have ended."""
+    limits = {}
+    if not options.args.original:  # which has a single load
+        limits = limits_of(options, fleet, calibration, found.losses)
+    plan = with_window(
+        planned(options, calibration, limits, found.losses, together=fleet.together),
+        calibration,
+        options,
+        time.monotonic() - started,
+    )
+    found.manifest |= plan_figures(plan, calibration)
+    say(
+        f"{len(schedule(plan))} runs of {lengths(plan)} at loads "
+        f"{', '.join(f'{x:g}' for x in plan.loads)}, until {last_end(plan)} at the "
+        f"earliest -> {options.folder}"
+    )
+    for one in carry_out(plan, fleet, calibration.capacity):
+        found.losses.append(one) if isinstance(one, Loss) else found.played.append(one)
+
+
+def _report(options: CompareOptions, logs: Path, found: _Measured, company: float) -> int:
+    """Writes and prints it; the exit status. ``company``: the cores that others used."""
+    played, calibration = found.played, found.calibration
     if company > _QUIET_CORES:
-        warnings.append(
+        found.warnings.append(
             f"Other programs used {company:g} of a core on average: figures are lower, and "
             "intervals wider, than on an idle machine."
         )
@@ -142,12 +165,12 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     if objectives is None and calibration is not None:
         objectives = calibration.objectives(options.args.slo_multiple or 5.0)
     notes = list(dict.fromkeys(n for r in played if (n := note_of(r.server)) is not None))
-    manifest |= {
+    manifest = found.manifest | {
         "ended": utc(),
         "loadavg_after": machine()["loadavg"],
         "cores_of_others": company,
         "notes": notes,
-        "warnings": [*warnings, *notes],
+        "warnings": [*found.warnings, *notes],
         "order": [r.job.name for r in played],
         "servers": described_servers(played),
         "workloads": {
@@ -162,12 +185,12 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
         for system in options.systems
         if r.job.system == system.name and r.job.seed == options.args.seed
     }
-    comparison = judged(played, losses, calibration, manifest, rows)
+    comparison = judged(played, found.losses, calibration, manifest, rows)
     figures = write_comparison(options.folder, comparison)
     write_comparison_page(options.folder / "report.html", comparison)
-    if losses:
+    if found.losses:
         kept = shutil.copytree(logs, options.folder / "logs", dirs_exist_ok=True)
-        for loss in losses:
+        for loss in found.losses:
             say(f"error: {loss.system} failed {loss.when}: {loss.reason}")
         say(f"the servers' logs are kept in {kept}")
     for warning in manifest["warnings"]:
@@ -175,8 +198,8 @@ def _compare(options: CompareOptions, logs: Path, started: float) -> int:
     with contextlib.suppress(OSError):  # the reader is gone
         report = f"{as_text(comparison)}\n\n{options.folder}/report.html"
         print(json.dumps(figures) if options.args.json else report)
-    failed = bool(losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
-    return status or int(failed)
+    failed = bool(found.losses) or any(r.verdict.word == FAILED for r in final(comparison.results))
+    return found.status or int(failed)
 
 
 def _distributions(options: CompareOptions, logs: Path) -> int:

@@ -227,10 +227,6 @@ class HashModel:
             self._unreported = False
             raise ModelLostError("killed")
 
-    @property
-    def open_sequences(self) -> int:
-        return len(self._sequences)
-
     # --- seams.Model ------------------------------------------------------------------------
 
     def open(self, new: Sequence[Opening]) -> None:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.bare import offline_work
-from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.report import options
 from benchmarks.harness.servers import free_port, server, serving
-from benchmarks.harness.turns import in_turns, ratio
 from benchmarks.http.client import Received
-from benchmarks.http.streams import Prompted, stream_all
+from benchmarks.http.streams import Prompted, compare, stream_all
 from benchmarks.peers.checkpoint import prepare
 from benchmarks.peers.environments import BUILD, PEERS, python_of, variables_of
 from client.load.machine import adopt_orphans
@@ -67,35 +64,16 @@ def main() -> None:
     folder = str(prepare(args.model, BUILD / "models"))
     jobs = offline_work(read_config(Path(folder)).vocab_size, args.streams)
     work: list[Prompted] = [(job.prompt, job.output_tokens) for job in jobs]
-    results: list[dict[str, Any]] = []
-    ratios = {}
-    for dtype in args.dtypes:
-        sides = {name: partial(serve, name, folder, dtype, work) for name in (OURS, PEER)}
-        found = in_turns(sides, args.rounds)
-        speeds = {name: [r.tokens / r.seconds for r in rounds] for name, rounds in found.items()}
-        ratios[dtype] = ratio(speeds[OURS], speeds[PEER])
-        results += [
-            {"dtype": dtype, "server": name, "received": asdict(one), "tokens_per_s": speed}
-            for name, rounds in found.items()
-            for one, speed in zip(rounds, speeds[name], strict=True)
-        ]
-    rows = [
-        (r["dtype"], r["server"], r["received"]["tokens"], f"{r['tokens_per_s']:.1f}")
-        for r in results
-    ]
-    card = [
-        f"{args.model} over HTTP, {args.streams} streams; {machine()}, client included",
-        "",
-        table("dtype | server | tokens: | output tokens/s:", rows),
-        "",
-        *(f"ours / {PEER} in {dtype}: {value}" for dtype, value in ratios.items()),
-    ]
-    figures = {
-        "model": args.model,
-        "results": results,
-        "ours_to_peer": {dtype: asdict(value) for dtype, value in ratios.items()},
-    }
-    save(figures, "\n".join(card), args.out, "http-peers")
+    compare(
+        f"{args.model} over HTTP, {args.streams} streams",
+        {
+            dtype: {name: partial(serve, name, folder, dtype, work) for name in (OURS, PEER)}
+            for dtype in args.dtypes
+        },
+        args.rounds,
+        args.out,
+        "http-peers",
+    )
 
 
 if __name__ == "__main__":

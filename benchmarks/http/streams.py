@@ -1,4 +1,5 @@
-"""The work as streams over loopback, all sent at once by a client in a separate process."""
+"""The work as streams over loopback, all sent at once by a client in a separate process, and two
+sides that serve it in turns."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from benchmarks.bare import Job, offline_work
+from benchmarks.harness.report import machine, save, table
 from benchmarks.harness.servers import ROOT
+from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.http.client import Received
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
@@ -69,3 +74,39 @@ def stream_all(url: str, model: str, work: Sequence[Prompted]) -> Received:
     if received.lost:
         raise RuntimeError(f"{received.lost} streams are lost, the first: {received.first_loss}")
     return received
+
+
+def compare(
+    title: str,
+    sides: Mapping[str, Mapping[str, Callable[[], Received]]],
+    rounds: int,
+    out: Path | None,
+    name: str,
+) -> None:
+    """`sides`: by dtype, two that serve the same work, by name. Reports what each received, and the
+    ratio of the first side's tokens per second to the second's."""
+    results: list[tuple[str, str, Received]] = []
+    ratios: dict[str, Ratio] = {}
+    for dtype, both in sides.items():
+        found = in_turns(both, rounds)
+        ratios[dtype] = ratio(*([one.tokens / one.seconds for one in of] for of in found.values()))
+        results += [(dtype, side, one) for side, of in found.items() for one in of]
+    first, second = next(iter(sides.values()))
+    rows = [
+        (dtype, side, one.tokens, f"{one.tokens / one.seconds:.1f}",
+         f"{one.events / one.seconds:.0f}" if one.events else "-")
+        for dtype, side, one in results
+    ]  # fmt: skip
+    card = [
+        f"{title}; {machine()}, client included",
+        "",
+        table("dtype | side | tokens: | output tokens/s: | events/s:", rows),
+        "",
+        *(f"{first} / {second} in {dtype}: {value}" for dtype, value in ratios.items()),
+    ]
+    figures = {
+        "title": title,
+        "results": [{"dtype": dtype, "side": side, **asdict(one)} for dtype, side, one in results],
+        "ratio": {dtype: asdict(value) for dtype, value in ratios.items()},
+    }
+    save(figures, "\n".join(card), out, name)

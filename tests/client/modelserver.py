@@ -1,7 +1,7 @@
 """A small server with this project's API whose iterations take a known time and no computation.
 
 Started by tests as a process. Modes: one row at a time, whole batches, or joining at every
-iteration; an iteration takes ``base + rows * row`` seconds. Faults can be switched on.
+iteration; an iteration takes ``--base-s`` seconds. Faults can be switched on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Waiting:
 
 
 class Loop:
-    def __init__(self, mode: str, base_s: float, row_s: float, limit: int) -> None:
-        self.mode, self.base_s, self.row_s = mode, base_s, row_s
+    def __init__(self, mode: str, base_s: float, limit: int) -> None:
+        self.mode, self.base_s = mode, base_s
         self.limit = 1 if mode == "nobatch" else limit
         self.queue: list[Waiting] = []
         self.running: list[Waiting] = []
@@ -53,7 +53,7 @@ class Loop:
                 await self.arrived_event.wait()
                 continue
             start = time.monotonic()
-            await asyncio.sleep(self.base_s + self.row_s * len(self.running))
+            await asyncio.sleep(self.base_s)
             now = time.monotonic()
             self.iterations.append([start, now - start, len(self.running), len(self.running), 0])
             for r in self.running:
@@ -72,7 +72,7 @@ class Loop:
 
 def make_app(args: argparse.Namespace) -> web.Application:
     app = web.Application()
-    loop = Loop(args.mode, args.base_s, args.row_s, args.limit)
+    loop = Loop(args.mode, args.base_s, args.limit)
     served = 0
 
     async def inference(request: web.Request) -> web.StreamResponse:
@@ -161,7 +161,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--mode", default="dynamic", choices=("nobatch", "static", "dynamic"))
     parser.add_argument("--base-s", type=float, default=0.002)
-    parser.add_argument("--row-s", type=float, default=0.0)
     parser.add_argument("--limit", type=int, default=64)
     parser.add_argument("--cors-allow-origin")  # for the live page, which it has not
     parser.add_argument("--fault", default="none")
