@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from requested import Sampling
 from runtime.gpu.layers import MULTIPLE
-from runtime.sampling.drawing import perturbed
-from runtime.sampling.sampler import Sampler, asked_of, history_of
+from runtime.sampling.sampler import Sampler, drawing_of
 from seams import Opening
 
 VOCABULARY, SEEDS = 20_011, 4
@@ -96,7 +95,7 @@ def draws_differ(device: torch.device, dtype: torch.dtype) -> str | None:
         rows = [Opening(i, [i, 5, i], 2, Sampling(seed=i, **asked)) for i in range(SEEDS)]
         wide = 3 * torch.randn(SEEDS, VOCABULARY + -VOCABULARY % MULTIPLE, generator=random)
         logits = wide.to(device, dtype).narrow(1, 0, VOCABULARY)  # as of PaddedHead
-        scores = perturbed(logits, asked_of(rows, VOCABULARY, device), history_of(rows, device))
+        scores = drawing_of(rows, VOCABULARY, device).scores(logits)
         best = scores.topk(2)
         differs = Sampler(kernel=True).draw(logits, rows) != best.indices[:, 0]
         differs &= best.values[:, 0] - best.values[:, 1] > TIE

@@ -1,6 +1,6 @@
 """From logits to the next token, for all rows of a batch in a fixed number of torch's operators.
 
-`draw` defines what is drawn. It runs where no kernel of this project does:
+`Drawing` defines what is drawn. It runs where no kernel of this project does:
 kernels/sampling/sampling.cpp computes the same on CPUs and kernels/gpu/sampling.py on GPUs, both
 without a sort. The settings of all rows are tensors, so no operator and no transfer serves a single
 row; what no row asks for is not computed.
@@ -88,72 +88,64 @@ class Allowed:
         return scores.index_copy_(0, self.rows, kept)
 
 
-def draw(
-    logits: Tensor,
-    asked: Asked,
-    history: History,
-    wants: Wants = EVERYTHING,
-    allowed: Allowed | None = None,
-) -> Tensor:
-    """logits `[R, V]` -> next tokens `[R]`, the first of equal ones. Does not change the logits."""
-    # torch.max also returns the first of equals; it took 2.2 ms, argmax 10.5 (64 x 50257 bfloat16,
-    # one core)
-    return perturbed(logits, asked, history, wants, allowed).max(-1).indices
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the rows of a batch draw."""
 
+    asked: Asked
+    history: History
+    wants: Wants = EVERYTHING
+    allowed: Allowed | None = None
 
-def perturbed(
-    logits: Tensor,
-    asked: Asked,
-    history: History,
-    wants: Wants = EVERYTHING,
-    allowed: Allowed | None = None,
-) -> Tensor:
-    """The scores `[R, V]`; the token of a row is the one with the largest."""
-    scores = shaped(logits, asked, history, wants, allowed)
-    if not wants.noise:
-        return scores
-    drawing = (asked.temperature > 0)[:, None]
-    kept = scores / torch.where(drawing, asked.temperature[:, None], 1.0)
-    if wants.cuts:
-        kept = truncated(kept, asked, wants)
-    noise = gumbel(keys(asked.seeds, history.known), logits.shape[-1])
-    return torch.where(drawing, kept + noise, scores)
+    def draw(self, logits: Tensor) -> Tensor:
+        """logits `[R, V]` -> next tokens `[R]`, the first of equal ones. Does not change the
+        logits."""
+        # torch.max also returns the first of equals; it took 2.2 ms, argmax 10.5 (64 x 50257
+        # bfloat16, one core)
+        return self.scores(logits).max(-1).indices
 
+    def scores(self, logits: Tensor) -> Tensor:
+        """The scores `[R, V]`; the token of a row is the one with the largest."""
+        scores = self.shaped(logits)
+        if not self.wants.noise:
+            return scores
+        temperature = self.asked.temperature[:, None]
+        noisy = temperature > 0
+        kept = scores / torch.where(noisy, temperature, 1.0)
+        if self.wants.cuts:
+            kept = truncated(kept, self.asked, self.wants)
+        noise = gumbel(keys(self.asked.seeds, self.history.known), logits.shape[-1])
+        return torch.where(noisy, kept + noise, scores)
 
-def shaped(
-    logits: Tensor,
-    asked: Asked,
-    history: History,
-    wants: Wants = EVERYTHING,
-    allowed: Allowed | None = None,
-) -> Tensor:
-    """Logits `[R, V]` with penalties, bias and masks, as float; the logits themselves if no row has
-    any.
+    def shaped(self, logits: Tensor) -> Tensor:
+        """Logits `[R, V]` with penalties, bias and masks, as float; the logits themselves if no row
+        has any.
 
-    Repetition: Keskar et al., "CTRL" (2019), section 4.1, over all known tokens, as in TGI and
-    `transformers`. Presence and frequency: OpenAI's API reference, over generated tokens:
-    logit - frequency_penalty * count - presence_penalty * (count > 0).
-    """
-    if not (wants.penalties or wants.edits or allowed is not None):
-        return logits
-    # rows side by side, one row as well: Triton compiles a kernel for how they are aligned
-    scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    known = history.known[:, None]
-    if wants.penalties:
-        place = torch.arange(history.ids.shape[1], device=logits.device)
-        generated = (place >= asked.prompt[:, None]) & (place < known)
-        counts = torch.zeros(scores.shape, dtype=torch.int32, device=logits.device)
-        counts.scatter_add_(1, history.ids, generated.int())
-        count = counts.gather(1, history.ids)
-        named = scores.gather(1, history.ids)
-        rate = asked.repetition[:, None]
-        named = torch.where(named < 0, named * rate, named / rate)
-        named -= count * asked.frequency[:, None] + (count > 0) * asked.presence[:, None]
-        scores.scatter_(1, history.ids, named)  # a token named twice has the same value twice
-    if wants.edits:
-        gains = torch.where(known < asked.until, asked.gains, 0.0)
-        scores.scatter_add_(1, asked.edited, gains)
-    return scores if allowed is None else allowed.only(scores)
+        Repetition: Keskar et al., "CTRL" (2019), section 4.1, over all known tokens, as in TGI and
+        `transformers`. Presence and frequency: OpenAI's API reference, over generated tokens:
+        logit - frequency_penalty * count - presence_penalty * (count > 0).
+        """
+        asked, history, wants = self.asked, self.history, self.wants
+        if not (wants.penalties or wants.edits or self.allowed is not None):
+            return logits
+        # rows side by side, one row as well: Triton compiles a kernel for how they are aligned
+        scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        known = history.known[:, None]
+        if wants.penalties:
+            place = torch.arange(history.ids.shape[1], device=logits.device)
+            generated = (place >= asked.prompt[:, None]) & (place < known)
+            counts = torch.zeros(scores.shape, dtype=torch.int32, device=logits.device)
+            counts.scatter_add_(1, history.ids, generated.int())
+            count = counts.gather(1, history.ids)
+            named = scores.gather(1, history.ids)
+            rate = asked.repetition[:, None]
+            named = torch.where(named < 0, named * rate, named / rate)
+            named -= count * asked.frequency[:, None] + (count > 0) * asked.presence[:, None]
+            scores.scatter_(1, history.ids, named)  # a token named twice has the same value twice
+        if wants.edits:
+            gains = torch.where(known < asked.until, asked.gains, 0.0)
+            scores.scatter_add_(1, asked.edited, gains)
+        return scores if self.allowed is None else self.allowed.only(scores)
 
 
 def truncated(scores: Tensor, asked: Asked, wants: Wants = EVERYTHING) -> Tensor:

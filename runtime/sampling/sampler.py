@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels import sampling_library
 from requested import Sampling
 from runtime.grammar.masks import Masks
-from runtime.sampling.drawing import Allowed, Asked, History, Wants, draw, shaped
+from runtime.sampling.drawing import Allowed, Asked, Drawing, History, Wants
 from runtime.transfer import send
 from seams import Opening
 
@@ -106,57 +106,60 @@ class Batch:
     def __init__(
         self, rows: Sequence[Known], vocab_size: int, device: torch.device, *, kernel: bool
     ) -> None:
-        self.asked = asked_of(rows, vocab_size, device)
-        self.history = history_of(rows, device)
+        self._drawing = drawing_of(rows, vocab_size, device)
         self.left = SPARE
-        self._wants = wants_of([row.sampling for row in rows], self.asked.edited.shape[1] > 0)
         self._triton = kernel
-        members = [getattr(self.asked, field.name).data_ptr() for field in fields(Asked)]
+        asked = self._drawing.asked
+        members = [getattr(asked, field.name).data_ptr() for field in fields(Asked)]
         self._members = (ctypes.c_void_p * len(members))(*members)
 
     @property
     def has_ids(self) -> bool:
         """Whether the known tokens matter, and not only their number."""
-        return self._wants.penalties
+        return self._drawing.wants.penalties
 
     def skip_to(self, known: Sequence[int]) -> None:
         """The rows know so many tokens now."""
-        (there,) = send([np.array(known)], self.history.known.device)
-        self.history.known.copy_(there)
+        here = self._drawing.history.known
+        (there,) = send([np.array(known)], here.device)
+        here.copy_(there)
 
     def draw(self, logits: Tensor, masks: Masks | None = None) -> Tensor:
         """logits `[R, V]` -> the next tokens `[R]`, known from then on."""
         self.left -= 1
-        if self._triton:
-            return self._by_triton(logits, allowed_of(masks, logits.device))
-        kernel = _kernel(logits)
+        drawing, history = self._drawing, self._drawing.history
+        kernel = None if self._triton else _kernel(logits)
         if kernel is None:
-            allowed = allowed_of(masks, logits.device)
-            tokens = draw(logits, self.asked, self.history, self._wants, allowed)
-            self.history.append(tokens)
+            if masks is not None:
+                drawing = replace(drawing, allowed=allowed_of(masks, logits.device))
+            if self._triton:
+                return _by_triton(drawing, logits)
+            tokens = drawing.draw(logits)
+            history.append(tokens)
             return tokens
         logits = logits.contiguous()
         tokens = torch.empty(len(logits), dtype=torch.int64)
-        ids = self.history.ids
         of_masks: tuple[int | None, int | None, int] = (None, None, 0)
         if masks is not None:
             of_masks = masks.bits.ctypes.data, masks.places.ctypes.data, masks.bits.shape[1]
         kernel(
-            logits.data_ptr(), *logits.shape, self._members, self.asked.edited.shape[1], *of_masks,
-            ids.data_ptr(), ids.shape[1], self.history.known.data_ptr(), tokens.data_ptr(),
+            logits.data_ptr(), *logits.shape, self._members, drawing.asked.edited.shape[1],
+            *of_masks, history.ids.data_ptr(), history.ids.shape[1], history.known.data_ptr(),
+            tokens.data_ptr(),
         )  # fmt: skip
         return tokens
 
-    def _by_triton(self, logits: Tensor, allowed: Allowed | None) -> Tensor:
-        from kernels.gpu.sampling import draw  # Triton is part of torch's CUDA build only
 
-        asked, wants = self.asked, self._wants
-        tokens: Tensor = draw(
-            shaped(logits, asked, self.history, wants, allowed),
-            asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
-            self.history.ids, self.history.known, wants.noise, wants.cuts,
-        )  # fmt: skip
-        return tokens
+def _by_triton(drawing: Drawing, logits: Tensor) -> Tensor:
+    from kernels.gpu.sampling import draw  # Triton is part of torch's CUDA build only
+
+    asked, history, wants = drawing.asked, drawing.history, drawing.wants
+    tokens: Tensor = draw(
+        drawing.shaped(logits),
+        asked.seeds, asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.typical_p,
+        history.ids, history.known, wants.noise, wants.cuts,
+    )  # fmt: skip
+    return tokens
 
 
 def _kernel(logits: Tensor) -> Callable[..., None] | None:
@@ -165,9 +168,13 @@ def _kernel(logits: Tensor) -> Callable[..., None] | None:
     return getattr(library, name, None) if library is not None and name else None
 
 
-def allowed_of(masks: Masks | None, device: torch.device) -> Allowed | None:
-    if masks is None:
-        return None
+def drawing_of(rows: Sequence[Known], vocab_size: int, device: torch.device) -> Drawing:
+    asked = asked_of(rows, vocab_size, device)
+    wants = wants_of([row.sampling for row in rows], asked.edited.shape[1] > 0)
+    return Drawing(asked, history_of(rows, device), wants)
+
+
+def allowed_of(masks: Masks, device: torch.device) -> Allowed:
     return Allowed(*send([np.flatnonzero(masks.places >= 0), masks.bits], device))
 
 

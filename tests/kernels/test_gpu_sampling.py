@@ -17,8 +17,8 @@ from triton.runtime.interpreter import GridExecutor
 import kernels.gpu.sampling
 from requested import Sampling
 from runtime.sampling.drawing import _mix as mix
-from runtime.sampling.drawing import keys, perturbed
-from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, asked_of, history_of
+from runtime.sampling.drawing import keys
+from runtime.sampling.sampler import SPARE, Batch, Known, Sampler, drawing_of
 from seams import Opening
 from tests.kernels.launches import launched
 from tests.runtime.sampling.test_sampler import CPU, Operators, row, samplings, some_logits
@@ -38,7 +38,7 @@ def _small_blocks() -> Iterator[None]:
 
 def check(logits: Tensor, rows: Sequence[Known]) -> None:
     size = logits.shape[-1]
-    scores = perturbed(logits, asked_of(rows, size, CPU), history_of(rows, CPU))
+    scores = drawing_of(rows, size, CPU).scores(logits)
     best = scores.topk(2).values
     drawn = Sampler(kernel=True).draw(logits, rows)
     same = (drawn == scores.max(-1).indices) | (best[:, 0] - best[:, 1] < TIE)

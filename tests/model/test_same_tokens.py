@@ -23,8 +23,7 @@ from generate import dynamic
 from generate.modes import MODES, ModeName, make_ledger
 from model import LoadOptions, load_model
 from requested import Sampling
-from runtime.sampling.drawing import perturbed
-from runtime.sampling.sampler import Known, Sampler, asked_of, history_of
+from runtime.sampling.sampler import Known, Sampler, drawing_of
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
 from scheduling.policies.static import Static
@@ -112,8 +111,7 @@ def is_near_tie(model: Any, ids: list[int], sampling: Sampling) -> bool:
         def tap(
             _: Sampler, logits: torch.Tensor, rows: Sequence[Known], _masks: object
         ) -> torch.Tensor:
-            asked = asked_of(rows, logits.shape[-1], logits.device)
-            scores.append(perturbed(logits, asked, history_of(rows, logits.device)))
+            scores.append(drawing_of(rows, logits.shape[-1], logits.device).scores(logits))
             return logits.argmax(-1)
 
         patch.setattr(Sampler, "draw", tap)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,7 @@ from torch import Tensor
 from kernels import sampling_library
 from requested import Sampling
 from runtime.grammar.masks import Masks
-from runtime.sampling.drawing import draw
-from runtime.sampling.sampler import Sampler, allowed_of, asked_of, history_of
+from runtime.sampling.sampler import Sampler, allowed_of, drawing_of
 from seams import Opening
 from tests.runtime.sampling.test_sampler import CPU, samplings, some_logits
 
@@ -40,8 +41,8 @@ def rows_of(asked: list[Sampling], seed: int) -> list[Opening]:
 
 
 def twin(logits: Tensor, rows: list[Opening], masks: Masks) -> list[int]:
-    asked, history = asked_of(rows, logits.shape[-1], CPU), history_of(rows, CPU)
-    tokens: list[int] = draw(logits, asked, history, allowed=allowed_of(masks, CPU)).tolist()
+    drawing = drawing_of(rows, logits.shape[-1], CPU)
+    tokens: list[int] = replace(drawing, allowed=allowed_of(masks, CPU)).draw(logits).tolist()
     return tokens
 
 

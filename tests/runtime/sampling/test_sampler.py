@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ from transformers import (
 from api.limits import mass
 from kernels import sampling_library
 from requested import Sampling
-from runtime.sampling.drawing import Asked, draw, gumbel, keys, perturbed, shaped, truncated
-from runtime.sampling.sampler import Known, Sampler, asked_of, history_of, wants_of
+from runtime.sampling.drawing import EVERYTHING, Asked, gumbel, keys, truncated
+from runtime.sampling.sampler import Known, Sampler, asked_of, drawing_of
 from seams import Opening
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def sample(logits: Tensor, rows: Sequence[Known]) -> Tensor:
 
 
 def twin(logits: Tensor, rows: Sequence[Known]) -> Tensor:
-    return draw(logits, asked_of(rows, logits.shape[-1], CPU), history_of(rows, CPU))
+    return drawing_of(rows, logits.shape[-1], CPU).draw(logits)
 
 
 def some_logits(seed: int, rows: int, size: int, spread: float = 3.0) -> Tensor:
@@ -215,8 +216,7 @@ def alone(sampling: Sampling) -> Asked:
 
 
 def penalised(logits: Tensor, known: Opening) -> Tensor:
-    rows = [known]
-    return shaped(logits[None], asked_of(rows, len(logits), CPU), history_of(rows, CPU))[0]
+    return drawing_of([known], len(logits), CPU).shaped(logits[None])[0]
 
 
 @given(st.lists(st.integers(0, 19), min_size=1, max_size=12), st.floats(0.5, 2))
@@ -300,19 +300,15 @@ def test_a_device_draws_for_any_rows_in_the_same_operators_without_reading_back(
 
 def operators(rows: Sequence[Known]) -> list[str]:
     """Of one draw by the twin."""
-    asked, history = asked_of(rows, 50, CPU), history_of(rows, CPU)
-    wants = wants_of([known.sampling for known in rows], asked.edited.shape[1] > 0)
+    drawing = drawing_of(rows, 50, CPU)
     with torch.no_grad(), Operators() as called:
-        history.append(draw(torch.zeros(len(rows), 50), asked, history, wants))
+        drawing.history.append(drawing.draw(torch.zeros(len(rows), 50)))
     return called.names
 
 
 @given(st.integers(0, 1000), st.lists(samplings, min_size=1, max_size=4))
 def test_what_no_row_asks_for_changes_nothing(seed: int, asked: list[Sampling]) -> None:
     rows = [row(sampling, 5) for sampling in asked]
-    settings, history = asked_of(rows, 40, CPU), history_of(rows, CPU)
-    wants = wants_of(asked, settings.edited.shape[1] > 0)
+    drawing = drawing_of(rows, 40, CPU)
     logits = some_logits(seed, len(rows), 40)
-    assert torch.equal(
-        perturbed(logits, settings, history, wants), perturbed(logits, settings, history)
-    )
+    assert torch.equal(drawing.scores(logits), replace(drawing, wants=EVERYTHING).scores(logits))
