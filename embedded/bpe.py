@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from embedded.vocabulary import PATTERN
+from embedded.vocabulary import PATTERN, bytes_of_characters
 
 
 def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
@@ -30,7 +30,7 @@ def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    byte_of = _bytes_of_characters()
+    byte_of = bytes_of_characters()
     found = tokenizer.get_vocab()
     tokens = [bytes(byte_of[c] for c in token) for token in sorted(found, key=found.__getitem__)]
     merged = [token for token in tokens if len(token) > 1]
@@ -38,15 +38,3 @@ def train_ranks(texts: Iterable[str], size: int) -> dict[bytes, int]:
     if len(ranks) != size:
         raise ValueError(f"the corpus yields {len(ranks)} tokens, not {size}: too little text")
     return ranks
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """Inverse of GPT-2's byte-to-character table, which `tokenizers` uses for its tokens.
-
-    Printable bytes map to themselves, the others to the characters from U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }

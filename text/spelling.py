@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from embedded.vocabulary import bytes_of_characters
+
 SPACE = "\u2581"  # SentencePiece's sign for a space
-
-
-def bytes_of_characters() -> dict[str, int]:
-    """GPT-2's table of visible characters for bytes: printable ones represent themselves, the
-    others are the characters from U+0100 on (Radford et al., 2019)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }
-
-
 _BYTE_OF = bytes_of_characters()
 
 

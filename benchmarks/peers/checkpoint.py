@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.hub import write_folder
+from embedded.vocabulary import bytes_of_characters
 from model_server.quantise import quantise
 from models.gpt2 import GPTConfig
 from models.names import RANDOM_PREFIX
 from models.weights.checkpoint import find_files, load_network, open_source, save_checkpoint
 from models.weights.folder import FolderSource
 from models.weights.source import CheckpointError
-from text.spelling import bytes_of_characters
 from text.vocabulary import load_tokenizer
 
 _END = "<|endoftext|>"

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2LMHeadModel
 
 from benchmarks.peers.environments import BUILD, install, python_of
+from embedded.vocabulary import bytes_of_characters
 from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
-from text.spelling import bytes_of_characters
 
 ENVIRONMENT = "lmeval"
 TOLERANCE = 1e-3
