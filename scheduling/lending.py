@@ -1,4 +1,4 @@
-"""KV memory as those see it who may take the blocks of some residents."""
+"""KV memory for a policy that may take the blocks of some residents."""
 
 from __future__ import annotations
 
