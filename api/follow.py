@@ -40,7 +40,8 @@ class Follower:
 
     def new(self) -> Iterator[NewToken]:
         """The tokens since the last call; those that are not taken come again."""
-        self.ended = self._inference.record is not None  # read before the ids: none follow an end
+        # which is set once statistics have the request; read before the ids, as none follow
+        self.ended = self._inference.event.is_set()
         return self._tokens()
 
     def _tokens(self) -> Iterator[NewToken]:
