@@ -31,6 +31,7 @@ MOST_BYTES = 2 << 30  # of addresses; the libraries take a part of them
 STACK_BYTES = 2 << 20  # a quarter of what threads have
 MOST_S = 20.0  # for an answer, however busy the machine is
 NICENESS = 10  # the model comes first
+MOST_IDS = 1 << 19
 
 
 class CheckError(Exception):
@@ -108,10 +109,25 @@ def limits_of(numbers: Sequence[int]) -> LLParserLimits:
     )
 
 
-def serve(lines: IO[str], answers: IO[str], limits: LLParserLimits) -> None:
-    from llguidance import LLMatcher, LLTokenizer
+class _Bytes:
+    """A vocabulary of bytes, as llguidance's TokenizerWrapper takes it. Grammars may name tokens by
+    ids of the served model's, so there are as many ids as any vocabulary has."""
 
-    tokenizer = LLTokenizer("byte")
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+
+    def __init__(self) -> None:
+        self.tokens = [bytes([byte]) for byte in range(256)] + [b"<end>"] + [b""] * MOST_IDS
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def serve(lines: IO[str], answers: IO[str], limits: LLParserLimits) -> None:
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
     for line in lines:
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # its signal ends the process
         matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=limits)
