@@ -33,7 +33,9 @@ from api.metrics import Metrics, register_metrics
 from api.openai import routes as openai
 from api.openai.answers import error_shape
 from api.openai.generation import Generations
+from api.openai.served import ServedModel
 from api.responses import routes as responses
+from api.responses.calls import ResponseCalls
 from api.service import Description, Service
 from api.texts import Texts
 from api.tgi import routes as tgi
@@ -161,31 +163,35 @@ def create_app(
         Texts() if config.watch_text else None,
         grammars,
     )
-    generations = Generations(service, template)
-    app.register_blueprint(native.make_blueprint(service, generations.require_served))
+    served = ServedModel(service, template)
+    generations = Generations(service, served)
+    app.register_blueprint(native.make_blueprint(service, served.require_served))
     app.register_blueprint(watch.make_blueprint(service, template))
     calls = openai.Calls(service, generations)
-    app.register_blueprint(tgi.make_blueprint(service, generations, calls))
+    app.register_blueprint(tgi.make_blueprint(service, served, calls))
+    endpoints = Endpoints(service, generations)
     jobs = Jobs(
         config.database_url or Path(config.data_dir),
-        Endpoints(service, generations),
-        names=generations.names,
+        endpoints,
+        names=served.names,
         window=max(LEAST_STORED_IN_HAND, STORED_IN_HAND * config.max_batch_size),
         most_line_bytes=config.max_body_bytes,
         retention_s=config.batch_retention_days * DAY_S,
         hurried=lambda: manager.serves_immediate,
     )
+    answers = ResponseCalls(service, generations, jobs)
+    endpoints.add(responses.PATH, answers.line)
     engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars)
     app.extensions["engine"] = engine
     app.extensions["departures"] = departures
     app.extensions["intake"] = make_intake(config, manager, stats)
-    app.register_blueprint(openai.make_blueprint(service, generations, calls))
+    app.register_blueprint(openai.make_blueprint(service, served, calls))
     app.register_blueprint(files.make_blueprint(service, jobs))
-    app.register_blueprint(batches.make_blueprint(service, jobs, generations.model))
-    app.register_blueprint(responses.make_blueprint(service, generations, jobs))
+    app.register_blueprint(batches.make_blueprint(service, jobs, served.name))
+    app.register_blueprint(responses.make_blueprint(service, answers))
     tracing = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     app.extensions["tracing"] = tracing
-    register_hooks(app, config, time.perf_counter, tracing, generations.model)
+    register_hooks(app, config, time.perf_counter, tracing, served.name)
     register_metrics(app, metrics, manager, JobCollector(jobs))
     register_openapi(app, keys=bool(config.keys))
     return app

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flask import Response, request
 
 from api.follow import awaited
 from api.http.errors import ApiError, Shape, plain_shape
-from api.http.writer import COMMENT
+from api.http.writer import COMMENT, Updated
 from api.service import Service
 from engine.inference import Inference
 
@@ -50,11 +50,23 @@ def event_stream(
             if (record := inference.record) is not None and record.generated == 0:
                 close()
                 service.outcome(inference)
+    return stream_of(service, inferences, told, close)
+
+
+def stream_of(
+    service: Service,
+    sources: Sequence[Updated],
+    events: Iterator[bytes | None],
+    close: Callable[[], None],
+) -> Response:
+    """`events`, with None where there is nothing to send before the next update of a source.
+    `close` is called at the end, also where the client is gone."""
+    client = request.environ.get("gunicorn.socket")
     if client is None:  # the server is not gunicorn
-        body = awaited(told, updated)
+        body = awaited(events, sources[0].updated)
     else:  # which sends chunks to clients that accept them
         chunked = request.environ["SERVER_PROTOCOL"] != "HTTP/1.0"
-        body = service.writer.serve(inferences, client, told, chunked=chunked)
+        body = service.writer.serve(sources, client, events, chunked=chunked)
     response = Response(body, mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"  # proxies like nginx must not buffer it

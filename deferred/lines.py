@@ -15,7 +15,7 @@ from typing import Any
 
 from deferred.entities import LineError, NewItem, Unrun
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MOST_LINES = 50_000
 MOST_FILE_BYTES = 200 * 2**20  # OpenAI says 200 MB
 MOST_ERRORS = 100  # reported for one file

@@ -21,6 +21,8 @@ from router.http.probes import Prober
 from router.http.proxy import Proxy
 from router.http.relay import Relay
 from router.http.telemetry import RequestTelemetry
+from router.http.tokens import PATHS as TOKEN_PATHS
+from router.http.tokens import TokenRelay
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
 from router.rules.fleet import Fleet
@@ -71,13 +73,14 @@ async def serve(config: Config) -> None:
             default_model=config.default_model,
             idle_s=config.stream_idle,
         )
+        tokens = TokenRelay(forwarder, dispatcher, idle_s=config.stream_idle)
         tracing = start_tracing(config.otlp_endpoint or None, config.otlp_service_name)
         journal = None
         if config.record:
             journal = Journal(Path(config.record), "router", {})
         telemetry = RequestTelemetry(dispatcher, metrics, journal)
         proxy = Proxy(
-            config, dispatcher, forwarder, buffers, relay, jobs, metrics, telemetry, tracing
+            config, dispatcher, forwarder, buffers, relay, jobs, tokens, metrics, telemetry, tracing
         )
         prober = Prober(dispatcher, session, config.probe_interval, config.probe_timeout)
         prober.set_sources(configuration.read_upstreams(config))
@@ -141,6 +144,8 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
     app.router.add_post("/v1/{path:.+}", proxy.handle)
     for path in ("/", "/inference", "/generate", "/generate_stream"):
         app.router.add_post(path, proxy.handle)
+    for path in TOKEN_PATHS:
+        app.router.add_post(path, proxy.handle_tokens)
     if config.cors_origin:
         allowed = {config.cors_origin}
 

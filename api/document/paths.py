@@ -150,7 +150,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         events=Event | OpenAIError,
     ),
     ("GET", "/v1/responses/{response_id}"): _openai(
-        *_STORED, 404, whole=GeneratedResponse, query={"stream": {"const": "false"}}
+        *_STORED,
+        404,
+        whole=GeneratedResponse,
+        events=Event | OpenAIError,
+        query={
+            "stream": {"enum": ["true", "false"]},
+            "starting_after": {"type": "integer", "minimum": 0},
+        },
     ),
     ("DELETE", "/v1/responses/{response_id}"): _openai(*_STORED, 404, whole=DeletedResponse),
     ("POST", "/v1/responses/{response_id}/cancel"): _openai(*_STORED, 404, whole=GeneratedResponse),

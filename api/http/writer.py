@@ -15,10 +15,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
-
-from engine.inference import Inference
+from typing import Protocol
 
 COMMENT = b": waiting\n\n"
+
+
+class Updated(Protocol):
+    """What events are made of: a request, for example. `updated` is set whenever there is more."""
+
+    updated: threading.Event
 
 
 class Writer:
@@ -32,7 +37,7 @@ class Writer:
 
     def serve(
         self,
-        inferences: Sequence[Inference],
+        sources: Sequence[Updated],
         client: socket.socket,
         events: Iterator[bytes | None],
         *,
@@ -40,10 +45,10 @@ class Writer:
     ) -> Iterator[bytes]:
         """The body of gunicorn's answer: empty, since `events` go to the client's socket, in
         chunks if `chunked`. None among them means that nothing is to be sent before the next update
-        of the requests. Raises the errors of `events` and the socket."""
+        of a source. Raises the errors of `events` and the socket."""
         stream = _Stream(client, events, chunked, self._told, self._heartbeat_s)
-        for inference in inferences:
-            inference.updated = stream
+        for source in sources:
+            source.updated = stream
         yield b""  # gunicorn sends the head
         while not stream.ended:
             stream.lend()

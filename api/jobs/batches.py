@@ -47,7 +47,7 @@ class BatchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     input_file_id: str = Field(description="the id of a file with purpose 'batch'")
-    endpoint: Literal["/v1/completions", "/v1/chat/completions"] = Field(
+    endpoint: Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"] = Field(
         description=" or ".join(f"'{endpoint}'" for endpoint in ENDPOINTS)
     )
     completion_window: str = Field(description=WINDOW)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from api.http.body import of_schema
-from api.http.errors import ApiError, internal_error
+from api.http.errors import CLIENT_GONE, ApiError, internal_error
 from api.openai.answers import error_shape
 from api.openai.choices import Segment
 from api.openai.generation import Generation, Generations
@@ -18,8 +18,21 @@ from deferred.entities import Usage
 from deferred.worker import Answer, NotNowError
 from engine.inference import Inference
 
-LATER = (429, 503)  # failures that are not the line's fault
-FAILED = 500
+LATER = (429, 503)  # refusals that are not the line's fault
+ENDED = (CLIENT_GONE, 503, 504)  # a generation that did not fail: cancelled, or the server ends
+
+Json = dict[str, Any]
+
+
+class Line(NamedTuple):
+    """A valid line. `answers`: None before each update that the answer needs, then the answer.
+    Raises ApiError."""
+
+    generation: Generation
+    answers: Iterator[Json | None]
+
+
+Make = Callable[[str, Json, float], Line]  # of an owner, a body, and its time of arrival
 
 
 class Endpoints:
@@ -27,20 +40,28 @@ class Endpoints:
 
     def __init__(self, service: Service, generations: Generations) -> None:
         self._service = service
-        self._make: Mapping[str, Callable[[dict[str, Any], float], Generation]] = {
-            "/v1/completions": lambda body, arrival_s: generations.completion(
-                of_schema(body, CompletionRequest), arrival_s
-            ),
-            "/v1/chat/completions": lambda body, arrival_s: generations.chat(
-                of_schema(body, ChatRequest), arrival_s
-            ),
+
+        def completion(owner: str, body: Json, arrival_s: float) -> Line:
+            return _line(generations.completion(of_schema(body, CompletionRequest), arrival_s))
+
+        def chat(owner: str, body: Json, arrival_s: float) -> Line:
+            return _line(generations.chat(of_schema(body, ChatRequest), arrival_s))
+
+        self._make: dict[str, Make] = {
+            "/v1/completions": completion,
+            "/v1/chat/completions": chat,
         }
+
+    def add(self, endpoint: str, make: Make) -> None:
+        """Call it before lines are run."""
+        self._make[endpoint] = make
 
     def begin(
         self, owner: str, endpoint: str, body: bytes, deadline_s: float, updated: Event
     ) -> _Call | Answer:
         try:
-            generation = self._make[endpoint](json.loads(body), self._service.clock())
+            line = self._make[endpoint](owner, json.loads(body), self._service.clock())
+            generation = line.generation
             for inference in generation.inferences:
                 inference.service_class, inference.deadline_s = "deferred", deadline_s
                 inference.updated = updated
@@ -51,45 +72,56 @@ class Endpoints:
             return _refusal(error)
         except Exception as error:
             return _refusal(internal_error(error))
-        return _Call(self._service, generation)
+        return _Call(self._service, line)
+
+
+def _line(generation: Generation) -> Line:
+    """Of a completion or a chat."""
+
+    def answers() -> Iterator[Json | None]:
+        parts: list[Segment] = []
+        for segment in generation.segments():
+            if segment is None:
+                yield None
+            else:
+                parts.append(segment)
+        yield dict(generation.whole(parts))
+
+    return Line(generation, answers())
 
 
 class _Call:
     """A deferred.worker.Call."""
 
-    def __init__(self, service: Service, generation: Generation) -> None:
+    def __init__(self, service: Service, line: Line) -> None:
         self._service = service
-        self._generation = generation
-        self._inferences = generation.inferences
-        self._segments = generation.segments()
-        self._parts: list[Segment] = []
-        self._may_end_early = generation.may_end_early
+        self._line = line
+        self._inferences = line.generation.inferences
 
     @property
     def inferences(self) -> Sequence[Inference]:
         return self._inferences
 
     def read(self) -> Answer | None:
-        if not self._may_end_early and any(i.record is None for i in self._inferences):
+        generation, answers = self._line
+        if not generation.may_end_early and any(i.record is None for i in self._inferences):
             return None
         try:
-            for segment in self._segments:
-                if segment is None:
-                    return None
-                self._parts.append(segment)
-            body = self._generation.whole(self._parts)
+            body = next(answers)
         except ApiError as error:
             self.cancel()
-            if error.status != FAILED:  # cancelled, or the server ends
+            if error.status in ENDED:
                 raise NotNowError from error
             return _refusal(error)
         except Exception as error:
             self.cancel()
             return _refusal(internal_error(error))
-        told = body["usage"]
+        if body is None:
+            return None
+        told = generation.usage()
         return Answer(
             200,
-            dict(body),
+            body,
             Usage(
                 input_tokens=told["prompt_tokens"],
                 cached_tokens=told["prompt_tokens_details"]["cached_tokens"],

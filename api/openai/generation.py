@@ -17,7 +17,7 @@ from api.openai.chat_form import ChatForm
 from api.openai.choices import Choice, Segment
 from api.openai.completion_form import CompletionForm
 from api.openai.constraints import constraint_of
-from api.openai.messages import Message, for_template
+from api.openai.offer import CallRules, Offer
 from api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
@@ -25,20 +25,15 @@ from api.openai.schemas import (
     GenerationRequest,
     seed_of_choice,
 )
+from api.openai.served import ServedModel
 from api.openai.shapes import Usage
-from api.openai.tools import Offer
 from api.service import Service
 from engine.inference import Inference, new_group
-from models.names import GGUF_SUFFIX, local_path
 from requested import Constraint, Sampling
-from serving.config import Config
-from text.chat import ChatTemplate, ConversationError
-from text.tokenizer import EncodingError
 
 log = logging.getLogger(__name__)
 
 MOST_NOTED = 100  # names of unknown fields that are logged
-PLACEHOLDERS = ("tgi", "dummy")  # the models that TGI's clients name where it has only one
 FORCE = 1e9  # more than any logit
 
 
@@ -49,15 +44,6 @@ def forced(token: int, sampling: Sampling) -> Sampling:
     return replace(
         sampling, temperature=0.0, repetition_penalty=1.0, logit_bias=bias, constraint=None
     )
-
-
-def served_names(config: Config) -> list[str]:
-    """The model's names for clients: `--served-model-name`, or else `--model` (of a path, its
-    last part without .gguf). Responses carry the first."""
-    if config.served_model_name is not None:
-        return config.served_model_name.split(",")
-    path = local_path(config.model)
-    return [config.model if path is None else path.name.removesuffix(GGUF_SUFFIX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +77,10 @@ class Generation:
 class Generations:
     """Makes generations. Raises ApiError for an invalid call."""
 
-    def __init__(self, service: Service, template: ChatTemplate) -> None:
-        self.names = served_names(service.config)
-        self.model = self.names[0]
+    def __init__(self, service: Service, served: ServedModel) -> None:
+        self.served = served
         self._service = service
-        self._template = template
         self._noted: set[str] = set()
-
-    def require_model(self, name: str) -> None:
-        if name not in self.names:
-            raise ApiError(
-                404,
-                f"the model {show(name)} is not served here; allowed: "
-                + ", ".join(map(show, self.names)),
-                param="model",
-                code="model_not_found",
-            )
-
-    def require_served(self, name: str | None) -> None:
-        """As `require_model`, for a request, which need not name a model."""
-        if name is not None and name not in PLACEHOLDERS:
-            self.require_model(name)
 
     def completion(self, wanted: CompletionRequest, arrival_s: float) -> Generation:
         self._require_offered(wanted)
@@ -121,8 +90,8 @@ class Generations:
                 f"field 'best_of' must be the same as 'n' ({wanted.choices}), got {wanted.best_of}",
                 param="best_of",
             )
-        prompts = [self._prompt_ids(prompt) for prompt in wanted.prompts]
-        form = CompletionForm(self.model, wanted, self._service.tokenizer)
+        prompts = list(map(self.served.prompt_ids, wanted.prompts))
+        form = CompletionForm(self.served.name, wanted, self._service.tokenizer)
         return self._generation(wanted, prompts, wanted.max_tokens, form, arrival_s)
 
     def chat(self, wanted: ChatRequest, arrival_s: float) -> Generation:
@@ -131,41 +100,14 @@ class Generations:
             raise ApiError(
                 400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
             )
-        offer = wanted.offer
-        ids = self.conversation_ids(wanted.messages, offer)
-        form = ChatForm(self.model, wanted, self._service.tokenizer, self._template.form)
+        served, offer = self.served, wanted.offer
+        ids = served.conversation_ids(wanted.messages, offer)
+        form = ChatForm(served.name, wanted, self._service.tokenizer, served.call_form)
         most = wanted.max_completion_tokens or wanted.max_tokens
         return self._generation(wanted, [ids], most, form, arrival_s, offer)
 
-    def conversation_ids(
-        self,
-        messages: Sequence[Message],
-        offer: Offer | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """As the model's chat template writes it."""
-        try:
-            return self._template.encode(
-                for_template(messages),
-                [] if offer is None else offer.for_template(),
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (ConversationError, EncodingError) as error:
-            raise ApiError(400, str(error), param="messages") from error
-
-    def require_tokens(self, tokens: Sequence[int], field: str) -> None:
-        """Raises ApiError for a token outside the vocabulary."""
-        vocab_size = self._service.tokenizer.vocab_size
-        if tokens and (token := max(tokens)) >= vocab_size:
-            raise ApiError(
-                400,
-                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
-                param=field,
-            )
-
     def _require_offered(self, wanted: GenerationRequest) -> None:
-        self.require_served(wanted.model)
+        self.served.require_served(wanted.model)
         for name in wanted.model_extra or {}:
             if name not in self._noted and len(self._noted) < MOST_NOTED:
                 self._noted.add(name)
@@ -174,22 +116,15 @@ class Generations:
             raise ApiError(
                 400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
             )
-        self.require_tokens([int(key) for key in wanted.logit_bias or {}], "logit_bias")
-        self.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
+        self.served.require_tokens([int(key) for key in wanted.logit_bias or {}], "logit_bias")
+        self.served.require_tokens(wanted.stop_token_ids or [], "stop_token_ids")
         self._service.require_ready()
-
-    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self._service.encode("prompt", prompt)
-        self.require_tokens(prompt, "prompt")
-        return prompt
 
     def _most_tokens(
         self, wanted: GenerationRequest, form: Form, known: int, asked: int | None
     ) -> int:
         """Tokens to generate after a prompt of `known` tokens."""
-        assert self._service.manager.model is not None
-        context = self._service.manager.model.context
+        context = self.served.context
         room = context - known
         most = asked
         if most is None:
@@ -210,17 +145,21 @@ class Generations:
             )
         return most
 
-    def _constraint(self, wanted: GenerationRequest, offer: Offer | None) -> Constraint | None:
-        """What the answer must be. It is compiled: from then on it is accepted."""
-        found = constraint_of(wanted)
+    def _rules(
+        self, wanted: GenerationRequest, offer: Offer | None
+    ) -> tuple[Constraint | None, CallRules | None]:
+        """What the answer must be, and how calls are found in it. A constraint is compiled: from
+        then on it is accepted."""
+        found, calls = constraint_of(wanted), None
         if offer is not None:
             special_ids = self._service.tokenizer.special_ids
-            found = offer.constraint(self._template.form, special_ids, found)
+            calls = offer.rules(self.served.call_form, special_ids, found)
+            found = calls.constraint
         if found is None:
-            return None
+            return None, calls
         field, constraint = found
         self._service.require_compiled(constraint, field)
-        return constraint
+        return constraint, calls
 
     def _generation(
         self,
@@ -231,7 +170,8 @@ class Generations:
         arrival_s: float,
         offer: Offer | None = None,
     ) -> Generation:
-        service, constraint = self._service, self._constraint(wanted, offer)
+        service = self._service
+        constraint, calls = self._rules(wanted, offer)
         prompt_tokens = sum(map(len, prompts))
         service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
@@ -273,7 +213,7 @@ class Generations:
                         prompt_tokens=len(prompt),
                         echo=echo,
                         most_tokens=most,
-                        parser=None if offer is None else offer.parser(self._template.form),
+                        parser=None if calls is None else calls.parser(),
                     )
                 )
         return Generation(wanted, choices, form, prompt_tokens, may_end_early)

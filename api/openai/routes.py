@@ -16,6 +16,7 @@ from api.http.errors import ApiError, error_response
 from api.openai.answers import error_shape
 from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, CompletionRequest
+from api.openai.served import ServedModel
 from api.openai.shapes import ModelCard, ModelList
 from api.service import Service
 from api.stream import event, event_stream
@@ -69,29 +70,28 @@ class Calls:
         return jsonify(generation.whole(parts))
 
 
-def make_blueprint(service: Service, generations: Generations, calls: Calls) -> Blueprint:
+def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Blueprint:
     blueprint = Blueprint("openai", __name__, url_prefix="/v1")
     most_bytes = service.config.max_body_bytes
 
     def card(name: str) -> ModelCard:
         service.require_ready()  # routers take a list for a server that takes requests
-        assert service.manager.model is not None
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "effective-batching",
-            "max_model_len": service.manager.model.context,
+            "max_model_len": served.context,
         }
 
     @blueprint.get("/models")
     def models() -> Response:
-        told: ModelList = {"object": "list", "data": [card(name) for name in generations.names]}
+        told: ModelList = {"object": "list", "data": [card(name) for name in served.names]}
         return jsonify(told)
 
     @blueprint.get("/models/<path:name>")
     def model(name: str) -> Response:
-        generations.require_model(name)
+        served.require_named(name)
         return jsonify(card(name))
 
     @blueprint.post("/completions")

@@ -47,7 +47,8 @@ from api.openai.constraints import (
     StructuredOutputs,
 )
 from api.openai.messages import MESSAGES, Filled, Messages, Text
-from api.openai.tools import TOOL_CHOICE, TOOLS, Offer, ToolChoice, Tools, offer_of
+from api.openai.offer import Offer, offer_of
+from api.openai.tools import TOOL_CHOICE, TOOLS, ToolChoice, Tools
 from api.signals import Signals
 from requested import Constraint, Sampling, ServiceClass
 

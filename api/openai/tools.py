@@ -1,22 +1,14 @@
-"""The tools of a chat: what a client offers, and what the model may and must call."""
+"""The tools of a chat, as clients send them."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field
 
-from api.http.errors import ApiError, show
 from api.openai.messages import MOST_DEPTH, Filled, Text, nested_deeper
-from requested import Constraint
 from text.tools.conversation import Tool as TemplateTool
-from text.tools.forms import CallForm
-from text.tools.grammar import grammar_of_calls, of_regex, of_schema
-from text.tools.parsing import CallParser, ForcedCallParser, Parser
 
 MOST_TOOLS = 128  # as OpenAI's
 MOST_CHARACTERS = 2**18  # of their JSON
@@ -29,7 +21,8 @@ TOOLS = (
 )
 TOOL_CHOICE = (
     "'none', 'auto', 'required', or one of the tools: its name, or an object with type 'function' "
-    "and function: name"
+    "and function: name; or an object with type 'allowed_tools' and allowed_tools: mode ('auto' or "
+    "'required') and tools (each with type 'function' and function: name)"
 )
 
 
@@ -98,86 +91,14 @@ class NamedChoice(BaseModel):
     function: NamedFunction
 
 
-ToolChoice = Filled | NamedChoice
-FieldConstraint = tuple[str, Constraint]  # and the field that asks for it
+class AllowedTools(BaseModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The functions that an answer may call. `forced`: it must call, and only these."""
-
-    functions: Sequence[Function]
-    forced: Sequence[Function]
-    most_calls: int | None  # None: any number
-
-    def for_template(self) -> list[TemplateTool]:
-        return [function.for_template() for function in self.functions]
-
-    def parser(self, form: CallForm) -> Parser:
-        if self.forced:
-            return ForcedCallParser()
-        names = frozenset(function.name for function in self.functions)
-        return CallParser(form, names, self.most_calls)
-
-    def constraint(
-        self, form: CallForm, special_ids: Mapping[str, int], wanted: FieldConstraint | None
-    ) -> FieldConstraint | None:
-        """What the answer must be, and the field that says so. `wanted`: what it must be where it
-        does not call; calls stay possible beside it. Raises ApiError."""
-        if not self.forced and wanted is None:
-            return None
-        field, rule = ("tools", None) if wanted is None or self.forced else _as_rule(*wanted)
-        schemas = {one.name: one.enforced_schema for one in self.forced or self.functions}
-        several = self.most_calls is None
-        grammar = grammar_of_calls(
-            form, schemas, several=several, special_ids=special_ids, answer=rule
-        )
-        return field, Constraint("lark", grammar)
+class AllowedChoice(BaseModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
-def _as_rule(field: str, constraint: Constraint) -> tuple[str, str]:
-    match constraint.kind:
-        case "json_schema":
-            return field, of_schema(json.loads(constraint.text))
-        case "regex":
-            return field, of_regex(constraint.text)
-    raise ApiError(
-        400,
-        f"field '{field}' must be a JSON schema or a regular expression beside 'tools' that may be "
-        "called; a grammar needs 'tool_choice' to be 'none'",
-        param=field,
-    )
-
-
-def offer_of(
-    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None
-) -> Offer | None:
-    """None where nothing may be called. Raises ApiError."""
-    functions = [tool.function for tool in tools or ()]
-    counted = Counter(function.name for function in functions)
-    if repeated := [name for name, count in counted.items() if count > 1]:
-        raise ApiError(
-            400,
-            f"field 'tools' must have each name once, got {show(repeated[0])} "
-            f"{counted[repeated[0]]} times",
-            param="tools",
-        )
-    match choice:
-        case "none":
-            return None
-        case None | "auto":
-            return Offer(functions, (), 1 if parallel is False else None) if functions else None
-        case "required":
-            forced, most_calls = functions, 1 if parallel is False else None
-        case _:
-            name = choice if isinstance(choice, str) else choice.function.name
-            forced, most_calls = [one for one in functions if one.name == name], 1
-    if not forced:
-        raise ApiError(
-            400,
-            f"field 'tool_choice' must be {TOOL_CHOICE}, got "
-            f"{show(choice if isinstance(choice, str) else choice.function.name)}; tools: "
-            + (", ".join(map(show, counted)) or "none"),
-            param="tool_choice",
-        )
-    return Offer(functions, forced, most_calls)
+ToolChoice = Filled | NamedChoice | AllowedChoice

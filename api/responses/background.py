@@ -1,4 +1,4 @@
-"""Responses that are generated while no client waits for them."""
+"""Responses that are generated whether or not a client waits for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 
 from api.http.errors import ApiError, internal_error
+from api.jobs.store import explain
 from api.responses.call import Call
+from api.responses.events import EventLogs
 from api.responses.kept import Kept
 from api.service import Service
 from deferred.errors import StoreError
@@ -18,16 +20,21 @@ log = logging.getLogger(__name__)
 
 class Background:
     """Any thread may call it. `executor`: one thread, which reads what was generated and stores
-    the responses."""
+    the responses. `logs`: gets the events of those that were asked for as a stream."""
 
-    def __init__(self, service: Service, kept: Kept, executor: Executor) -> None:
+    def __init__(self, service: Service, kept: Kept, executor: Executor, logs: EventLogs) -> None:
         self._service = service
         self._kept = kept
         self._executor = executor
+        self._logs = logs
         self._running: dict[str, Call] = {}
 
     def follow(self, call: Call) -> None:
         """Call it before the requests are submitted. The stored response gets its end."""
+        if call.wanted.stream:
+            self._logs.open(call.id)
+            for told in call.output.queued():
+                self._logs.add(call.id, told)
         reading = self._read(call)
         updated = _Calling(lambda: self._executor.submit(next, reading, None))
         for inference in call.generation.inferences:
@@ -48,19 +55,25 @@ class Background:
 
     def _read(self, call: Call) -> Iterator[None]:
         """Continues at each update."""
+        output = call.output
         try:
             for event in call.read():
                 if event is None:
                     yield
+                else:
+                    self._logs.add(call.id, event)
         except ApiError as error:
-            call.output.fail(error.message)
+            output.fail(error.message)
         except Exception as error:
-            call.output.fail(internal_error(error).message)
+            output.fail(internal_error(error).message)
         self._running.pop(call.id, None)
         try:
-            self._kept.end(call.output.response)
+            if not self._kept.end(output.response):
+                output.cancel()
         except StoreError as error:
             log.error("a response in the background is lost, it cannot be stored: %s", error)
+            output.fail(explain(error).message)
+        self._logs.add(call.id, output.last(), last=True)
 
 
 class _Calling(threading.Event):

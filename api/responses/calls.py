@@ -1,4 +1,5 @@
-"""`POST /v1/responses`: from its fields to a response, whole, streamed or in the background."""
+"""`POST /v1/responses`: a response whole, streamed or in the background; and the stream of one in
+the background, opened again."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from typing import Any
 from flask import Response, g, jsonify, request
 
 from api.follow import awaited
-from api.http.body import of_schema
 from api.http.errors import ApiError
 from api.http.hooks.keys import presented_owner
 from api.jobs.store import explain
@@ -18,14 +18,12 @@ from api.openai.answers import error_shape
 from api.openai.generation import Generations
 from api.responses.background import Background
 from api.responses.call import Call
-from api.responses.generating import begun, generation_of
-from api.responses.items import as_json, messages_of, new_id, stored_items
+from api.responses.events import GONE, EventLogs, encoded
 from api.responses.kept import Kept
-from api.responses.output import Output
-from api.responses.schemas import ResponseRequest, refuse_by_name
-from api.responses.shapes import Event, InputItem, OutputItem
+from api.responses.lines import ResponseLines
+from api.responses.making import Maker
 from api.service import Service
-from api.stream import event, event_stream
+from api.stream import event_stream, stream_of
 from deferred.errors import StoreError
 from deferred.jobs import Jobs
 
@@ -36,42 +34,44 @@ MARK = re.compile("[0-9a-f]{8}")
 class ResponseCalls:
     def __init__(self, service: Service, generations: Generations, jobs: Jobs) -> None:
         self._service = service
-        self._generations = generations
         self._executor = ThreadPoolExecutor(1, "responses")
         self.kept = Kept(jobs, service.config)
-        self.background = Background(service, self.kept, self._executor)
+        self._maker = Maker(generations, self.kept)
+        self.line = ResponseLines(self._maker, self.kept)
+        self._logs = EventLogs()
+        self._background = Background(service, self.kept, self._executor, self._logs)
+        self.has_begun = self._background.has_begun
 
     def create(self, data: dict[str, Any], arrival_s: float) -> Response:
-        call = self._call(data, arrival_s)
+        mark = request.headers.get(MARK_HEADER, "")
+        if not MARK.fullmatch(mark):
+            mark = ""
+        call = self._maker.make(presented_owner(), data, arrival_s, mark=mark)
         if call.wanted.background:
             return self._in_background(call)
         self._service.submit(*call.generation.inferences, asked=call.wanted)
         return self._streamed(call) if call.wanted.stream else self._whole(call)
 
-    def _call(self, data: dict[str, Any], arrival_s: float) -> Call:
-        refuse_by_name(data)
-        wanted = of_schema(data, ResponseRequest)
-        if wanted.background and (wanted.stream or wanted.store is False):
-            field = "stream" if wanted.stream else "store"
-            raise ApiError(
-                400,
-                "field 'background' needs 'stream' not to be true and 'store' not to be false",
-                param=field,
-            )
-        owner, previous = presented_owner(), None
-        items: list[InputItem | OutputItem] = []
-        if wanted.previous_response_id is not None:
-            previous, items = self.kept.earlier(owner, wanted.previous_response_id)
-        own = stored_items(wanted.input)
-        generation = generation_of(
-            wanted, messages_of([*items, *own]), self._generations, arrival_s
-        )
-        mark = request.headers.get(MARK_HEADER, "")
-        id = new_id(f"resp_{mark}" if MARK.fullmatch(mark) else "resp")
-        response = begun(wanted, id, self._generations.model)
-        if response["store"]:
-            self.kept.require_room(owner, len(as_json(own)))
-        return Call(owner, wanted, generation, Output(response), own, previous)
+    def resume(self, response_id: str, first: int) -> Response:
+        """The events of a response in the background from number `first` on. Raises ApiError."""
+        following = self._logs.follow(response_id, first)
+        if following is None:
+            raise ApiError(400, GONE, param="stream")
+        client = request.environ.get("gunicorn.socket")
+        unwatch = self._service.departures.watch(client, following.leave)
+        return stream_of(self._service, [following], following.read(), unwatch)
+
+    def cancel(self, response_id: str) -> None:
+        """One in the background; without effect if it has ended."""
+        self._background.cancel(response_id)
+
+    def delete(self, response_id: str) -> None:
+        self.kept.delete(presented_owner(), response_id)
+        self._forget(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        self._background.cancel(response_id)
+        self._logs.drop(response_id)
 
     def _whole(self, call: Call) -> Response:
         inferences = call.generation.inferences
@@ -85,7 +85,7 @@ class ResponseCalls:
         finally:
             unwatch()
         if call.stores:
-            self._store(call)
+            self.kept.create(call)
         return jsonify(call.output.response)
 
     def _streamed(self, call: Call) -> Response:
@@ -93,12 +93,12 @@ class ResponseCalls:
 
         def events() -> Iterator[bytes | None]:
             for told in output.opening():
-                yield _sent(told)
+                yield encoded(told)
             try:
                 for found in call.read():
-                    yield None if found is None else _sent(found)
+                    yield None if found is None else encoded(found)
                 if call.stores:  # not in this thread, which may serve all streams
-                    stored = self._executor.submit(self._store, call)
+                    stored = self._executor.submit(self.kept.create, call)
                     stored.add_done_callback(lambda _: first.updated.set())
                     while not stored.done():
                         yield None
@@ -107,27 +107,20 @@ class ResponseCalls:
                 output.fail(error.message)
             except StoreError as error:
                 output.fail(explain(error).message)
-            yield _sent(output.last())
+            yield encoded(output.last())
 
         return event_stream(self._service, call.generation.inferences, events(), error_shape)
 
     def _in_background(self, call: Call) -> Response:
         inferences = call.generation.inferences
         queued = jsonify(call.output.response)  # as it is now
-        self._store(call)
-        self.background.follow(call)
+        self.kept.create(call)
+        self._background.follow(call)
         try:
             self._service.submit(*inferences, asked=call.wanted)
         except ApiError:
-            self.background.cancel(call.id)
+            self._forget(call.id)
             self.kept.delete(call.owner, call.id)
             raise
         g.pop("inferences", None)  # they continue: the log must not count them as cancelled
-        return queued
-
-    def _store(self, call: Call) -> None:
-        self.kept.create(call.owner, call.output.response, call.own, call.previous)
-
-
-def _sent(told: Event) -> bytes:
-    return b"event: " + told["type"].encode() + b"\n" + event(told)
+        return self.resume(call.id, 0) if call.wanted.stream else queued

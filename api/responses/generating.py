@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 from api.http.body import of_schema
 from api.http.errors import ApiError
 from api.openai.generation import Generation, Generations
 from api.openai.schemas import ChatRequest, GenerationRequest
 from api.responses.items import Message
-from api.responses.schemas import ResponseRequest
+from api.responses.schemas import AllowedChoice, ResponseRequest, ToolChoice
 from api.responses.shapes import GeneratedResponse, Json
 
 SHARED = set(GenerationRequest.model_fields) - {"n", "stream_options", "response_format"}
@@ -98,13 +97,19 @@ def _chat(wanted: ResponseRequest) -> Json:
             for tool in (one.model_dump(exclude_none=True) for one in wanted.tools)
         ]
     if wanted.tool_choice is not None:
-        choice = wanted.tool_choice
-        if not isinstance(choice, str):
-            choice = cast(Any, {"type": "function", "function": {"name": choice.name}})
-        fields["tool_choice"] = choice
+        fields["tool_choice"] = _of_chat(wanted.tool_choice)
     if wanted.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = wanted.parallel_tool_calls
     return fields
+
+
+def _of_chat(choice: str | ToolChoice | AllowedChoice) -> str | Json:
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, ToolChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    allowed = {"mode": choice.mode, "tools": list(map(_of_chat, choice.tools))}
+    return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
 def text_format(wanted: ResponseRequest) -> Json:
@@ -120,7 +125,9 @@ def _renamed(error: ApiError) -> ApiError:
     return ApiError(error.status, message, error.headers, param=name, code=error.code)
 
 
-def begun(wanted: ResponseRequest, response_id: str, model: str) -> GeneratedResponse:
+def begun(
+    wanted: ResponseRequest, response_id: str, model: str, *, stores: bool
+) -> GeneratedResponse:
     """The response before anything is generated."""
     response: GeneratedResponse = {
         "id": response_id,
@@ -138,7 +145,7 @@ def begun(wanted: ResponseRequest, response_id: str, model: str) -> GeneratedRes
         "output": [],
         "parallel_tool_calls": wanted.parallel_tool_calls is not False,
         "previous_response_id": wanted.previous_response_id,
-        "store": wanted.store is not False,
+        "store": stores,
         "temperature": 1.0 if wanted.temperature is None else wanted.temperature,
         "text": {"format": text_format(wanted)},
         "tool_choice": _tool_choice(wanted),

@@ -8,6 +8,7 @@ from typing import cast
 
 from api.http.errors import ApiError
 from api.jobs.store import explain
+from api.responses.call import Call
 from api.responses.items import as_json
 from api.responses.shapes import GeneratedResponse, InputItem, OutputItem
 from deferred.entities import NewResponse
@@ -64,26 +65,20 @@ class Kept:
             items += json.loads(response.body)["output"]
         return newest.number, items
 
-    def create(
-        self,
-        owner: str,
-        response: GeneratedResponse,
-        own: list[InputItem],
-        previous: int | None,
-    ) -> None:
+    def create(self, call: Call) -> None:
         """A response in the background has not ended yet."""
-        now_s = time.time()
+        now_s, response = time.time(), call.output.response
         lost_at = None
         if response["status"] == "queued":
             lost_at = now_s + self._config.request_timeout + LOST_AFTER_S
         self._jobs.store.responses.create(
-            owner,
+            call.owner,
             NewResponse(
                 response["id"],
-                as_json(own),
+                as_json(call.own),
                 as_json(response),
                 now_s + self._config.response_retention_days * DAY_S,
-                previous,
+                call.previous,
                 lost_at,
             ),
             now_s,

@@ -38,7 +38,15 @@ class Output:
         yield self._response_event("response.created")
         yield self._response_event("response.in_progress")
 
+    def queued(self) -> Iterator[Event]:
+        """In the place of `opening` for a response in the background."""
+        yield self._response_event("response.created")
+        yield self._response_event("response.queued")
+
     def add(self, chunk: ChatChunk) -> Iterator[Event]:
+        if self.response["status"] == "queued":
+            self.response["status"] = "in_progress"
+            yield self._response_event("response.in_progress")
         for choice in chunk["choices"]:
             delta, logprobs = choice["delta"], choice["logprobs"]
             self._tokens += [] if logprobs is None else logprobs["content"]
@@ -65,9 +73,17 @@ class Output:
         self._end("failed", None)
         self.response["error"] = {"code": "server_error", "message": message}
 
+    def cancel(self) -> None:
+        self._open = None
+        self.response["status"] = "cancelled"
+        self.response["error"] = None
+
     def last(self) -> Event:
-        """Of a response that has ended."""
+        """Of a response that has ended. OpenAI has none for one that was cancelled, which is not
+        complete either."""
         status = self.response["status"]
+        if status == "cancelled":
+            status = "incomplete"
         return self._response_event(cast(Literal["response.completed"], f"response.{status}"))
 
     def _end(
@@ -179,6 +195,7 @@ class Output:
         self,
         kind: Literal[
             "response.created",
+            "response.queued",
             "response.in_progress",
             "response.completed",
             "response.incomplete",

@@ -1,6 +1,8 @@
-"""OpenAI's Responses API: `/v1/responses`. docs/openai.md lists what is supported."""
+"""OpenAI's Responses API: `/v1/responses`. docs/responses.md lists what is supported."""
 
 from __future__ import annotations
+
+import re
 
 from flask import Blueprint, Response, jsonify, request
 
@@ -8,20 +10,19 @@ from api.http.body import read_object
 from api.http.errors import ApiError, show
 from api.http.hooks.keys import presented_owner
 from api.jobs.store import ORDERS, query_choice, query_limit, register_store_errors
-from api.openai.generation import Generations
 from api.responses.calls import ResponseCalls
 from api.responses.shapes import DeletedResponse, GeneratedResponse, InputItems
 from api.service import Service
-from deferred.jobs import Jobs
 
+PATH = "/v1/responses"
 LISTED, MOST_LISTED = 20, 100
+NUMBER = re.compile("[0-9]{1,9}")
 
 
-def make_blueprint(service: Service, generations: Generations, jobs: Jobs) -> Blueprint:
-    blueprint = Blueprint("responses", __name__, url_prefix="/v1/responses")
+def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
+    blueprint = Blueprint("responses", __name__, url_prefix=PATH)
     register_store_errors(blueprint)
-    calls = ResponseCalls(service, generations, jobs)
-    kept, background = calls.kept, calls.background
+    kept = calls.kept
 
     @blueprint.post("")
     def create() -> Response:
@@ -30,14 +31,13 @@ def make_blueprint(service: Service, generations: Generations, jobs: Jobs) -> Bl
 
     @blueprint.get("/<response_id>")
     def retrieve(response_id: str) -> Response:
-        if query_choice(request, "stream", ("true", "false"), "false") == "true":
-            raise ApiError(400, "a stored response cannot be streamed again", param="stream")
-        return jsonify(present(response_id)[1])
+        first = first_event()
+        _, response = present(response_id)
+        return jsonify(response) if first is None else calls.resume(response_id, first)
 
     @blueprint.delete("/<response_id>")
     def delete(response_id: str) -> Response:
-        kept.delete(presented_owner(), response_id)
-        background.cancel(response_id)
+        calls.delete(response_id)
         told: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
         return jsonify(told)
 
@@ -52,7 +52,7 @@ def make_blueprint(service: Service, generations: Generations, jobs: Jobs) -> Bl
                 code="invalid_status",
             )
         if running and kept.end({**response, "status": "cancelled"}):
-            background.cancel(response_id)
+            calls.cancel(response_id)
         return jsonify(present(response_id)[1])
 
     @blueprint.get("/<response_id>/input_items")
@@ -81,8 +81,25 @@ def make_blueprint(service: Service, generations: Generations, jobs: Jobs) -> Bl
     def present(response_id: str) -> tuple[bool, GeneratedResponse]:
         """Whether it is still being generated, and the response as it is now."""
         running, response = kept.read(presented_owner(), response_id)
-        if running and background.has_begun(response_id):
+        if running and calls.has_begun(response_id):
             response["status"] = "in_progress"
         return running, response
+
+    def first_event() -> int | None:
+        """The number of the first event of a stream; None where none is asked for."""
+        after = request.args.get("starting_after")
+        if after is not None and not NUMBER.fullmatch(after):
+            raise ApiError(
+                400,
+                f"'starting_after' must be the sequence_number of an event, got {show(after)}",
+                param="starting_after",
+            )
+        if query_choice(request, "stream", ("true", "false"), "false") == "true":
+            return 0 if after is None else int(after) + 1
+        if after is not None:
+            raise ApiError(
+                400, "'starting_after' needs 'stream' to be true", param="starting_after"
+            )
+        return None
 
     return blueprint

@@ -140,6 +140,12 @@ class ToolChoice(BaseModel):
     name: Filled
 
 
+class AllowedChoice(BaseModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
+
+
 class EventOptions(StreamOptions):
     include_obfuscation: bool | None = None  # further characters that hide lengths: none are sent
 
@@ -170,9 +176,10 @@ class ResponseRequest(GenerationRequest):
         description=f"an array of up to {MOST_TOOLS} tools of type 'function', each with a name "
         "(up to 64 letters, digits, '_' and '-')",
     )
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = Field(
         None,
-        description="'none', 'auto', 'required', or an object with type 'function' and a name",
+        description="'none', 'auto', 'required', an object with type 'function' and a name, or one "
+        "with type 'allowed_tools', mode ('auto' or 'required') and tools",
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
     top_logprobs: TopLogprobs | None = Field(None, description=TOP_LOGPROBS)

@@ -157,6 +157,7 @@ class ResponseEvent(_Event):
 
     type: Literal[
         "response.created",
+        "response.queued",
         "response.in_progress",
         "response.completed",
         "response.incomplete",

@@ -20,8 +20,8 @@ from werkzeug.exceptions import HTTPException
 from api.follow import awaited, follow
 from api.http.body import read_object
 from api.http.errors import ApiError, http_error, internal_error
-from api.openai.generation import Generations
 from api.openai.routes import Calls, with_openai_errors
+from api.openai.served import ServedModel
 from api.service import READY, Service, busy_compiling
 from api.stream import event, event_stream
 from api.tgi.answers import (
@@ -54,7 +54,7 @@ from runtime.grammar.grammars import GrammarError, GrammarsBusyError
 ROUTER = "effective-batching"
 
 
-def make_blueprint(service: Service, generations: Generations, calls: Calls) -> Blueprint:
+def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Blueprint:
     blueprint = Blueprint("tgi", __name__)
     config, tokenizer = service.config, service.tokenizer
     most_at_once = config.max_concurrent_requests or config.most_resident + config.max_waiting
@@ -259,7 +259,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
         known = [n for n in (config.max_total_tokens, context) if n is not None]
         total = min(known, default=None)
         told: Info = {
-            "model_id": generations.model,
+            "model_id": served.name,
             "model_sha": None,
             "model_pipeline_tag": "text-generation",
             "max_concurrent_requests": most_at_once,
@@ -287,7 +287,7 @@ def make_blueprint(service: Service, generations: Generations, calls: Calls) -> 
         response.headers.extend(error.headers)
         return response
 
-    register_tokens(blueprint, service, generations)
+    register_tokens(blueprint, service, served)
     blueprint.register_error_handler(ApiError, answer)
     blueprint.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
     blueprint.register_error_handler(Exception, lambda error: answer(internal_error(error)))

@@ -13,11 +13,12 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
-from api.openai.generation import Generations
 from api.openai.messages import MESSAGES, Messages, Text
+from api.openai.offer import offer_of
 from api.openai.routes import with_openai_errors
 from api.openai.schemas import ChatRequest
-from api.openai.tools import TOOLS, Tools, offer_of
+from api.openai.served import ServedModel
+from api.openai.tools import TOOLS, Tools
 from api.service import Service
 from api.tgi.schemas import GenerateRequest, parse
 
@@ -78,7 +79,7 @@ class Prompt(TypedDict):
     prompt: str
 
 
-def register_tokens(blueprint: Blueprint, service: Service, generations: Generations) -> None:
+def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel) -> None:
     tokenizer, most_bytes = service.tokenizer, service.config.max_body_bytes
 
     @blueprint.post("/tokenize")
@@ -95,19 +96,18 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
             wanted = chat = of_schema(data, TokenizeChat)
             prompted = chat.add_generation_prompt is not False
             offer = offer_of(chat.tools, None, None)
-            ids = generations.conversation_ids(chat.messages, offer, add_generation_prompt=prompted)
+            ids = served.conversation_ids(chat.messages, offer, add_generation_prompt=prompted)
         else:
             wanted = text = of_schema(data, TokenizeText)
             ids = service.encode("prompt", text.prompt)
             if text.add_special_tokens is False and tokenizer.bos_id is not None:
                 ids = ids[1:]
-        generations.require_served(wanted.model)
+        served.require_served(wanted.model)
         service.require_ready()
-        assert service.manager.model is not None
         strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
         return {
             "count": len(ids),
-            "max_model_len": service.manager.model.context,
+            "max_model_len": served.context,
             "tokens": ids,
             "token_strs": strings if wanted.return_token_strs else None,
         }
@@ -118,15 +118,15 @@ def register_tokens(blueprint: Blueprint, service: Service, generations: Generat
 
     def prompt(data: dict[str, object]) -> Prompt:
         wanted = of_schema(data, DetokenizeRequest)
-        generations.require_served(wanted.model)
-        generations.require_tokens(wanted.tokens, "tokens")
+        served.require_served(wanted.model)
+        served.require_tokens(wanted.tokens, "tokens")
         return {"prompt": b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")}
 
     @blueprint.post("/chat_tokenize")
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
-        generations.require_served(wanted.model)
-        ids = generations.conversation_ids(wanted.messages, wanted.offer)
+        served.require_served(wanted.model)
+        ids = served.conversation_ids(wanted.messages, wanted.offer)
         pieces = list(map(tokenizer.token_bytes, ids))
         told: ChatPieces = {
             "tokenize_response": list(pieces_of(ids, pieces)),

@@ -23,12 +23,14 @@ class Attempt(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A client's request and its state. `sent`: the answer, once the router starts to send it."""
+    """A client's request and its state. `sent`: the answer, once the router starts to send it.
+    `openai`: its errors are OpenAI's, whatever the path."""
 
     request: web.Request
     started: float
     request_id: str
     model: str = ""
+    openai: bool = False
     body: bytearray = field(default_factory=bytearray)
     buffered_bytes: int = 0  # of the body, and of an answer that is held back
     routed: RoutedRequest | None = None

@@ -148,6 +148,27 @@ class Forwarder:
             end_s = x.passed_s if x.passed_s is not None else asyncio.get_running_loop().time()
             x.attempts.append(Attempt(upstream.url, start_s, end_s))
 
+    async def relay(
+        self,
+        x: Exchange,
+        upstream: Upstream,
+        body: bytearray | aiohttp.StreamReader,
+        limit_s: float,
+    ) -> web.StreamResponse | Problem:
+        """Sends the request, and passes the answer on as it arrives. Returns a Problem if nothing
+        has reached the client. Raises ClientGoneError."""
+        try:
+            async with self.send(x, upstream, body, limit_s) as passage:
+                await passage.begin()
+                while chunk := await passage.read():
+                    await passage.write(chunk)
+                return await passage.end()
+        except UpstreamFailedError as failure:
+            x.broken = str(failure)
+            if x.sent is None:
+                return failure.problem
+            return await self.break_off(x, failure.problem)
+
     async def break_off(self, x: Exchange, problem: Problem) -> web.StreamResponse:
         """Ends an answer that has begun. An event stream gets an error event and no [DONE]; any
         other connection is closed before the body's end. May raise ClientGoneError."""

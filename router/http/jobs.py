@@ -13,7 +13,7 @@ from aiohttp import web
 from router.config import ANY
 from router.dispatching import AsyncDispatcher
 from router.http.exchange import Exchange
-from router.http.forward import Forwarder, UpstreamFailedError
+from router.http.forward import Forwarder
 from router.rules.messages import errors
 from router.rules.messages.errors import Problem
 from router.rules.responses import PATH as RESPONSES
@@ -50,17 +50,7 @@ class JobRelay:
         if isinstance(upstream, Problem):
             return upstream
         body = x.request.content if x.request.can_read_body else bytearray()
-        try:
-            async with self._forwarder.send(x, upstream, body, self._idle_s) as passage:
-                await passage.begin()
-                while chunk := await passage.read():
-                    await passage.write(chunk)
-                return await passage.end()
-        except UpstreamFailedError as failure:
-            x.broken = str(failure)
-            if x.sent is None:
-                return failure.problem
-            return await self._forwarder.break_off(x, failure.problem)
+        return await self._forwarder.relay(x, upstream, body, self._idle_s)
 
     def keeper(self, response_id: str) -> Upstream | None:
         """The upstream that keeps a response; None if any may, since they share a database, or

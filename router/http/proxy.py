@@ -16,6 +16,7 @@ from router.http.forward import Forwarder
 from router.http.jobs import JobRelay
 from router.http.relay import Relay
 from router.http.telemetry import RequestTelemetry
+from router.http.tokens import TokenRelay
 from router.metrics import Metrics
 from router.rules.buffers import BufferLimit
 from router.rules.messages import errors, headers
@@ -46,6 +47,7 @@ class Proxy:
         buffers: BufferLimit,
         relay: Relay,
         jobs: JobRelay,
+        tokens: TokenRelay,
         metrics: Metrics,
         telemetry: RequestTelemetry,
         tracing: Tracing | None = None,
@@ -58,6 +60,7 @@ class Proxy:
         self._buffers = buffers
         self._relay = relay
         self._jobs = jobs
+        self._tokens = tokens
         self._metrics = metrics
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
@@ -89,6 +92,10 @@ class Proxy:
     async def handle_jobs(self, request: web.Request) -> web.StreamResponse:
         """The same for a request about files, batches or stored responses."""
         return await self._handle(request, self._forward)
+
+    async def handle_tokens(self, request: web.Request) -> web.StreamResponse:
+        """The same for a text that is to become tokens, or the reverse."""
+        return await self._handle(request, self._tokenize)
 
     async def _handle(
         self,
@@ -145,13 +152,13 @@ class Proxy:
         answer = await self._jobs.forward(x)
         return self._refuse(x, answer) if isinstance(answer, Problem) else answer
 
+    async def _tokenize(self, x: Exchange) -> web.StreamResponse:
+        body = await self._read(x)
+        answer = body if isinstance(body, Problem) else await self._tokens.forward(x)
+        return self._refuse(x, answer) if isinstance(answer, Problem) else answer
+
     async def _infer(self, x: Exchange) -> web.StreamResponse:
-        try:
-            body = await self._read(x)
-        except ValueError as error:
-            return self._refuse(x, errors.invalid(str(error)))
-        except TimeoutError:
-            return self._refuse(x, errors.invalid("The body arrived too slowly.", 408, "timeout"))
+        body = await self._read(x)
         if isinstance(body, Problem):
             return self._refuse(x, body)
         by_prefix = self._config.policy == "prefix"
@@ -180,18 +187,24 @@ class Proxy:
             self._dispatcher.retry(routed)
 
     async def _read(self, x: Exchange) -> RequestBody | Problem:
-        """Reads body and model; raises ValueError on a bad body, TimeoutError on a slow one."""
+        """Reads body and model."""
         if not headers.is_plain(x.request.headers):
             return errors.invalid("Compressed request bodies are not accepted.", 415)
         try:
             async with asyncio.timeout(self._config.client_idle):
                 problem = await self._read_body(x)
         except web.RequestPayloadError as error:
-            raise ValueError(f"The body is broken: {error}") from None
+            return errors.invalid(f"The body is broken: {error}")
+        except TimeoutError:
+            return errors.invalid("The body arrived too slowly.", 408, "timeout")
         if problem is not None:
             return problem
         named = x.request.match_info.get("engine") or x.request.headers.get("X-Model")
-        body = parse_body(x.body, named)
+        try:
+            body = parse_body(x.body, named)
+        except ValueError as error:
+            return errors.invalid(str(error))
+        x.openai = x.request.path == "/tokenize" and not body.in_tgis_field
         model = body.model or self._config.default_model
         if not model:
             known = list(self._dispatcher.fleet.models())
@@ -242,6 +255,6 @@ class Proxy:
 
     @staticmethod
     def _refuse(x: Exchange, problem: Problem) -> web.Response:
-        response = errors.response(problem, x.request.path)
+        response = errors.response(problem, x.request.path, openai=x.openai)
         response.headers[HEADER] = x.request_id
         return response

@@ -8,8 +8,9 @@ from api.follow import Follower
 from batching import BatchingManager
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
+from records import IterationRecord, RequestRecord
+from requested import Sampling
 from scheduling.policies.orca import Orca
-from seams import IterationRecord, RequestRecord, Sampling
 from tests.hash_model import HashModel
 from tests.server.hash_app import byte_tokenizer
 

@@ -6,7 +6,6 @@ blanks between calls. The pieces, joined, are the same however the answer was cu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +13,7 @@ from typing import Protocol
 from text.stops import begins
 from text.tools.extent import Extent
 from text.tools.forms import CallForm
-from text.tools.reading import KEYS, read_calls
+from text.tools.reading import read_calls
 
 MOST_CHARACTERS = 2**18  # of a call that is held back until it is complete
 
@@ -49,6 +48,8 @@ class Parser(Protocol):
 class CallParser:
     """For an answer that may contain calls of `names`. A call is held back until it is complete, as
     it may turn out to be text. `most_calls`: what follows the last of them is left out."""
+
+    _bare: tuple[str, ...] = ("{", "[")  # how a call without a mark begins
 
     def __init__(
         self, form: CallForm, names: Collection[str], most_calls: int | None = None
@@ -101,7 +102,7 @@ class CallParser:
         """The beginning of a call."""
         text, opening = self._undecided, self._form.opening
         blanks = len(text) - len(text.lstrip())
-        if self._form.bare and self._only_blank and text.startswith(("{", "["), blanks):
+        if self._form.bare and self._only_blank and text.startswith(self._bare, blanks):
             at, self._mark = blanks, 0
         else:
             at, self._mark = text.find(opening), len(opening)
@@ -154,40 +155,3 @@ class CallParser:
             text, self._blank, self._only_blank = self._blank, "", False
         if text:
             self._pieces.append(text)
-
-
-_HEAD = re.compile(rf'"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:{"|".join(KEYS)})"\s*:\s*(?=\{{)')
-
-
-class ForcedCallParser:
-    """For an answer that a grammar keeps to calls alone: each has its name before its arguments,
-    which are passed on as they arrive. An answer that ends too early has a part of them."""
-
-    complete = False  # the grammar ends the answer
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self._unread = ""
-        self._extent: Extent | None = None  # of the present call's arguments
-
-    def push(self, text: str) -> Sequence[Piece]:
-        self._unread += text
-        pieces: list[Piece] = []
-        while True:
-            if self._extent is None:
-                if (head := _HEAD.search(self._unread)) is None:
-                    return pieces
-                self._unread, self._extent = self._unread[head.end() :], Extent(0)
-                pieces.append(CallPiece(self.calls, head[1], ""))
-                self.calls += 1
-            decided = self._extent.read(self._unread)
-            read, self._unread = self._unread[: self._extent.at], self._unread[self._extent.at :]
-            if read:
-                pieces.append(CallPiece(self.calls - 1, None, read))
-            if not decided:
-                self._extent.at = 0
-                return pieces
-            self._extent = None
-
-    def finish(self) -> Sequence[Piece]:
-        return self.push("")

@@ -13,6 +13,8 @@ from aiohttp import web
 
 from router.rules.upstream import half
 
+TGI_PATHS = ("/", "/tokenize", "/chat_tokenize")
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -59,10 +61,10 @@ def upstream_failed(message: str, status: int = 502) -> Problem:
     return Problem(status, "server_error", "upstream_failed", message)
 
 
-def body_of(problem: Problem, path: str) -> bytes:
-    """The JSON body of an error in the dialect of the path."""
+def body_of(problem: Problem, path: str, *, openai: bool = False) -> bytes:
+    """The JSON body of an error in the dialect of the path, or OpenAI's."""
     shape: dict[str, Any]
-    if path == "/" or path.startswith("/generate"):
+    if not openai and (path in TGI_PATHS or path.startswith("/generate")):
         # TGI's clients recognise an overload by this word
         kind = "overloaded" if problem.status == 429 else problem.code
         shape = {"error": problem.message, "error_type": kind}
@@ -80,10 +82,10 @@ def body_of(problem: Problem, path: str) -> bytes:
     return json.dumps(shape).encode()
 
 
-def response(problem: Problem, path: str) -> web.Response:
+def response(problem: Problem, path: str, *, openai: bool = False) -> web.Response:
     """The complete error answer."""
     return web.Response(
         status=problem.status,
-        body=body_of(problem, path),
+        body=body_of(problem, path, openai=openai),
         headers={"Content-Type": "application/json", **problem.headers},
     )

@@ -35,11 +35,13 @@ _DECODER = msgspec.json.Decoder(_Fields)
 @dataclass(frozen=True, slots=True)
 class RequestBody:
     """`model`: None if the request names none. `prompt`: the JSON of the conversation or prompt,
-    unchanged. `previous`: the id of the stored response that it continues; "" for none."""
+    unchanged. `in_tgis_field`: it is, as far as there is one. `previous`: the id of the stored
+    response that it continues; "" for none."""
 
     model: str | None
     deferred: bool
     prompt: memoryview
+    in_tgis_field: bool
     previous: str = ""
 
 
@@ -62,7 +64,8 @@ def parse_body(body: bytes | bytearray, named: str | None = None) -> RequestBody
     prompt = max([memoryview(raw) for raw in given], key=len)
     previous = bytes(fields.previous_response_id).decode()
     previous = previous.strip('"') if previous.startswith('"') else ""
-    return RequestBody(fields.model or named, deferred, prompt, previous)
+    in_tgis_field = fields.inputs != _NONE or fields.messages == fields.prompt == _NONE
+    return RequestBody(fields.model or named, deferred, prompt, in_tgis_field, previous)
 
 
 def prefix_blocks(model: str, prompt: memoryview) -> Sequence[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from seams import Outcome
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.jobs.test_files import ONE, TWO, error_of, upload
@@ -154,6 +156,23 @@ def test_a_conversation_calls_tools(tmp_path: Path) -> None:
         assert call["function"] == {"name": "add", "arguments": "{}"}
         wrong = answers(client, batch["error_file_id"])["id 2"]["response"]
         assert (wrong["status_code"], wrong["body"]["error"]["param"]) == (400, "tool_choice")
+
+
+def test_a_constraint_that_fails_while_a_line_runs_is_its_error(tmp_path: Path) -> None:
+    """It would fail again, so the line is not tried again."""
+
+    class Failing(ScriptedModel):
+        def _execute(self, iteration: Any) -> Outcome:
+            outcome = super()._execute(iteration)
+            return replace(outcome, failed=dict.fromkeys(range(len(outcome.tokens)), "too slow"))
+
+    config = Config(mode="dynamic", data_dir=str(tmp_path), api_key="one")
+    with serving(config, lambda config: Failing("x")) as client:
+        batch = run(client, line(1))
+        assert batch["output_file_id"] is None
+        told = answers(client, batch["error_file_id"])["id 1"]["response"]
+        assert told["status_code"] == 400
+        assert "too slow" in told["body"]["error"]["message"]
 
 
 def test_a_body_that_its_endpoint_refuses_is_the_error_of_its_line(store: FlaskClient) -> None:

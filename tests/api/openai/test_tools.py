@@ -224,25 +224,63 @@ def test_calls_stay_possible_beside_a_response_format(
     (choice,) = chat(scripted, tools=TOOLS, response_format=wanted)["choices"]
     assert choice["message"]["content"] == "{}"
     model.answer = "a/"
-    of_regex = {"type": "regex", "value": "a/"}
-    (choice,) = chat(scripted, tools=TOOLS, response_format=of_regex)["choices"]
-    assert choice["message"]["content"] == "a/"
+    others: list[Json] = [
+        {"response_format": {"type": "regex", "value": "a/"}},
+        {"guided_choice": ["a/", "b"]},
+        {"structured_outputs": {"grammar": 'start: "a" "/"'}},
+    ]
+    for other in others:
+        (choice,) = chat(scripted, tools=TOOLS, **other)["choices"]
+        assert choice["message"]["content"] == "a/"
 
 
-@pytest.mark.parametrize(
-    ("param", "fields", "part"),
-    [
-        ("tools", {"tools": [WEATHER], "tool_choice": "required"}, "Unsatisfiable"),
-        ("structured_outputs", {"structured_outputs": {"grammar": 'start: "a"'}}, "'none'"),
-    ],
-)
-def test_a_constraint_that_cannot_be_served_is_refused(
-    scripted: FlaskClient, param: str, fields: Json, part: str
+IMPOSSIBLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(("choice", "strict"), [("required", False), ("auto", True)])
+def test_a_schema_that_cannot_be_served_is_refused(
+    scripted: FlaskClient, choice: str, strict: bool
 ) -> None:
-    impossible = {"type": "object", "properties": {"a": False}, "required": ["a"]}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": impossible}}]
-    answer = ask(scripted, PATH, **{**fields, "tools": tools})
-    assert part in is_error(answer, 400, param)
+    function = {"name": "f", "parameters": IMPOSSIBLE, "strict": strict}
+    tools = [{"type": "function", "function": function}]
+    answer = ask(scripted, PATH, tools=tools, tool_choice=choice)
+    assert "Unsatisfiable" in is_error(answer, 400, "tools")
+
+
+def test_arguments_of_a_strict_tool_do_not_wait_for_their_end(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    model.answer = f"So:\n{CALL}"
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    fields = {"tools": [strict, ADD]}
+    (whole,) = chat(scripted, **fields)["choices"]
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] == "So:\n"
+    assert calls_of(whole["message"]) == [("weather", PARIS)]
+    told = [chunk["choices"][0] for chunk in chunks(scripted, PATH, **fields)]
+    assert len([one for one in told if "tool_calls" in one["delta"]]) > 3
+    message = accumulated([one["delta"] for one in told])
+    assert (message["content"], calls_of(message)) == ("So:\n", [("weather", PARIS)])
+    (cut,) = chat(scripted, max_tokens=len(model.answer) - 20, **fields)["choices"]
+    assert (cut["finish_reason"], calls_of(cut["message"])) == ("length", [("weather", PARIS[:-6])])
+
+
+def test_an_answer_calls_only_allowed_tools(scripted: FlaskClient, model: ScriptedModel) -> None:
+    model.answer = f"{CALL}{ADDING}"
+
+    def allowed(mode: str) -> Json:
+        named = {"type": "function", "function": {"name": "add"}}
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+        return {"tools": TOOLS, "tool_choice": choice}
+
+    told = chat(scripted, **allowed("auto"))
+    (choice,) = told["choices"]
+    assert choice["message"]["content"] == CALL
+    assert calls_of(choice["message"]) == [("add", "{}")]
+    assert told["usage"]["prompt_tokens"] == chat(scripted, tools=TOOLS)["usage"]["prompt_tokens"]
+    model.answer = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    (choice,) = chat(scripted, **allowed("required"))["choices"]
+    assert calls_of(choice["message"]) == [("add", "{}")]
 
 
 def tool(**function: Any) -> Json:
@@ -280,6 +318,17 @@ REFUSED: list[tuple[str, Json, str]] = [
         'got "rain"; tools: "weather", "add"',
     ),
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function"}}, "'required'"),
+    (
+        "tool_choice",
+        {
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "rain"}}]},
+            },
+        },
+        'got "rain"; tools: "weather", "add"',
+    ),
     ("tool_choice", {"tool_choice": "required"}, "tools: none"),
     ("tool_choice", {"tool_choice": NAMED}, "tools: none"),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}, "true or false"),

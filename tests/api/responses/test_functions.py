@@ -98,6 +98,17 @@ def test_a_choice_of_a_function_that_is_not_offered_is_named(scripted: FlaskClie
     assert '"rain"' in is_error(answer, 400, "tool_choice")
 
 
+def test_an_answer_calls_only_allowed_functions(
+    scripted: FlaskClient, model: ScriptedModel
+) -> None:
+    model.answer = f"{CALL}{ADDING}"
+    tools = [{"type": "function", "name": "add"}]
+    choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": tools}
+    told = respond(scripted, tools=TOOLS, tool_choice=choice)
+    assert shown(told) == [("message", CALL), ("add", "{}")]
+    assert told["tool_choice"] == choice
+
+
 def test_functions_are_shown_in_the_response(scripted: FlaskClient, model: ScriptedModel) -> None:
     model.answer = "Fine."
     told = respond(scripted, tools=TOOLS, tool_choice="auto", parallel_tool_calls=False)

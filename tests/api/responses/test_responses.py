@@ -41,7 +41,12 @@ def respond(client: FlaskClient, **fields: Any) -> Json:
 
 
 def events(client: FlaskClient, **fields: Any) -> list[Json]:
-    answer = ask(client, stream=True, **fields)
+    found = events_of(ask(client, stream=True, **fields))
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def events_of(answer: TestResponse) -> list[Json]:
     assert answer.status_code == 200, answer.get_json()
     assert answer.mimetype == "text/event-stream"
     *blocks, rest = answer.get_data(as_text=True).split("\n\n")
@@ -53,7 +58,6 @@ def events(client: FlaskClient, **fields: Any) -> list[Json]:
         assert name == f"event: {event['type']}"
         OFFICIAL.validate_python(event)
         found.append(event)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 
@@ -258,6 +262,41 @@ def test_a_response_in_the_background_is_stored_when_it_ends(store: FlaskClient)
     assert cancelled.get_json() == told, "it had ended"
 
 
+def test_a_stream_in_the_background_can_be_opened_again(store: FlaskClient) -> None:
+    fields: Json = {"background": True, "store": True, "seed": 5, "max_output_tokens": 20}
+    parts = events(store, **fields)
+    kinds = [event["type"].removeprefix("response.") for event in parts]
+    assert kinds[:4] == ["created", "queued", "in_progress", "output_item.added"]
+    statuses = [parts[number]["response"]["status"] for number in range(3)]
+    assert statuses == ["queued", "queued", "in_progress"]
+    last = parts[-1]["response"]
+    path = f"/v1/responses/{last['id']}"
+    assert store.get(path, headers=bearer("one")).get_json() == last
+    assert text_of(last) == text_of(respond(store, seed=5, max_output_tokens=20))
+
+    def again(query: str, key: str = "one") -> TestResponse:
+        return store.get(f"{path}?{query}", headers=bearer(key))
+
+    assert events_of(again("stream=true")) == parts
+    for number in range(len(parts)):
+        assert events_of(again(f"stream=true&starting_after={number}")) == parts[number + 1 :]
+    is_error(again("stream=true", key="two"), 404)
+    is_error(again("stream=true&starting_after=-1"), 400, "starting_after")
+    is_error(again("starting_after=1"), 400, "starting_after")
+    store.delete(path, headers=bearer("one"))
+    is_error(again("stream=true"), 404)
+
+
+@pytest.mark.parametrize("fields", [{}, {"background": True}, {"stream": True}])
+def test_only_events_of_a_stream_in_the_background_are_kept(
+    store: FlaskClient, fields: Json
+) -> None:
+    answer = ask(store, store=True, max_output_tokens=1, **fields)
+    told = events_of(answer)[0]["response"] if fields.get("stream") else answer.get_json()
+    answer = store.get(f"/v1/responses/{told['id']}?stream=true", headers=bearer("one"))
+    assert "'background'" in is_error(answer, 400, "stream")
+
+
 # --- refusals -------------------------------------------------------------------------------
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
@@ -290,7 +329,6 @@ NAMED: list[tuple[Json, str, str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
     ({"max_output_tokens": CONTEXT}, "input", "context"),
     ({"background": True}, "store", "background"),
-    ({"background": True, "store": True, "stream": True}, "stream", "background"),
     ({"top_logprobs": 21}, "top_logprobs", "20"),
     ({"temperature": -1}, "temperature", "greedy"),
     ({"text": {"format": {"type": "xml"}}}, "text", "json_schema"),
@@ -303,10 +341,7 @@ NAMED: list[tuple[Json, str, str]] = [
 def test_what_is_not_supported_is_refused_by_name(
     client: FlaskClient, fields: Json, param: str, said: str, stream: bool
 ) -> None:
-    answer = ask(client, **{"stream": stream or None, **fields})
-    if stream and fields.get("background"):
-        param = "stream"
-    message = is_error(answer, 400, param)
+    message = is_error(ask(client, **{"stream": stream or None, **fields}), 400, param)
     assert f"'{param}'" in message or param == "input"
     assert said in message
 

@@ -27,6 +27,9 @@ ODD_BODY = '{"model" : "m",\n "prompt":"\\u00e9 é 🚀", "n": 1.0, "n": 2 , "x"
         "/",
         "/generate",
         "/generate_stream",
+        "/tokenize",
+        "/detokenize",
+        "/chat_tokenize",
     ],
 )
 def test_bodies_and_paths_pass_byte_for_byte(shared: Shared, farm: Farm, path: str) -> None:

@@ -58,6 +58,19 @@ def test_a_conversation_stays_where_it_is_stored(servers: list[Server], start: S
         official(router.url).responses.retrieve(ids[0])
 
 
+def test_a_stream_in_the_background_is_resumed_where_it_is_generated(
+    servers: list[Server], start: Start
+) -> None:
+    urls = [server.url for server in servers]
+    client = official(start(*urls, policy="round-robin").probed().url)
+    for _ in urls:
+        with client.responses.create(background=True, stream=True, **FIELDS) as stream:
+            begun: Any = next(iter(stream))
+        rest = list(client.responses.retrieve(begun.response.id, stream=True, starting_after=0))
+        assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
+        assert rest[-1].type in ("response.completed", "response.incomplete")
+
+
 def test_where_the_server_of_a_conversation_is_down_no_other_is_asked(
     servers: list[Server], start: Start
 ) -> None:

@@ -115,11 +115,11 @@ def with_huggingface_hub(url: str) -> list[Calls]:
     ]
 
 
-def with_langchain(url: str) -> list[Calls]:
+def with_langchain(url: str, **options: Any) -> list[Calls]:
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL, **options)
     bound = model.bind_tools([weather])
     user = HumanMessage(USER["content"])
     first = bound.invoke([user])
@@ -151,6 +151,69 @@ def with_instructor(url: str) -> list[Calls]:
     client = instructor.from_openai(OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
     city = client.create(model=MODEL, messages=[USER], response_model=weather, max_retries=0)
     return [[("weather", city.model_dump())]]
+
+
+FUNCTION: Any = {"type": "function", **WEATHER["function"]}
+
+
+def _of_items(response: Any) -> Calls:
+    items = [item for item in response.output if item.type == "function_call"]
+    return [(item.name, json.loads(item.arguments)) for item in items]
+
+
+def _result(response: Any) -> list[Any]:
+    """What continues a conversation after the tool has run."""
+    call_id = response.output[-1].call_id
+    return [{"type": "function_call_output", "call_id": call_id, "output": "rain"}]
+
+
+def with_openai_responses(url: str) -> list[Calls]:
+    from openai import OpenAI, pydantic_function_tool
+
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        make: Any = client.responses.create
+        fields: Any = {"model": MODEL, "tools": [FUNCTION]}
+        first = make(input=USER["content"], **fields)
+        second = make(input=_result(first), previous_response_id=first.id, **fields)
+        forced = make(input="x", tool_choice={"type": "function", "name": "weather"}, **fields)
+        with client.responses.stream(input="x", **fields) as events:
+            streamed = events.get_final_response()
+        started = make(input="x", background=True, stream=True, **fields)
+        begun: Any = next(iter(started))
+        started.close()
+        resumed: Any = client.responses.retrieve(begun.response.id, stream=True, starting_after=0)
+        *_, last = resumed
+        tools: Any = [pydantic_function_tool(weather)]
+        parsed = client.responses.parse(input="x", model=MODEL, tools=tools)
+    told: list[Any] = [first, second, forced, streamed, last.response]
+    objects: list[Any] = [
+        item.parsed_arguments for item in parsed.output if item.type == "function_call"
+    ]
+    assert all(isinstance(city, weather) for city in objects)
+    return [*map(_of_items, told), [("weather", city.model_dump()) for city in objects]]
+
+
+def with_langchain_responses(url: str) -> list[Calls]:
+    return with_langchain(url, use_responses_api=True)
+
+
+def with_litellm_responses(url: str) -> list[Calls]:
+    import litellm
+
+    litellm.telemetry = False
+    fields: Any = {
+        "model": f"openai/{MODEL}",
+        "api_base": f"{url}/v1",
+        "api_key": "none",
+        "tools": [FUNCTION],
+    }
+    first = litellm.responses(input=USER["content"], **fields)
+    user = {"role": "user", "content": USER["content"]}
+    call = first.output[-1].model_dump(include={"type", "call_id", "name", "arguments"})
+    second = litellm.responses(input=[user, call, *_result(first)], **fields)
+    *_, last = litellm.responses(input="x", stream=True, **fields)
+    forced = litellm.responses(input="x", tool_choice="required", **fields)
+    return [*map(_of_items, (first, second, forced, last.response))]
 
 
 def with_litellm(url: str) -> list[Calls]:
@@ -200,12 +263,16 @@ def with_huggingface_hub_format(url: str) -> list[Calls]:
     return [[("weather", json.loads(answer.choices[0].message.content or ""))]]
 
 
-def with_langchain_format(url: str) -> list[Calls]:
+def with_langchain_format(url: str, **options: Any) -> list[Calls]:
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL, **options)
     city: Any = model.with_structured_output(weather).invoke("x")
     return [[("weather", city.model_dump())]]
+
+
+def with_langchain_responses_format(url: str) -> list[Calls]:
+    return with_langchain_format(url, use_responses_api=True)
 
 
 def with_litellm_format(url: str) -> list[Calls]:
@@ -224,15 +291,19 @@ def with_litellm_format(url: str) -> list[Calls]:
 CALLING: Mapping[str, Callable[[str], list[Calls]]] = {
     "openai": with_openai,
     "huggingface_hub": with_huggingface_hub,
+    "openai_responses": with_openai_responses,
     "langchain": with_langchain,
+    "langchain_responses": with_langchain_responses,
     "langchain_structured": with_langchain_structured,
     "litellm": with_litellm,
+    "litellm_responses": with_litellm_responses,
     "instructor": with_instructor,
 }
 OF_SCHEMAS: Mapping[str, Callable[[str], list[Calls]]] = {
     "openai": with_openai_format,
     "huggingface_hub": with_huggingface_hub_format,
     "langchain": with_langchain_format,
+    "langchain_responses": with_langchain_responses_format,
     "litellm": with_litellm_format,
 }
 

@@ -97,6 +97,49 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted(keeping: Serv
     assert client.responses.retrieve(first.id).status == "cancelled"
 
 
+def test_a_stream_in_the_background_continues_where_it_broke(keeping: Server) -> None:
+    client = official(keeping)
+    keeping.reaches(running=0)
+    fields: Any = {
+        "model": "embedded",
+        "input": "x",
+        "max_output_tokens": 60,
+        "extra_body": {"seed": 3, "ignore_eos": True},
+    }
+    events: list[Any] = []
+    with client.responses.create(background=True, stream=True, **fields) as stream:
+        for event in stream:
+            events.append(event)
+            if event.type == "response.output_text.delta":
+                break
+    response_id, number = events[0].response.id, events[-1].sequence_number
+    with client.responses.retrieve(response_id, stream=True, starting_after=number) as stream:
+        events += [event for event, _ in zip(stream, range(5), strict=False)]
+    number = events[-1].sequence_number
+    events += client.responses.retrieve(response_id, stream=True, starting_after=number)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert kinds[-1] == "response.incomplete"
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == client.responses.create(**fields).output_text
+    assert events[-1].response.output_text == "".join(deltas)
+
+
+def test_a_stream_in_the_background_tells_that_it_was_cancelled(keeping: Server) -> None:
+    client = official(keeping)
+    keeping.reaches(running=0)
+    with client.responses.create(
+        model="embedded", input="x", background=True, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        begun: Any = next(iter(stream))
+        keeping.reaches(running=1)
+        client.responses.cancel(begun.response.id)
+        *_, last = stream
+    assert last.type == "response.incomplete"
+    assert last.response.status == "cancelled"
+
+
 def test_a_response_of_a_server_that_was_killed_has_failed(tmp_path: Path) -> None:
     fields: Any = {"model": "embedded", "background": True, "extra_body": {"ignore_eos": True}}
     with serving(tmp_path, hash_model={STEP_S: 0.05}) as server:

@@ -18,8 +18,8 @@ from tests.server.hash_app import ANSWER
 from tests.server.process import Server, serving
 
 # of each client; LiteLLM and instructor need an older version of OpenAI's
-ENVIRONMENTS = {"litellm": "litellm", "instructor": "litellm"}
-SEVERAL = ("huggingface_hub", "langchain", "litellm")  # the others are asked for one call
+ENVIRONMENTS = dict.fromkeys(("litellm", "litellm_responses", "instructor"), "litellm")
+ONE_CALL = ("openai", "langchain_structured", "instructor")  # the others are given two
 PARIS = ("weather", {"city": "Paris"})
 ROME = ("weather", {"city": "Rome"})
 
@@ -41,7 +41,7 @@ def scripted(answer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-@pytest.mark.parametrize("name", ["openai", "huggingface_hub"])
+@pytest.mark.parametrize("name", ["openai", "openai_responses", "huggingface_hub"])
 def test_a_client_calls_tools(scripted: Server, answer: Path, name: str) -> None:
     answer.write_text(written(PARIS))
     told = structured_clients.CALLING[name](scripted.url)
@@ -61,7 +61,7 @@ def test_a_client_gets_an_answer_of_its_schema(scripted: Server, answer: Path, n
 def test_a_client_in_its_own_environment_calls_several_tools(
     scripted: Server, answer: Path, name: str
 ) -> None:
-    calls = [PARIS, ROME] if name in SEVERAL else [PARIS]
+    calls = [PARIS] if name in ONE_CALL else [PARIS, ROME]
     answer.write_text(written(*calls))
     told = told_by("calling", name, scripted.url)
     assert told

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -12,8 +14,15 @@ from requested import Constraint
 from runtime.grammar.grammars import Grammars
 from text.tokenizer import Detokenizer, Tokenizer
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
-from text.tools.grammar import grammar_of_calls, of_regex, of_schema
-from text.tools.parsing import CallParser, CallPiece, ForcedCallParser, Parser
+from text.tools.grammar import (
+    grammar_of_calls,
+    grammar_of_text_with_calls,
+    of_lark,
+    of_regex,
+    of_schema,
+)
+from text.tools.kept import ForcedCallParser, StrictCallParser
+from text.tools.parsing import CallParser, Parser
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/c"}}, "required": ["city"]}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -48,16 +57,23 @@ def grammar(form: CallForm, *, several: bool = True, answer: str | None = None) 
     return grammar_of_calls(form, SCHEMAS, several=several, special_ids={}, answer=answer)
 
 
-def calls_in(parser: Parser, answer: str) -> list[tuple[str, Any]]:
-    pieces = [*parser.push(answer), *parser.finish()]
-    assert all(isinstance(piece, CallPiece) for piece in pieces)
-    calls: list[tuple[str, str]] = []
-    for piece in pieces:
-        assert isinstance(piece, CallPiece)
+def read(parser: Parser, answer: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The text, and the calls with their arguments."""
+    texts, calls = [], list[tuple[str, str]]()
+    for piece in [*parser.push(answer), *parser.finish()]:
+        if isinstance(piece, str):
+            texts.append(piece)
+            continue
         if piece.name is not None:
             calls.append((piece.name, ""))
         calls[-1] = calls[-1][0], calls[-1][1] + piece.arguments
-    return [(name, json.loads(arguments)) for name, arguments in calls]
+    return "".join(texts), [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def calls_in(parser: Parser, answer: str) -> list[tuple[str, Any]]:
+    text, calls = read(parser, answer)
+    assert text == ""
+    return calls
 
 
 @FORMS
@@ -91,6 +107,8 @@ def test_an_answer_with_a_format_may_call_all_the_same(form: CallForm) -> None:
     for answer, right, wrong in (
         (of_schema(of_answer), '{"a": 5}', '{"a": "x"}'),
         (of_regex(r"[a-z]+/\d\/\\?"), "ab/1/", "ab/x/"),
+        (of_lark('start: word "!"\nword: WORD | "}"\nWORD: "red" | "green"'), "red!", "blue!"),
+        (of_lark('start: word "!"\nword: WORD | "}"\nWORD: "red" | "green"'), "}!", "!"),
     ):
         either = grammar(form, answer=answer)
         assert accepts(either, right)
@@ -100,18 +118,103 @@ def test_an_answer_with_a_format_may_call_all_the_same(form: CallForm) -> None:
         assert calls_in(CallParser(form, SCHEMAS), calls) == [PARIS, NOW]
 
 
+def free(form: CallForm, *, several: bool = True) -> str:
+    return grammar_of_text_with_calls(form, SCHEMAS, several=several, special_ids={})
+
+
+@FORMS
+@pytest.mark.parametrize(
+    "text", ["", "\n", "It rains.", "a < b, <tool [TOOL_ <|python", "é <", "<"]
+)
+def test_a_text_that_may_call_need_not(form: CallForm, text: str) -> None:
+    for several in (True, False):
+        assert accepts(free(form, several=several), text)
+
+
+@FORMS
+@pytest.mark.parametrize("text", ['[{"a": 5}]', '{"a": 5}', ' \n{"name": 5}'])
+def test_an_answer_in_json_may_be_a_text_where_calls_have_a_mark(form: CallForm, text: str) -> None:
+    assert accepts(free(form), text) == (not form.bare)
+    assert accepts(free(form), f"So: {text}")
+
+
+@FORMS
+def test_a_text_may_have_calls_at_its_beginning_and_within(form: CallForm) -> None:
+    calls, end = [NOW, PARIS], "\nThat is all."
+    for before in ("", "So: "):
+        answer = before + written(form, *calls, marked=bool(before))
+        for behind in ("", end):
+            assert accepts(free(form), answer + behind)
+            assert read(CallParser(form, SCHEMAS), answer + behind) == (before + behind, calls)
+    assert not accepts(free(form, several=False), written(form, NOW, PARIS))
+
+
+@FORMS
+def test_what_begins_like_a_call_is_one_and_keeps_its_schema(form: CallForm) -> None:
+    for call in (
+        ("rain", {"city": "Paris"}),
+        ("weather", {}),
+        ("weather", {"city": 5}),
+        ("weather", {"city": "Paris", "more": 1}),
+    ):
+        for before in ("", "So: "):
+            answer = before + written(form, call, marked=bool(before))
+            assert not accepts(free(form), answer)
+            assert not accepts(free(form), f"{answer} and more")
+    assert not accepts(free(form), f"So: {form.opening}")
+    assert not accepts(free(form), f"So: {written(form, PARIS, marked=True)[:-16]}")
+
+
+FRAGMENTS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "{", "[", "}", "]",
+    ";", " ", "\n", "x", '"', "weather", "now", "rain", "Paris", '{"city": 5}',
+    '{"name": "weather", "arguments": ', '{"name": "now", "parameters": {}}',
+    '{"parameters": {}, "name": "now"}',
+]  # fmt: skip
+
+
+@FORMS
+def test_no_text_has_a_call_that_its_schema_excludes(form: CallForm) -> None:
+    """Texts are written of pieces, each as far as the grammar allows it, and then parsed."""
+    drawn, tokenizer = random.Random(form.name), LLTokenizer("byte")
+    start = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(free(form)), log_level=0)
+    found = 0
+    for _ in range(300):
+        matcher, ids = start.deep_copy(), list[int]()
+        for piece in drawn.choices(FRAGMENTS, k=30):
+            tried = tokenizer.tokenize_str(piece)
+            ids += tried[: matcher.try_consume_tokens(tried)]
+            forced = matcher.compute_ff_tokens()
+            assert matcher.consume_tokens(forced)
+            ids += forced
+        answer = tokenizer.decode_str(ids)
+        told = read(CallParser(form, [*SCHEMAS, "rain"]), answer)
+        if matcher.is_accepting():
+            assert read(StrictCallParser(form, SCHEMAS), answer) == told
+        _, calls = told
+        for name, arguments in calls:
+            jsonschema.validate(arguments, {**SCHEMAS[name], "additionalProperties": False})
+        found += len(calls)
+    assert found > 50
+
+
 def test_a_mark_that_is_a_special_token_is_that_token() -> None:
     """A vocabulary has no other way to write it, and the answer is parsed with its name."""
     table = {byte: bytes([byte]) for byte in range(256)} | {256: b"[TOOL_CALLS]", 257: b"</s>"}
     special = {"[TOOL_CALLS]": 256, "</s>": 257}
     tokenizer = Tokenizer(lambda text: list(text.encode()), table, [257], special)
-    rules = grammar_of_calls(MISTRAL, SCHEMAS, several=False, special_ids=special)
-    matcher = Grammars(lambda: tokenizer).matcher(Constraint("lark", rules))
+    grammars = Grammars(lambda: tokenizer)
     answer = written(MISTRAL, PARIS)
     ids = [256, *answer.removeprefix("[TOOL_CALLS]").encode()]
-    assert matcher.try_consume_tokens(ids) == len(ids)
-    assert matcher.is_accepting()
     assert Detokenizer(tokenizer).push(ids) == answer
+    for make, before in ((grammar_of_calls, ""), (grammar_of_text_with_calls, "So: ")):
+        rules = make(MISTRAL, SCHEMAS, several=False, special_ids=special)
+        constraint = Constraint("lark", rules)
+        grammars.compile(constraint)
+        matcher = grammars.matcher(constraint)
+        written_ids = [*before.encode(), *ids]
+        assert matcher.try_consume_tokens(written_ids) == len(written_ids)
+        assert matcher.is_accepting()
 
 
 def test_objects_that_a_schema_leaves_open_stay_so_where_it_says_more() -> None:

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text.tools.forms import HERMES, LLAMA, MISTRAL, CallForm
-from text.tools.parsing import (
-    MOST_CHARACTERS,
-    CallParser,
-    CallPiece,
-    ForcedCallParser,
-    Parser,
-    Piece,
-)
+from text.tools.parsing import MOST_CHARACTERS, CallParser, CallPiece, Parser, Piece
 
 NAMES = ("weather", "add")
 Calls = list[tuple[str, str]]
@@ -199,25 +192,3 @@ def test_calls_with_any_arguments_are_found_and_no_text_around_them_is_lost(
     assert text == "".join(part for part in parts if isinstance(part, str))
     calls = [call for part in parts if not isinstance(part, str) for call in part]
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls
-
-
-@given(FORMS, WRITTEN, st.sampled_from([None, 2]), st.data())
-def test_arguments_of_forced_calls_arrive_in_pieces(
-    form: CallForm, calls: list[tuple[str, Any]], indent: int | None, data: st.DataObject
-) -> None:
-    answer = write(form, calls, indent)
-    text, found = read(ForcedCallParser(), cut(data.draw, answer))
-    assert text == ""
-    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
-    begun = data.draw(st.integers(0, len(answer)))
-    _, parts = read(ForcedCallParser(), list(answer[:begun]))
-    for (name, part), (all_of_it, arguments) in zip(parts, found, strict=False):
-        assert name == all_of_it
-        assert arguments.startswith(part)
-
-
-def test_a_forced_calls_arguments_do_not_wait_for_its_end() -> None:
-    parser = ForcedCallParser()
-    assert parser.push('<tool_call>\n{"name": "add", "arguments": ') == []
-    assert parser.push('{"a": 1') == [CallPiece(0, "add", ""), CallPiece(0, None, '{"a": 1')]
-    assert parser.push("2}") == [CallPiece(0, None, "2}")]

@@ -1,0 +1,121 @@
+"""What the model may and must call, the grammar that keeps it to that, and how calls are found."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from api.http.errors import ApiError, show
+from api.openai.tools import TOOL_CHOICE, AllowedChoice, Function, Tool, ToolChoice
+from requested import Constraint
+from text.tools.conversation import Tool as TemplateTool
+from text.tools.forms import CallForm
+from text.tools.grammar import (
+    grammar_of_calls,
+    grammar_of_text_with_calls,
+    of_lark,
+    of_regex,
+    of_schema,
+)
+from text.tools.kept import ForcedCallParser, StrictCallParser
+from text.tools.parsing import CallParser, Parser
+
+FieldConstraint = tuple[str, Constraint]  # and the field that asks for it
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What an answer must be, and what finds the calls in it."""
+
+    constraint: FieldConstraint | None
+    parser: Callable[[], Parser]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """`functions`: in the prompt. `allowed`: those of them that an answer may call. `must`: it
+    calls."""
+
+    functions: Sequence[Function]
+    allowed: Sequence[Function]
+    must: bool
+    most_calls: int | None  # None: any number
+
+    def for_template(self) -> list[TemplateTool]:
+        return [function.for_template() for function in self.functions]
+
+    def rules(
+        self, form: CallForm, special_ids: Mapping[str, int], wanted: FieldConstraint | None
+    ) -> CallRules:
+        """`wanted`: what the answer must be where it does not call."""
+        schemas = {one.name: one.enforced_schema for one in self.allowed}
+        several = self.most_calls is None
+        of_calls = partial(
+            grammar_of_calls, form, schemas, several=several, special_ids=special_ids
+        )
+        found = partial(CallParser, form, schemas, self.most_calls)
+        if self.must:
+            return CallRules(("tools", Constraint("lark", of_calls())), ForcedCallParser)
+        if wanted is not None:
+            field, constraint = wanted
+            grammar = of_calls(answer=_rule_of(constraint))
+            return CallRules((field, Constraint("lark", grammar)), found)
+        if any(one.strict for one in self.allowed):
+            grammar = grammar_of_text_with_calls(
+                form, schemas, several=several, special_ids=special_ids
+            )
+            kept = partial(StrictCallParser, form, schemas, self.most_calls)
+            return CallRules(("tools", Constraint("lark", grammar)), kept)
+        return CallRules(None, found)
+
+
+def _rule_of(constraint: Constraint) -> str:
+    match constraint.kind:
+        case "json_schema":
+            return of_schema(json.loads(constraint.text))
+        case "regex":
+            return of_regex(constraint.text)
+        case "lark":
+            return of_lark(constraint.text)
+
+
+def offer_of(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None
+) -> Offer | None:
+    """None where nothing may be called. Raises ApiError."""
+    functions = [tool.function for tool in tools or ()]
+    counted = Counter(function.name for function in functions)
+    if repeated := [name for name, count in counted.items() if count > 1]:
+        raise ApiError(
+            400,
+            f"field 'tools' must have each name once, got {show(repeated[0])} "
+            f"{counted[repeated[0]]} times",
+            param="tools",
+        )
+    most_calls = 1 if parallel is False else None
+    match choice:
+        case "none":
+            return None
+        case None | "auto":
+            return Offer(functions, functions, False, most_calls) if functions else None
+        case "required":
+            named, must = list(counted), True
+        case AllowedChoice(allowed_tools=allowed):
+            named, must = [one.function.name for one in allowed.tools], allowed.mode == "required"
+        case _:
+            named, must = [choice if isinstance(choice, str) else choice.function.name], True
+            most_calls = 1
+    unknown = [name for name in named if name not in counted]
+    if unknown or not named:
+        raise ApiError(
+            400,
+            f"field 'tool_choice' must be {TOOL_CHOICE}, got "
+            f"{show(unknown[0] if unknown else choice)}; tools: "
+            + (", ".join(map(show, counted)) or "none"),
+            param="tool_choice",
+        )
+    wanted = [function for function in functions if function.name in named]
+    return Offer(functions, wanted, must, most_calls)

@@ -1,0 +1,93 @@
+"""The served model, as calls refer to it: by name, in its tokens, with its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from api.http.errors import ApiError, show
+from api.openai.messages import Message, for_template
+from api.openai.offer import Offer
+from api.service import Service
+from models.names import GGUF_SUFFIX, local_path
+from serving.config import Config
+from text.chat import ChatTemplate, ConversationError
+from text.tokenizer import EncodingError
+from text.tools.forms import CallForm
+
+PLACEHOLDERS = ("tgi", "dummy")  # the models that TGI's clients name where it has only one
+
+
+def served_names(config: Config) -> list[str]:
+    """The model's names for clients: `--served-model-name`, or else `--model` (of a path, its
+    last part without .gguf). Responses carry the first."""
+    if config.served_model_name is not None:
+        return config.served_model_name.split(",")
+    path = local_path(config.model)
+    return [config.model if path is None else path.name.removesuffix(GGUF_SUFFIX)]
+
+
+class ServedModel:
+    """Raises ApiError for what the model does not have."""
+
+    def __init__(self, service: Service, template: ChatTemplate) -> None:
+        self.names = served_names(service.config)
+        self.name = self.names[0]
+        self._service = service
+        self._template = template
+
+    @property
+    def call_form(self) -> CallForm:
+        return self._template.form
+
+    @property
+    def context(self) -> int:
+        """Of a model that is loaded."""
+        assert self._service.manager.model is not None
+        return self._service.manager.model.context
+
+    def require_named(self, name: str) -> None:
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"the model {show(name)} is not served here; allowed: "
+                + ", ".join(map(show, self.names)),
+                param="model",
+                code="model_not_found",
+            )
+
+    def require_served(self, name: str | None) -> None:
+        """As `require_named`, for a request, which need not name a model."""
+        if name is not None and name not in PLACEHOLDERS:
+            self.require_named(name)
+
+    def require_tokens(self, tokens: Sequence[int], field: str) -> None:
+        vocab_size = self._service.tokenizer.vocab_size
+        if tokens and (token := max(tokens)) >= vocab_size:
+            raise ApiError(
+                400,
+                f"field '{field}': there is no token {token}; allowed: 0 to {vocab_size - 1}",
+                param=field,
+            )
+
+    def prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._service.encode("prompt", prompt)
+        self.require_tokens(prompt, "prompt")
+        return prompt
+
+    def conversation_ids(
+        self,
+        messages: Sequence[Message],
+        offer: Offer | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """As the model's chat template writes it."""
+        try:
+            return self._template.encode(
+                for_template(messages),
+                [] if offer is None else offer.for_template(),
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (ConversationError, EncodingError) as error:
+            raise ApiError(400, str(error), param="messages") from error

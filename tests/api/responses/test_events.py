@@ -1,0 +1,79 @@
+"""The kept events of responses: bounded, and one stream of each response at a time."""
+
+from __future__ import annotations
+
+from api.responses.events import EventLogs, Following, encoded
+from api.responses.shapes import ArgumentsDelta
+
+
+def event(number: int) -> ArgumentsDelta:
+    return {
+        "type": "response.function_call_arguments.delta",
+        "sequence_number": number,
+        "item_id": "i",
+        "output_index": 0,
+        "delta": "x",
+    }
+
+
+def present(following: Following) -> list[bytes]:
+    """What may be sent now."""
+    found = []
+    for told in following.read():
+        if told is None:
+            break
+        found.append(told)
+    return found
+
+
+def opened(logs: EventLogs, response_id: str) -> Following:
+    logs.open(response_id)
+    following = logs.follow(response_id, 0)
+    assert following is not None
+    return following
+
+
+def test_a_stream_gets_what_is_added_and_ends_with_the_last() -> None:
+    logs = EventLogs()
+    following = opened(logs, "a")
+    assert present(following) == []
+    logs.add("a", event(0))
+    assert following.updated.is_set()
+    logs.add("a", event(1))
+    assert present(following) == [encoded(event(0)), encoded(event(1))]
+    logs.add("a", event(2), last=True)
+    assert list(following.read()) == [encoded(event(2))]
+    later = logs.follow("a", 1)
+    assert later is not None
+    assert list(later.read()) == [encoded(event(1)), encoded(event(2))]
+
+
+def test_a_second_stream_ends_the_first() -> None:
+    logs = EventLogs()
+    first = opened(logs, "a")
+    second = logs.follow("a", 0)
+    logs.add("a", event(0))
+    assert first.updated.is_set()
+    assert list(first.read()) == []
+    assert second is not None
+    assert present(second) == [encoded(event(0))]
+
+
+def test_the_oldest_events_are_dropped_and_their_stream_says_so() -> None:
+    size = len(encoded(event(0)))
+    logs = EventLogs(most_bytes=3 * size)
+    following = opened(logs, "old")
+    logs.add("old", event(0))
+    logs.open("new")
+    for number in range(3):
+        logs.add("new", event(number))
+    (told,) = following.read()
+    assert told is not None
+    assert b'"error"' in told
+    assert logs.follow("old", 0) is None
+    logs.add("old", event(1))
+    kept = logs.follow("new", 0)
+    assert kept is not None
+    assert len(present(kept)) == 3
+    logs.add("new", event(3))
+    assert logs.follow("new", 0) is None, "it alone is too long"
