@@ -6,7 +6,8 @@
 // it is the winner of the nucleus if the tokens better than it have a mass below top_p. Otherwise
 // neither it nor any token after it is in the nucleus, and the remaining tokens are drawn from again
 // (with top_p 0.9 in one case of ten). Second, noise has an upper bound that needs no logarithm; the
-// noise itself is computed only for the few tokens that can still win.
+// noise itself is computed only for the few tokens that can still win. Where a row has a mask, a third:
+// blocks of tokens of which none is allowed are not even read, and most masks of a grammar allow few.
 
 #include <algorithm>
 #include <cmath>
@@ -20,6 +21,7 @@
 namespace {
 
 constexpr int64_t BLOCK = 128;      // tokens examined together
+constexpr size_t TOGETHER = 4;      // blocks of which the best tokens are compared
 constexpr int64_t SMALL = 1 << 16;  // logits not worth a second thread
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -102,44 +104,92 @@ inline Ints are_before(const float* keys, int64_t first, float key, int64_t id) 
   return (x > key) | ((x == key) & (lanes < static_cast<int32_t>(id - first)));
 }
 
-template <typename T>
-int64_t first_of_best(const T* scores, int64_t size) {
-  const int64_t whole = size / BLOCK * BLOCK;
-  float best = NEVER;
-  int64_t found = 0;
-  const auto look = [&](int64_t from, int64_t end) {
-    for (int64_t i = from; i < end; ++i)
-      if (const float score = widen(scores[i]); score > best) best = score, found = i;
-  };
-  for (int64_t b = 0; b < whole; b += BLOCK) {
-    Floats top = load(scores + b);
-    for (int64_t i = b + W; i < b + BLOCK; i += W) top = larger(top, load(scores + i));
-    if (largest(top) > best) look(b, b + BLOCK);
-  }
-  look(whole, size);
-  return found;
+// How many tokens a mask allows.
+inline int64_t allowed_by(const uint32_t* mask, int64_t from, int64_t end) {
+  int64_t allowed = 0;
+  for (int64_t i = from; i < end; i += 32) allowed += __builtin_popcount(mask[i / 32]);
+  return allowed;
 }
 
-// A row in progress. Excluded tokens have the score NEVER.
+inline bool allows(const uint32_t* mask, int64_t token) {
+  return mask[token / 32] >> (token % 32) & 1;
+}
+
+// The first of the largest scores that were looked at; token 0 if all are NEVER.
+struct Best {
+  float score = NEVER;
+  int64_t token = 0;
+
+  template <typename T>
+  void look(const T* scores, const uint32_t* mask, int64_t from, int64_t end) {
+    for (int64_t i = from; i < end; ++i)
+      if (const float it = widen(scores[i]); it > score && (!mask || allows(mask, i)))
+        score = it, token = i;
+  }
+
+  template <typename T>
+  void look_at_block(const T* scores, const uint32_t* mask, int64_t b) {
+    Floats top = load(scores + b);
+    for (int64_t i = b + W; i < b + BLOCK; i += W) top = larger(top, load(scores + i));
+    if (largest(top) > score) look(scores, mask, b, b + BLOCK);
+  }
+};
+
+template <typename T>
+int64_t first_of_best(const T* scores, const uint32_t* mask, int64_t size) {
+  const int64_t whole = size / BLOCK * BLOCK;
+  Best best;
+  for (int64_t b = 0; b < whole; b += BLOCK)
+    if (!mask || allowed_by(mask, b, b + BLOCK)) best.look_at_block(scores, mask, b);
+  best.look(scores, mask, whole, size);
+  return best.token;
+}
+
+// A row in progress. Excluded tokens have the score NEVER; what is not in a block of `blocks` is
+// excluded without having one.
 struct Row {
-  int64_t size = 0;    // of the vocabulary
-  int64_t padded = 0;  // to whole blocks, with excluded tokens
+  int64_t size = 0;             // of the vocabulary
+  std::vector<int64_t> blocks;  // the first tokens of those with any that is allowed
   std::vector<float> scores, masses, keys;
   std::vector<uint32_t> mixed;  // of token ids
   std::vector<int32_t> counts;  // zeros between rows
   std::vector<float> tops;
   std::vector<int64_t> chosen;
 
+  // Reads the allowed tokens, all without a mask, and returns how many they are.
   template <typename T>
-  void read(const T* logits, int64_t vocabulary) {
+  int64_t read(const T* logits, int64_t vocabulary, const uint32_t* mask) {
     size = vocabulary;
-    padded = (size + BLOCK - 1) / BLOCK * BLOCK;
+    const int64_t padded = (size + BLOCK - 1) / BLOCK * BLOCK;  // with excluded tokens
     scores.resize(padded);
     masses.resize(padded);
     for (int64_t i = mixed.size(); i < padded; ++i) mixed.push_back(mix(static_cast<uint32_t>(i)));
-    const int64_t whole = size / W * W;
-    for (int64_t i = 0; i < whole; i += W) store(&scores[i], load(logits + i));
-    for (int64_t i = whole; i < padded; ++i) scores[i] = i < size ? widen(logits[i]) : NEVER;
+    blocks.clear();
+    int64_t left = 0;
+    for (int64_t b = 0; b < padded; b += BLOCK) {
+      const int64_t end = std::min(size, b + BLOCK), whole = end / W * W;
+      const int64_t allowed = mask ? allowed_by(mask, b, end) : end - b;
+      if (!allowed) continue;
+      left += allowed;
+      blocks.push_back(b);
+      for (int64_t i = b; i < whole; i += W) store(&scores[i], load(logits + i));
+      for (int64_t i = whole; i < b + BLOCK; ++i) scores[i] = i < end ? widen(logits[i]) : NEVER;
+      if (allowed < end - b) exclude(mask, b, end);
+    }
+    return left;
+  }
+
+  void exclude(const uint32_t* mask, int64_t from, int64_t end) {
+    Words lanes;
+    for (int i = 0; i < W; ++i) lanes[i] = i;
+    for (int64_t first = from; first < end; first += 32) {
+      const uint32_t word = mask[first / 32];
+      for (int64_t i = 0; i < 32; i += W) {
+        const Words bits = (Words{} + word) >> (lanes + static_cast<uint32_t>(i)) & 1u;
+        float* const at = &scores[first + i];
+        store(at, bits != 0 ? load(at) : Floats{} + NEVER);
+      }
+    }
   }
 
   // Applies penalties and bias to the tokens that they name.
@@ -165,45 +215,41 @@ struct Row {
       if (known < asked.until[i]) scores[asked.edited[i]] += asked.gains[i];
   }
 
-  // Excludes all other tokens, and returns how many are left. `edited`: some of these may have been
-  // excluded already, by a bias or by min_tokens; if all have been, they are equal.
-  int64_t allow(const uint32_t* mask, bool edited) {
-    float* const s = scores.data();
-    Words lanes;
-    for (int i = 0; i < W; ++i) lanes[i] = i;
-    int64_t left = 0;
-    for (int64_t first = 0; first < size; first += 32) {
-      const uint32_t word = mask[first / 32];
-      left += __builtin_popcount(word);
-      if (word == ~0u) continue;
-      for (int64_t i = 0; i < 32; i += W) {
-        const Words bits = (Words{} + word) >> (lanes + static_cast<uint32_t>(i)) & 1u;
-        float* const at = s + first + i;
-        store(at, bits != 0 ? load(at) : Floats{} + NEVER);
-      }
-    }
-    if (edited && std::none_of(s, s + size, [](float score) { return score > NEVER; }))
-      for (int64_t i = 0; i < size; ++i)
-        if (mask[i / 32] >> (i % 32) & 1) s[i] = 0;
-    return left;
+  // Some allowed tokens may have been excluded, by a bias or by min_tokens; if all have been, they
+  // are equal.
+  void restore(const uint32_t* mask) {
+    for (const int64_t b : blocks)
+      for (int64_t i = b; i < b + BLOCK; ++i)
+        if (scores[i] > NEVER) return;
+    for (const int64_t b : blocks)
+      for (int64_t i = b; i < std::min(size, b + BLOCK); ++i)
+        if (allows(mask, i)) scores[i] = 0;
+  }
+
+  int64_t best() const {
+    Best best;
+    for (const int64_t b : blocks) best.look_at_block(scores.data(), nullptr, b);
+    return best.token;
   }
 
   float divide(float temperature) {
     float* const s = scores.data();
     Floats best = Floats{} + NEVER;
-    for (int64_t i = 0; i < padded; i += W) {
-      const Floats score = load(s + i) / temperature;
-      store(s + i, score);
-      best = larger(best, score);
-    }
+    for (const int64_t b : blocks)
+      for (int64_t i = b; i < b + BLOCK; i += W) {
+        const Floats score = load(s + i) / temperature;
+        store(s + i, score);
+        best = larger(best, score);
+      }
     return largest(best);
   }
 
   // Keeps the tokens that come before a place.
   void cut(const float* by, float key, int64_t id) {
     float* const s = scores.data();
-    for (int64_t i = 0; i < padded; i += W)
-      store(s + i, are_before(by, i, key, id) ? load(s + i) : Floats{} + NEVER);
+    for (const int64_t b : blocks)
+      for (int64_t i = b; i < b + BLOCK; i += W)
+        store(s + i, are_before(by, i, key, id) ? load(s + i) : Floats{} + NEVER);
   }
 
   bool is_better(int64_t a, int64_t b) const {
@@ -215,10 +261,10 @@ struct Row {
   void keep_best(int64_t count) {
     const float* const s = scores.data();
     tops.clear();
-    for (int64_t b = 0; b < padded; b += 32 * W) {
-      Floats top = load(s + b);
-      for (int64_t i = b + W; i < std::min(padded, b + 32 * W); i += W)
-        top = larger(top, load(s + i));
+    for (size_t n = 0; n < blocks.size(); n += TOGETHER) {
+      Floats top = Floats{} + NEVER;
+      for (size_t m = n; m < std::min(blocks.size(), n + TOGETHER); ++m)
+        for (int64_t i = blocks[m]; i < blocks[m] + BLOCK; i += W) top = larger(top, load(s + i));
       for (int i = 0; i < W; ++i) tops.push_back(top[i]);
     }
     float least = NEVER;
@@ -248,7 +294,7 @@ struct Row {
   void choose(float least) {
     const float* const s = scores.data();
     chosen.clear();
-    for (int64_t b = 0; b < padded; b += BLOCK) {
+    for (const int64_t b : blocks) {
       Floats top = load(s + b);
       for (int64_t i = b + W; i < b + BLOCK; i += W) top = larger(top, load(s + i));
       if (largest(top) < least) continue;
@@ -262,7 +308,7 @@ struct Row {
     const float* const s = scores.data();
     float* const m = masses.data();
     double total = 0;
-    for (int64_t b = 0; b < padded; b += BLOCK) {
+    for (const int64_t b : blocks) {
       Floats sum = {};
       for (int64_t i = b; i < b + BLOCK; i += W) {
         const Floats score = load(s + i);
@@ -280,7 +326,7 @@ struct Row {
     const float* const m = masses.data();
     const float key = by[token];
     double total = 0;
-    for (int64_t b = 0; b < padded; b += BLOCK) {
+    for (const int64_t b : blocks) {
       Floats sum = {};
       for (int64_t i = b; i < b + BLOCK; i += W)
         sum += are_before(by, i, key, token) ? load(m + i) : Floats{};
@@ -293,12 +339,14 @@ struct Row {
   void set_keys(float best, double total) {
     const float log_total = static_cast<float>(std::log(total));
     double sum = 0;
-    for (int64_t i = 0; i < size; ++i)
-      if (masses[i] > 0) sum += masses[i] * (best + log_total - scores[i]);
+    for (const int64_t b : blocks)
+      for (int64_t i = b; i < b + BLOCK; ++i)
+        if (masses[i] > 0) sum += masses[i] * (best + log_total - scores[i]);
     const float entropy = static_cast<float>(sum / total);
-    keys.resize(padded);
-    for (int64_t i = 0; i < padded; ++i)
-      keys[i] = -std::fabs(best + log_total - scores[i] - entropy);
+    keys.resize(scores.size());
+    for (const int64_t b : blocks)
+      for (int64_t i = b; i < b + BLOCK; ++i)
+        keys[i] = -std::fabs(best + log_total - scores[i] - entropy);
   }
 
   // The token with the largest sum of score and noise, the first of equals, or -1.
@@ -310,7 +358,7 @@ struct Row {
     const uint32_t* const hashes = mixed.data();
     float best = NEVER;
     int64_t found = -1;
-    for (int64_t b = 0; b < padded; b += BLOCK) {
+    for (const int64_t b : blocks) {
       float bounds[BLOCK];
       Floats top = Floats{} + NEVER;
       for (int64_t i = b; i < b + BLOCK; i += W) {
@@ -340,11 +388,11 @@ int64_t draw_row(Row& row, const T* logits, int64_t size, const Asked& asked,
   const float temperature = asked.temperature[r], top_p = asked.top_p[r];
   const uint32_t* const mask = masks.of(r);
   const bool shaped = edits > 0 || is_penalised(asked, r);
-  if (temperature == 0 && !shaped && !mask) return first_of_best(logits, size);
-  row.read(logits, size);
+  if (temperature == 0 && !shaped) return first_of_best(logits, mask, size);
+  const int64_t left = row.read(logits, size, mask);
   if (shaped) row.edit(asked, history, edits, r);
-  const int64_t left = mask ? row.allow(mask, shaped) : size;
-  if (temperature == 0) return first_of_best(row.scores.data(), size);
+  if (shaped && mask) row.restore(mask);
+  if (temperature == 0) return row.best();
 
   const float best = row.divide(temperature);
   if (!(best > NEVER)) return 0;
