@@ -1,11 +1,13 @@
-"""What hostile constraints do to others: inter-token latency of 32 streams beside 50 of them.
+"""What hostile constraints do to others: inter-token latency of 32 streams beside them.
 
     python -m benchmarks.hostile                      # smollm2
     python -m benchmarks.hostile --model embedded --rounds 1
 
-The constraints come at once while the streams decode: deep nesting, exponential alternations, huge
-enums, recursive references, catastrophic patterns. Each is refused, or served within its limits.
-In the other runs, in turn, as many ordinary requests come as hostile ones are served.
+`hard to compile`: 50 constraints come at once while the streams decode: deep nesting, huge enums,
+exponential alternations, recursive references, catastrophic patterns. Each is refused, or served
+within its limits. `costly masks`: 20 requests join the batch whose constraints have been compiled,
+and whose masks take long. In the other runs, in turn, as many ordinary requests come as hostile
+ones are served.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 
 from batching import BatchingManager
 from benchmarks.bare import Tally
+from benchmarks.constraints import costly, hostile
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, in_turns, ratio
 from engine.inference import Inference
@@ -27,76 +30,16 @@ from generate.modes import MODES, make_ledger
 from model import DTYPES, LoadOptions, load_model
 from requested import Constraint, Sampling
 from runtime.executor import Executor
-from runtime.grammar.constraints import of_schema
 from runtime.grammar.grammars import GrammarError, Grammars, GrammarsBusyError
 from scheduling.policies.orca import Orca
 from text.vocabulary import load_tokenizer
 
-STREAMS, HOSTILE = 32, 50
-TOKENS = 100
+STREAMS, HOSTILE, COSTLY = 32, 50, 20
+TOKENS = 400  # of a stream: of so many iterations, four may be longer than the 99th percentile
+BESIDE_TOKENS = 100
 AFTER = 4  # iterations in which the streams are alone
 
-
-def hostile(number: int) -> Constraint:
-    """The `number`-th of an endless series; no two are alike."""
-    n = number // len(_KINDS)
-    return _KINDS[number % len(_KINDS)](n)
-
-
-def _nested(n: int) -> Constraint:
-    schema: dict[str, object] = {"const": n}
-    for _ in range(90):
-        schema = {"type": "array", "items": schema}
-    return of_schema(schema)
-
-
-def _alternations(n: int) -> Constraint:
-    either = [
-        {"anyOf": [{"properties": {f"p{i}": {"const": j + n}}} for j in range(6)]}
-        for i in range(12)
-    ]
-    return of_schema({"allOf": either})
-
-
-def _enum(n: int) -> Constraint:
-    return of_schema({"enum": [f"value {i} of {n + i * 7919 % 10_007}" for i in range(8000)]})
-
-
-def _references(n: int) -> Constraint:
-    chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(7000 + n)}
-    return of_schema({"$ref": "#/$defs/a0", "$defs": chain})
-
-
-def _recursion(n: int) -> Constraint:
-    either = [{"$ref": "#/$defs/a"}, {"const": n}]
-    return of_schema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": either}}})
-
-
-def _multiples(n: int) -> Constraint:
-    return of_schema({"type": "integer", "multipleOf": 999_983 + 2 * n})
-
-
-def _pattern(n: int) -> Constraint:
-    return Constraint("regex", f".*(a.{{{50 + n}}}|b.{{60}}|c.{{70}}|d.{{80}}).*x")
-
-
-def _repetition(n: int) -> Constraint:
-    return Constraint("regex", f"(\\p{{L}}{{1,50}}\\p{{N}}{{1,{50 + n}}}){{1,50}}")
-
-
-def _ambiguity(n: int) -> Constraint:
-    return Constraint("lark", f'start: s\ns: s s s | s s | /[a-z]+/ | /[a-y]+/ | /.+/ | "{n}"\n')
-
-
-def _rules(n: int) -> Constraint:
-    chain = "\n".join(f"r{i}: r{i + 1}" for i in range(7000 + n))
-    return Constraint("lark", f'start: r0\n{chain}\nr{7000 + n}: "a"')
-
-
-_KINDS = (
-    _nested, _alternations, _enum, _references, _recursion, _multiples, _pattern, _repetition,
-    _ambiguity, _rules,
-)  # fmt: skip
+Others = Sequence[Constraint | None]  # of the requests beside the streams; None: without
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,62 +48,61 @@ class Result:
     p50_ms: list[float]  # between two tokens of a stream, by round
     p99_ms: list[float]
     served: int  # of those beside the streams, in the last round
-    failed: int
+    failed: int  # by their constraint, after they were accepted
 
 
-def compiled(
-    grammars: Grammars, threads: ThreadPoolExecutor, constraints: Sequence[Constraint]
+def accepted(
+    grammars: Grammars, threads: ThreadPoolExecutor, constraints: Others
 ) -> list[Future[Constraint | None]]:
-    def attempt(constraint: Constraint) -> Constraint | None:
-        try:
+    """Raises for those that are refused."""
+
+    def accept(constraint: Constraint | None) -> Constraint | None:
+        if constraint is not None:
             grammars.compile(constraint)
-        except (GrammarError, GrammarsBusyError):
-            return None
         return constraint
 
-    return [threads.submit(attempt, constraint) for constraint in constraints]
+    return [threads.submit(accept, constraint) for constraint in constraints]
 
 
-def run(model: Executor, grammars: Grammars | None, prompt: Sequence[int], others: int) -> Result:
-    """With `grammars`, hostile constraints; otherwise `others` ordinary requests."""
+def run(
+    model: Executor,
+    grammars: Grammars,
+    prompt: Sequence[int],
+    others: Others,
+    tokens: int,
+    name: str,
+) -> Result:
     manager = BatchingManager(Orca(), tally := Tally(), max_batch_size=96, max_waiting=96)
     manager.serve(model, make_ledger("dynamic", model))
     model.grammars = grammars
     gaps: list[float] = []
     last_s = [0.0] * STREAMS
-    streams = [Inference(prompt, TOKENS, Sampling(seed=i), 0.0) for i in range(STREAMS)]
+    streams = [Inference(prompt, tokens, Sampling(seed=i), 0.0) for i in range(STREAMS)]
     beside: list[Inference] = []
-
-    def add(constraint: Constraint | None) -> None:
-        sampling = Sampling(seed=len(beside), constraint=constraint)
-        beside.append(Inference(prompt, TOKENS, sampling, time.perf_counter()))
-        manager.enqueue(beside[-1])
-
-    constraints = list(map(hostile, range(HOSTILE)))
     for stream in streams:
         manager.enqueue(stream)
     with ThreadPoolExecutor(HOSTILE) as threads:
-        waiting: list[Future[Constraint | None]] = []
+        waiting: list[Future[Constraint | None]] | None = None
         while not all(stream.ended for stream in streams):
-            if len(tally.iterations) == AFTER and not (waiting or beside):
-                if grammars is not None:
-                    waiting = compiled(grammars, threads, constraints)
-                for _ in range(others if grammars is None else 0):
-                    add(None)
-            for future in [future for future in waiting if future.done()]:
+            if len(tally.iterations) == AFTER and waiting is None:
+                waiting = accepted(grammars, threads, others)
+            for future in [future for future in waiting or () if future.done()]:
+                assert waiting is not None
                 waiting.remove(future)
-                if (constraint := future.result()) is not None:
-                    add(constraint)
+                if not isinstance(future.exception(), (GrammarError, GrammarsBusyError)):
+                    sampling = Sampling(seed=len(beside), constraint=future.result())
+                    now_s = time.perf_counter()
+                    beside.append(Inference(prompt, BESIDE_TOKENS, sampling, now_s))
+                    manager.enqueue(beside[-1])
             manager.step(MODES["dynamic"].lay_out, time.perf_counter)
             gaps += list(_gaps(streams, last_s))
-        for future in waiting:
+        for future in waiting or ():
             future.cancel()
     manager.abort("the streams have ended")
     while not manager.drained:
         manager.step(MODES["dynamic"].lay_out, time.perf_counter)
     failed = sum(i.cause == "constraint" for i in beside)
     p50, p99 = (1000 * float(np.percentile(gaps, p)) for p in (50, 99))
-    name = "ordinary" if grammars is None else "hostile"
     return Result(name, [p50], [p99], len(beside) - failed, failed)
 
 
@@ -173,55 +115,82 @@ def _gaps(streams: Sequence[Inference], last_s: list[float]) -> Iterator[float]:
             last_s[i] = now_s
 
 
-def measure(name: str, dtype: str, rounds: int) -> tuple[list[Result], Ratio]:
+def measure(
+    name: str, dtype: str, rounds: int, tokens: int = TOKENS
+) -> list[tuple[Result, Result, Ratio]]:
+    """Of each kind: beside hostile requests, beside as many ordinary ones, and p99 to p99."""
     model = load_model(LoadOptions("dynamic", name, "cpu", dtype, 0, 96))
     model.warm_up()
     tokenizer = load_tokenizer(name)
     prompt = tokenizer.encode("def main():\n    return")
 
-    def with_hostile() -> Result:
-        # compiled again in every round
-        return run(model, Grammars(lambda: tokenizer), prompt, 0)
+    def hard_to_compile() -> Result:
+        grammars = Grammars(lambda: tokenizer)  # compiled again in every round
+        grammars.load()
+        others = list(map(hostile, range(HOSTILE)))
+        return run(model, grammars, prompt, others, tokens, "hard to compile")
 
-    served = with_hostile().served
-    sides: dict[str, Callable[[], Result]] = {
-        "ordinary": partial(run, model, None, prompt, served),
-        "hostile": with_hostile,
-    }
+    def costly_masks() -> Result:
+        grammars, others = Grammars(lambda: tokenizer), list(map(costly, range(COSTLY)))
+        for constraint in others:
+            grammars.compile(constraint)
+        return run(model, grammars, prompt, others, tokens, "costly masks")
+
+    return [
+        compared(
+            kind, partial(run, model, Grammars(lambda: tokenizer), prompt, tokens=tokens), rounds
+        )
+        for kind in (hard_to_compile, costly_masks)
+    ]
+
+
+def compared(
+    kind: Callable[[], Result], beside: Callable[..., Result], rounds: int
+) -> tuple[Result, Result, Ratio]:
+    served = kind().served
+    ordinary = partial(beside, others=[None] * served, name="ordinary requests")
+    sides: dict[str, Callable[[], Result]] = {"hostile": kind, "ordinary": ordinary}
     found = in_turns(sides, rounds)
-    results = [
+    hostile, ordinary_ = (
         Result(
-            name,
+            ran[-1].beside,
             [one.p50_ms[0] for one in ran],
             [one.p99_ms[0] for one in ran],
             ran[-1].served,
             ran[-1].failed,
         )
-        for name, ran in found.items()
-    ]
-    return results, ratio(results[1].p99_ms, results[0].p99_ms)
+        for ran in found.values()
+    )
+    return hostile, ordinary_, ratio(hostile.p99_ms, ordinary_.p99_ms)
 
 
-def card(results: Sequence[Result], p99: Ratio) -> str:
+def card(results: Sequence[tuple[Result, Result, Ratio]]) -> str:
     rows = [
         (
             r.beside, r.served, r.failed, f"{float(np.median(r.p50_ms)):.1f}",
-            f"{float(np.median(r.p99_ms)):.1f}",
+            f"{float(np.median(r.p99_ms)):.1f}", f"{to_ordinary:.2f}" if r is hostile else "",
         )
-        for r in results
+        for hostile, ordinary, to_ordinary in results
+        for r in (hostile, ordinary)
     ]  # fmt: skip
-    columns = "beside | served: | failed: | p50 ITL, ms: | p99 ITL, ms:"
-    told = f"{STREAMS} streams beside {HOSTILE} hostile constraints, or as many requests as served"
-    return f"{told}\n\n{table(columns, rows)}\n\np99 ITL, hostile to ordinary: {p99:.2f}"
+    columns = "beside | served: | failed: | p50 ITL, ms: | p99 ITL, ms: | p99 to ordinary:"
+    told = (
+        f"{STREAMS} streams beside {HOSTILE} constraints that are hard to compile, {COSTLY} whose "
+        "masks take long, or as many requests as are served of these"
+    )
+    return f"{told}\n\n{table(columns, rows)}"
 
 
 def main() -> None:
     known = ["auto", *DTYPES]
     parser = options(__doc__, model="smollm2", dtype="auto", known_dtypes=known)
     args = parser.parse_args()
-    results, p99 = measure(args.model, args.dtype, args.rounds)
-    figures = {"results": [asdict(r) for r in results], "p99": asdict(p99)}
-    save(figures, card(results, p99), args.out, "hostile")
+    results = measure(args.model, args.dtype, args.rounds)
+    figures = [
+        {"hostile": asdict(hostile), "ordinary": asdict(ordinary), "p99": asdict(p99)}
+        for hostile, ordinary, p99 in results
+    ]
+    save({"results": figures}, card(results), args.out, "hostile")
 
 
 if __name__ == "__main__":

@@ -177,6 +177,8 @@ class Engine:
             if most := self.config.most_drafts:
                 self.manager.speculation = self._speculation(most, model)
             model.warm_up()
+            if self.grammars is not None:
+                self.grammars.load()  # takes half a second with a large vocabulary
         except LoadError as error:
             log.critical("%s", error)
             os._exit(FAILED)

@@ -2,25 +2,27 @@
 
 A hostile constraint of a hundred characters can compile for minutes, or take all memory, or all of
 the stack, which ends a process; llguidance's limits bound most of that, not all. So each is
-compiled here at first, for a vocabulary of bytes, with less of everything. A constraint that ends
-this process is refused, and the next one gets a new process.
+compiled at first in a copy of this process, for a vocabulary of bytes, with less of everything. A
+constraint that ends its copy is refused. All of this runs at low priority, and what takes long at
+the lowest, so that whoever advances a batch hardly notices.
 
     python -m runtime.grammar.checking    reads and writes lines of JSON
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:  # a model also runs where llguidance is not installed
     from llguidance import LLParserLimits
@@ -31,6 +33,8 @@ MOST_BYTES = 2 << 30  # of addresses; the libraries take a part of them
 STACK_BYTES = 2 << 20  # a quarter of what threads have
 MOST_S = 20.0  # for an answer, however busy the machine is
 NICENESS = 10  # the model comes first
+SHORT_S = 0.2  # what takes longer is done at the lowest priority
+LOWEST = 19
 MOST_IDS = 1 << 19
 
 
@@ -48,24 +52,18 @@ class Checker:
 
     def check(self, grammar: str) -> None:
         """Raises CheckError for a grammar that cannot be compiled."""
-        process = self._process or self._start()
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        answer, is_late = b"", False
-        try:
+        answer = b""
+        with contextlib.suppress(OSError):  # it has ended
             process.stdin.write(json.dumps(grammar).encode() + b"\n")
             process.stdin.flush()
-            if select.select([process.stdout], [], [], MOST_S)[0]:
-                answer = process.stdout.readline()
-            else:
-                is_late = True
-        except OSError:  # it has ended
-            pass
+            answer = process.stdout.readline()
         if not answer.endswith(b"\n"):
-            self.close()
-            if is_late or process.returncode == -signal.SIGPROF:
-                raise CheckError(f"it takes more than {MOST_CPU_S:g} s to compile")
-            raise CheckError("it is too large to compile")
+            raise CheckError("the process that checks it has ended")
         if error := json.loads(answer):
             raise CheckError(error)
 
@@ -76,16 +74,19 @@ class Checker:
             self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self.close()
         command = [sys.executable, "-m", "runtime.grammar.checking", *map(str, self._limits)]
+        # Ctrl-C in a terminal is not for its group, but for this one
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         weakref.finalize(self, _end_own, self._process, os.getpid())
         return self._process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with its copy
     process.communicate()
 
 
@@ -124,32 +125,58 @@ class _Bytes:
         return list(text.encode())
 
 
-def serve(lines: IO[str], answers: IO[str], limits: LLParserLimits) -> None:
+def serve(lines: IO[bytes], answers: IO[str], limits: LLParserLimits) -> None:
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
-    for line in lines:
-        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # its signal ends the process
+
+    def compile(line: bytes) -> str:
         matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=limits)
         matcher.compute_bitmask()
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(json.dumps(matcher.get_error()) + "\n")
+        return matcher.get_error()
+
+    for line in lines:
+        answers.write(json.dumps(in_a_copy(compile, line)) + "\n")
         answers.flush()
 
 
-def main() -> None:
-    import resource
+def in_a_copy(compile: Callable[[bytes], str], line: bytes) -> str:
+    """What is wrong with a constraint; nothing, if a copy of this process compiles it."""
+    reading, writing = os.pipe()
+    copy = os.fork()
+    if not copy:
+        _compile_and_exit(compile, line, writing)
+    os.close(writing)
+    is_late = False
+    with open(reading, "rb") as answer:
+        if not select.select([answer], [], [], SHORT_S)[0]:
+            os.setpriority(os.PRIO_PROCESS, copy, LOWEST)
+            is_late = not select.select([answer], [], [], MOST_S)[0]
+            if is_late:
+                os.kill(copy, signal.SIGKILL)
+        error = answer.read().decode(errors="replace")
+    ended_by = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    if is_late or ended_by == -signal.SIGPROF:
+        return f"it takes more than {MOST_CPU_S:g} s to compile"
+    return "it is too large to compile" if ended_by else error
 
+
+def _compile_and_exit(compile: Callable[[bytes], str], line: bytes, writing: int) -> NoReturn:
+    try:
+        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # its signal ends the process
+        os.write(writing, compile(line).encode()[: select.PIPE_BUF])
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: its parent decides
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    threading.stack_size(STACK_BYTES)
-    limits = limits_of([int(number) for number in sys.argv[1:]])
-    thread = threading.Thread(target=serve, args=(sys.stdin, sys.stdout, limits))
-    thread.start()
-    thread.join()
+    serve(sys.stdin.buffer, sys.stdout, limits_of([int(number) for number in sys.argv[1:]]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A new one is compiled twice, at first in a process that it may end (`checking.py`). Requests with
 the same constraint share what was compiled, the states of its lexer included, so the first mask of
-a further one costs some 0.02 ms.
+a further one costs some 0.02 ms. A lexer has a bounded number of states: when they are used up, the
+constraint is compiled again.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty, LifoQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from requested import Constraint
-from runtime.grammar.checking import NICENESS, Checker, CheckError, limits_of
+from runtime.grammar.checking import LOWEST, NICENESS, SHORT_S, Checker, CheckError, limits_of
+from runtime.grammar.vocabulary import Loaded, Vocabulary
 
 if TYPE_CHECKING:  # a model also runs where llguidance is not installed
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
     from llguidance._lib import JsonCompileOptions
 
 AT_ONCE = 2  # that are compiled
@@ -30,6 +32,7 @@ MOST_CHARACTERS = 2**18  # of a constraint: its text is read with the interprete
 KEPT = 1024  # compiled constraints,
 KEPT_CHARACTERS = 2**21  # and fewer if their texts are long; each may take 200 bytes
 SHOWN_CHARACTERS = 300  # of llguidance's message in ours
+MOST_FORCED_BYTES = 2**13  # at once: they become tokens between two iterations
 
 # json.dumps writes JSON like this; free whitespace lets small models write nothing else
 JSON_OPTIONS: JsonCompileOptions = {
@@ -50,19 +53,11 @@ class GrammarsBusyError(Exception):
     """Other constraints are being compiled, and this one has waited for long."""
 
 
-class Vocabulary(Protocol):
-    """A text.tokenizer.Tokenizer."""
+class Compiled(NamedTuple):
+    """A constraint's matcher at the beginning of a text. Its copies share its lexer."""
 
-    @property
-    def end_ids(self) -> Collection[int]: ...
-
-    @property
-    def special_ids(self) -> Mapping[str, int]: ...
-
-    @property
-    def spellings(self) -> Sequence[bytes]: ...  # of all ids; empty where there is no token
-
-    def encode(self, text: str) -> list[int]: ...
+    matcher: LLMatcher
+    cpu_s: float  # that compiling it took
 
 
 class Grammars:
@@ -70,20 +65,24 @@ class Grammars:
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._load = vocabulary
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()
         self._checkers: LifoQueue[Checker] = LifoQueue()  # a single one serves most servers
         for _ in range(AT_ONCE):
             self._checkers.put(Checker(LIMITS))
-        self._kept: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
         self._characters = 0  # of the kept ones
 
+    def load(self) -> None:
+        """Reads the vocabulary, for which the first constraint would wait, and the interpreter."""
+        assert self.loaded
+
     @property
-    def loaded(self) -> _Loaded:
+    def loaded(self) -> Loaded:
         with self._loading:
             if self._loaded is None:
-                self._loaded = _Loaded.of(self._load())
+                self._loaded = Loaded.of(self._load())
             return self._loaded
 
     # --- compiling --------------------------------------------------------------------------
@@ -105,8 +104,8 @@ class Grammars:
             ).start()
         future.result()
 
-    def matcher(self, constraint: Constraint) -> LLMatcher:
-        """At the beginning of a text. Raises GrammarError."""
+    def compiled(self, constraint: Constraint) -> Compiled:
+        """Raises GrammarError."""
         with self._lock:
             future = self._find(constraint)
         if future is None or not future.done():
@@ -114,23 +113,32 @@ class Grammars:
             self._settle(constraint, future)
             with self._lock:
                 self._keep(constraint, future)
-        return future.result().deep_copy()
+        return future.result()
 
-    def fresh(self, constraint: Constraint) -> LLMatcher:
-        """As `matcher`, but shares nothing with others; what was kept is dropped, too."""
-        self._forget(constraint)
-        return self._build(constraint)
+    def compiled_again(self, constraint: Constraint, spent: Compiled) -> Compiled:
+        """Another one than `spent`, whose lexer is full. Raises GrammarError."""
+        with self._lock:
+            future = self._find(constraint)
+            if (
+                future is not None
+                and future.done()
+                and not future.exception()
+                and (future.result() is spent)
+            ):
+                self._forget(constraint)
+        return self.compiled(constraint)
 
-    def _compile(self, constraint: Constraint, future: Future[LLMatcher]) -> None:
+    def _compile(self, constraint: Constraint, future: Future[Compiled]) -> None:
         """Checks it elsewhere before, since it might end this process."""
-        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        _lower_priority(NICENESS)
         try:
             checker = self._checkers.get(timeout=MOST_WAIT_S)
         except Empty:
-            self._forget(constraint)
+            with self._lock:
+                self._forget(constraint)
             future.set_exception(GrammarsBusyError())
             return
+        start_s = time.monotonic()
         try:
             checker.check(_text_of(constraint))
         except CheckError as error:
@@ -138,11 +146,14 @@ class Grammars:
         except Exception as error:
             future.set_exception(GrammarError(f"it cannot be compiled: {short(str(error))}"))
         else:
+            if time.monotonic() - start_s > SHORT_S:
+                _lower_priority(LOWEST)
             self._settle(constraint, future)
         finally:
             self._checkers.put(checker)
 
-    def _settle(self, constraint: Constraint, future: Future[LLMatcher]) -> None:
+    def _settle(self, constraint: Constraint, future: Future[Compiled]) -> None:
+        start_s = time.thread_time()
         try:
             matcher = self._build(constraint)
             matcher.compute_bitmask()  # what its lexer learns is there for all
@@ -152,7 +163,7 @@ class Grammars:
         except BaseException as error:  # a panic is no Exception, and must not end the loop
             future.set_exception(GrammarError(short(str(error))))
         else:
-            future.set_result(matcher)
+            future.set_result(Compiled(matcher, time.thread_time() - start_s))
 
     def _build(self, constraint: Constraint) -> LLMatcher:
         from llguidance import LLMatcher
@@ -162,17 +173,18 @@ class Grammars:
             raise GrammarError("the model's vocabulary has no token that ends a text")
         matcher = LLMatcher(tokenizer, _text_of(constraint), log_level=0, limits=limits_of(LIMITS))
         _require(matcher)
+        forced_bytes(matcher)
         return matcher
 
     # --- keeping, with the lock -------------------------------------------------------------
 
-    def _find(self, constraint: Constraint) -> Future[LLMatcher] | None:
+    def _find(self, constraint: Constraint) -> Future[Compiled] | None:
         future = self._kept.get(constraint)
         if future is not None:
             self._kept.move_to_end(constraint)
         return future
 
-    def _keep(self, constraint: Constraint, future: Future[LLMatcher]) -> Future[LLMatcher]:
+    def _keep(self, constraint: Constraint, future: Future[Compiled]) -> Future[Compiled]:
         if constraint not in self._kept:
             self._characters += len(constraint.text)
         self._kept[constraint] = future
@@ -184,9 +196,13 @@ class Grammars:
         return future
 
     def _forget(self, constraint: Constraint) -> None:
-        with self._lock:
-            if self._kept.pop(constraint, None) is not None:
-                self._characters -= len(constraint.text)
+        if self._kept.pop(constraint, None) is not None:
+            self._characters -= len(constraint.text)
+
+
+def _lower_priority(niceness: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def _text_of(constraint: Constraint) -> str:
@@ -208,58 +224,14 @@ def _require(matcher: LLMatcher) -> None:
         raise GrammarError(short(matcher.get_error()))
 
 
+def forced_bytes(matcher: LLMatcher) -> int:
+    """How many can only continue the text in one way. Raises GrammarError for too many."""
+    count = len(matcher.compute_ff_bytes())
+    if count > MOST_FORCED_BYTES:
+        raise GrammarError(f"it forces {count} bytes at once; allowed: up to {MOST_FORCED_BYTES}")
+    return count
+
+
 def short(message: str) -> str:
     line = " ".join(message.split())
     return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "..."
-
-
-# --- the vocabulary -------------------------------------------------------------------------
-
-
-class _Spelled:
-    """A vocabulary as llguidance's TokenizerWrapper takes it."""
-
-    def __init__(self, vocabulary: Vocabulary, ends: Sequence[int]) -> None:
-        self.eos_token_id = ends[0]
-        self.bos_token_id = None
-        self.tokens = list(vocabulary.spellings)
-        self.special_token_ids = sorted({*ends, *vocabulary.special_ids.values()})
-        self._encode = vocabulary.encode
-        self.greedily: Callable[[str], list[int]] = lambda _: []
-
-    def __call__(self, text: str) -> list[int]:
-        """Tokens with exactly these bytes. Some vocabularies put a space before a text; behind a
-        line's end they do not."""
-        wanted = text.encode()
-        if self._bytes(ids := self._encode(text)) == wanted:
-            return ids
-        ids, at = self._encode("\n" + text), 0
-        while ids and at < 3:
-            at += 1
-            if self._bytes(ids[at:]) == wanted:
-                return ids[at:]
-        return self.greedily(text)
-
-    def _bytes(self, ids: Sequence[int]) -> bytes:
-        return b"".join([self.tokens[token] for token in ids])
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    ends: list[int]
-    mask_bytes: int
-    tokenizer: LLTokenizer | None  # None: there are no ends
-
-    @classmethod
-    def of(cls, vocabulary: Vocabulary) -> _Loaded:
-        """Special tokens are no part of any text that a grammar describes by its characters."""
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        ends = sorted(vocabulary.end_ids)
-        mask_bytes = 4 * -(-len(vocabulary.spellings) // 32)
-        if not ends:
-            return cls(ends, mask_bytes, None)
-        spelled = _Spelled(vocabulary, ends)
-        tokenizer = LLTokenizer(TokenizerWrapper(spelled), eos_token=ends)
-        spelled.greedily = tokenizer.greedy_tokenize
-        return cls(ends, mask_bytes, tokenizer)

@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 
 from requested import Constraint
-from runtime.grammar.grammars import GrammarError, Grammars, short
+from runtime.grammar.grammars import GrammarError, Grammars, forced_bytes, short
 
 __all__ = ["GrammarError", "Matching"]
 
-# most time for a request's masks: the first ones teach its lexer. Of 10,000 schemas of
+# most CPU time for a request's masks: the first ones teach its lexer. Of 10,000 schemas of
 # JSONSchemaBench, llguidance's authors report a mean of 0.05 ms
 FREE_S, MEAN_S = 0.05, 0.0005
+# compiling that may happen between two iterations
+MOST_AGAIN_S = 0.02
 
 
 class Matching:
@@ -27,10 +29,11 @@ class Matching:
         self._grammars = grammars
         self._constraint = constraint
         self._taken: list[int] = []
-        self._is_own = False  # the matcher shares nothing with others
+        self._is_second = False
         self._spent_s = 0.0  # on masks
         self._masks = 0
-        self._matcher = grammars.matcher(constraint)
+        self._compiled = grammars.compiled(constraint)
+        self._matcher = self._compiled.matcher.deep_copy()
         self._ends, self._bytes = grammars.loaded.ends, grammars.loaded.mask_bytes
         if generated:
             self._take(generated)
@@ -38,17 +41,15 @@ class Matching:
     def fill(self, address: int) -> None:
         """Writes the next token's mask, a bit for each of the vocabulary's ids."""
         start_s = time.thread_time()
-        self._fill(address)
+        self._matcher.unsafe_compute_mask_ptr(address, self._bytes)
+        if self._matcher.is_error():
+            if self._begin_again():
+                self._matcher.unsafe_compute_mask_ptr(address, self._bytes)
+            self._note()
         self._spent_s += time.thread_time() - start_s
         self._masks += 1
         if self.error is None and self._spent_s > FREE_S + MEAN_S * self._masks:
             self.error = f"its masks take more than {1000 * MEAN_S:g} ms each"
-
-    def _fill(self, address: int) -> None:
-        self._matcher.unsafe_compute_mask_ptr(address, self._bytes)
-        if self._matcher.is_error() and self._try_alone():
-            self._matcher.unsafe_compute_mask_ptr(address, self._bytes)
-            self._note()
 
     def take(self, token: int, *, alone: bool) -> list[int]:
         """Takes a drawn token. Returns it, and unless `alone` those that the grammar forces behind
@@ -57,7 +58,7 @@ class Matching:
         self._take(tokens)
         if alone or self.error is not None or token in self._ends:
             return tokens
-        if forced := self._matcher.compute_ff_tokens():
+        if forced := self._forced():
             self._take(forced)
             tokens += forced
         if len(self._ends) == 1 and self._matcher.is_stopped() and self.error is None:
@@ -65,25 +66,33 @@ class Matching:
             self._take(self._ends)
         return tokens
 
+    def _forced(self) -> list[int]:
+        try:
+            return self._matcher.compute_ff_tokens() if forced_bytes(self._matcher) else []
+        except GrammarError as error:
+            self.error = str(error)
+            return []
+
     def _take(self, tokens: Sequence[int]) -> None:
         self._taken += tokens
-        if not self._advance(tokens) and not self._try_alone():
+        if not self._advance(tokens) and not self._begin_again():
             self._note()
 
     def _advance(self, tokens: Sequence[int]) -> bool:
         return all(map(self._matcher.consume_token, tokens))
 
-    def _try_alone(self) -> bool:
-        """Others with the same constraint share its lexer, and may have filled it: the second
-        attempt has its own."""
-        if self._is_own or self.error is not None:
+    def _begin_again(self) -> bool:
+        """Others with the same constraint share its lexer, and may have filled it: a second
+        attempt has another one."""
+        if self._is_second or self.error is not None or self._compiled.cpu_s > MOST_AGAIN_S:
             return False
-        self._is_own = True
+        self._is_second = True
         try:
-            self._matcher = self._grammars.fresh(self._constraint)
+            self._compiled = self._grammars.compiled_again(self._constraint, self._compiled)
         except GrammarError as error:
             self.error = str(error)
             return False
+        self._matcher = self._compiled.matcher.deep_copy()
         if not self._advance(self._taken):
             self._note()
         return self.error is None

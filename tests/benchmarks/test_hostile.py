@@ -1,24 +1,23 @@
-"""50 hostile constraints at once, beside 32 streams: each is refused or served, and no stream is
-another one."""
+"""Hostile constraints beside 32 streams: each is refused or served, and no stream notices more than
+its latency."""
 
 from __future__ import annotations
 
-from benchmarks import hostile
-from benchmarks.hostile import HOSTILE, STREAMS, run
-from model import LoadOptions, load_model
-from runtime.grammar.grammars import Grammars
-from text.vocabulary import load_tokenizer
+from benchmarks.constraints import costly, hostile
+from benchmarks.hostile import COSTLY, HOSTILE, STREAMS, card, measure
 
 
 def test_no_two_hostile_constraints_are_alike() -> None:
-    assert len({hostile.hostile(number) for number in range(HOSTILE)}) == HOSTILE
+    constraints = [*map(hostile, range(HOSTILE)), *map(costly, range(COSTLY))]
+    assert len(set(constraints)) == HOSTILE + COSTLY
 
 
 def test_streams_beside_hostile_constraints_end_as_they_should() -> None:
-    model = load_model(LoadOptions("dynamic", "embedded", "cpu", "float32", 0, 96))
-    tokenizer = load_tokenizer("embedded")
-    prompt = tokenizer.encode("def main():\n    return")
-    result = run(model, Grammars(lambda: tokenizer), prompt, 0)
-    assert result.p99_ms[0] > 0
-    assert 0 <= result.served + result.failed < HOSTILE
+    compiling, masking = measure("embedded", "float32", rounds=1, tokens=60)
+    for beside, ordinary, p99 in (compiling, masking):
+        assert beside.served + beside.failed <= HOSTILE
+        assert ordinary.failed == 0
+        assert p99.value > 0
+    assert masking[0].served + masking[0].failed == COSTLY
     assert STREAMS == 32
+    assert "costly masks" in card([compiling, masking])

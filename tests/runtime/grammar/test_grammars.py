@@ -267,20 +267,72 @@ def test_the_kept_constraints_are_bounded(
     assert of._characters == 49
 
 
-def test_a_matcher_that_fails_with_what_it_shares_begins_again_alone(
+def fail(matching: Matching, tokenizer: Tokenizer) -> None:
+    """As where a lexer is full: an error from now on."""
+    assert not matching._matcher.consume_token(max(tokenizer.end_ids) - 1)  # which is not allowed
+
+
+def test_matchers_that_fail_begin_again_and_share_what_was_compiled_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, constraint = Grammars(lambda: tokenizer), Constraint("regex", "[a-z]+")
+    (a, *_) = tokenizer.encode("a")
+    rows = [Matching(of, constraint, [a]) for _ in range(3)]
+    builds, build = list[Constraint](), of._build
+
+    def counted(constraint: Constraint) -> Any:
+        builds.append(constraint)
+        return build(constraint)
+
+    monkeypatch.setattr(of, "_build", counted)
+    for matching in rows:
+        fail(matching, tokenizer)
+        assert a in allowed(matching, tokenizer.vocab_size)
+        assert matching.error is None
+        assert matching.take(a, alone=True) == [a]
+    assert len(builds) == 1
+    not_a = next(t for t in range(tokenizer.vocab_size) if tokenizer.token_bytes(t) == b"7")
+    rows[0].take(not_a, alone=True)
+    assert rows[0].error
+
+
+def test_a_matcher_that_fails_twice_ends_its_request_with_an_error(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    """Its mask has the end token alone, which would pass for the end of a complete text."""
+    (a, *_) = tokenizer.encode("a")
+    matching = Matching(grammars, Constraint("regex", "[a-z]{9}"), [a])
+    for _ in range(2):
+        assert matching.error is None
+        fail(matching, tokenizer)
+        allowed(matching, tokenizer.vocab_size)
+    assert matching.error
+
+
+def test_a_constraint_that_is_slow_to_compile_is_not_compiled_between_iterations(
     grammars: Grammars, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constraint = Constraint("regex", "[a-z]+")
-    (a, *_) = tokenizer.encode("a")
-    matching = Matching(grammars, constraint, [a])
-    matching._matcher.consume_token(max(tokenizer.end_ids) - 1)  # not allowed: an error from now on
-    broken = matching._matcher
-    assert a in allowed(matching, tokenizer.vocab_size)
-    assert matching._matcher is not broken
-    assert matching.error is None
-    not_a = next(t for t in range(tokenizer.vocab_size) if tokenizer.token_bytes(t) == b"7")
-    matching.take(not_a, alone=True)
+    monkeypatch.setattr(matching_module, "MOST_AGAIN_S", -1.0)
+    matching = Matching(grammars, Constraint("regex", "[a-z]+"), ())
+    fail(matching, tokenizer)
+    allowed(matching, tokenizer.vocab_size)
     assert matching.error
+
+
+@pytest.mark.parametrize("before", ["", "[ab]"])
+def test_what_is_forced_at_once_is_bounded(
+    before: str, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    constraint = Constraint("regex", f"{before}c{{{module.MOST_FORCED_BYTES + 1}}}")
+    (a, *_) = tokenizer.encode("a")
+    if not before:
+        with pytest.raises(GrammarError, match="at once; allowed"):
+            grammars.compile(constraint)
+        return
+    grammars.compile(constraint)
+    matching = Matching(grammars, constraint, ())
+    assert matching.take(a, alone=False) == [a]
+    assert "at once; allowed" in (matching.error or "")
 
 
 def test_a_constraint_whose_masks_are_slow_fails(
