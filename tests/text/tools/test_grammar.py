@@ -211,7 +211,7 @@ def test_a_mark_that_is_a_special_token_is_that_token() -> None:
         rules = make(MISTRAL, SCHEMAS, several=False, special_ids=special)
         constraint = Constraint("lark", rules)
         grammars.compile(constraint)
-        matcher = grammars.matcher(constraint)
+        matcher = grammars.compiled(constraint).matcher
         written_ids = [*before.encode(), *ids]
         assert matcher.try_consume_tokens(written_ids) == len(written_ids)
         assert matcher.is_accepting()
