@@ -4,7 +4,7 @@ A hostile constraint of a hundred characters can compile for minutes, or take al
 the stack, which ends a process; llguidance's limits bound most of that, not all. So each is
 compiled at first in a copy of this process, for a vocabulary of bytes, with less of everything. A
 constraint that ends its copy is refused. All of this runs at low priority, and what takes long at
-the lowest, so that whoever advances a batch hardly notices.
+the lowest, so that batches advance at their pace.
 
     python -m runtime.grammar.checking    reads and writes lines of JSON
 """
