@@ -43,9 +43,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    with served("dynamic", tmp_path_factory.mktemp("tools")) as target:
-        with OpenAI(base_url=f"{target.url}/v1", api_key="none", max_retries=0) as client:
-            yield client
+    with (
+        served("dynamic", tmp_path_factory.mktemp("tools")) as target,
+        OpenAI(base_url=f"{target.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def ask(client: OpenAI, messages: list[Any], **fields: Any) -> Any:
