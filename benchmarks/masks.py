@@ -6,7 +6,8 @@
 
 The rows are the same requests with and without a constraint. `records` is a JSON array that is
 longer than what they generate: its grammar forces many tokens, which are generated without being
-drawn. `text` is letters, digits, spaces and punctuation: nothing is forced, and masks only cost.
+drawn. `text` is letters, digits, spaces and punctuation: nothing is forced, and masks only cost. A
+text's first masks cost most, so a turn has as many iterations as a short answer has tokens.
 Sides take turns (see benchmarks/harness/turns.py); ratios are to no constraint.
 """
 
@@ -206,7 +207,7 @@ def draw(recorded: Path, path: Path) -> None:
 def main() -> None:
     parser = options(__doc__, dtype="auto", known_dtypes=["auto", *DTYPES])
     parser.add_argument("--models", nargs="+", default=["smollm2", "random:qwen3-0.6b"])
-    parser.add_argument("--iterations", type=int, default=16, help="of a turn (16)")
+    parser.add_argument("--iterations", type=int, default=48, help="of a turn (48)")
     parser.add_argument("--picture", type=Path, help="draws what was recorded in this folder")
     args = parser.parse_args()
     if args.picture is not None:

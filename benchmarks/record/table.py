@@ -191,6 +191,12 @@ TABLE: tuple[Recording, ...] = (
         "prefix-float32", 1, "prefix --only ttft", "results/reference-prefix",
         "prefix-float32.json", LOOP,
     ),
+    _rare(_bench("masks", 8, "masks", "results/reference-masks", "masks.json", LOOP)),
+    Recording(
+        "masks-picture", 1, f"{PYTHON}benchmarks.masks --picture {{out}}", "docs/img", "masks.png",
+        ("benchmarks/masks.py",),
+    ),
+    _rare(_bench("hostile", 6, "hostile", "results/reference-hostile", "hostile.json", LOOP)),
     _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
     _bench("planning", 2, "planning", "results/reference-planning", "planning.json", LOOP),
     _bench(
