@@ -47,9 +47,9 @@ class ChatForm:
             logprobs = self._logprobs(segment.tokens)
             yield self._chunk(segment.index, {"content": segment.text}, logprobs, None)
         for piece in segment.calls:
-            yield self._chunk(segment.index, {"tool_calls": [self._delta(piece)]}, None, None)
+            yield self._chunk(segment.index, self._delta(piece), None, None)
         if segment.finish is not None:
-            yield self._chunk(segment.index, {}, None, segment.finish)
+            yield self._chunk(segment.index, {}, None, self._finish(segment.finish))
 
     def last(self, usage: Usage) -> ChatChunk:
         return {
@@ -68,7 +68,7 @@ class ChatForm:
                     "index": segment.index,
                     "message": self._message(segment),
                     "logprobs": self._logprobs(segment.tokens),
-                    "finish_reason": segment.finish,
+                    "finish_reason": self._finish(segment.finish),
                 }
                 for segment in joined(parts, choices)
             ],
@@ -92,15 +92,19 @@ class ChatForm:
             "tool_calls": list(calls.values()),
         }
 
-    def _delta(self, piece: CallPiece) -> CallDelta:
-        if piece.name is None:
-            return {"index": piece.index, "function": {"arguments": piece.arguments}}
-        return {
-            "index": piece.index,
-            "id": self._call_form.new_id(),
-            "type": "function",
-            "function": {"name": piece.name, "arguments": piece.arguments},
-        }
+    def _delta(self, piece: CallPiece) -> ChatDelta:
+        call: CallDelta = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        if piece.name is not None:
+            call = {
+                "index": piece.index,
+                "id": self._call_form.new_id(),
+                "type": "function",
+                "function": {"name": piece.name, "arguments": piece.arguments},
+            }
+        return {"tool_calls": [call]}
+
+    def _finish(self, finish: Finish | None) -> Finish | None:
+        return finish
 
     def _chunk(
         self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None, finish: Finish | None
@@ -132,3 +136,20 @@ class ChatForm:
             "logprob": finite(logprob),
             "bytes": list(held),
         }
+
+
+class FunctionForm(ChatForm):
+    """Where `functions` were offered, as before there were tools: an answer has one call."""
+
+    def _message(self, segment: Segment) -> ChatMessage:
+        message = super()._message(segment)
+        if calls := message.pop("tool_calls", None):
+            message["function_call"] = calls[0]["function"]
+        return message
+
+    def _delta(self, piece: CallPiece) -> ChatDelta:
+        (call,) = super()._delta(piece)["tool_calls"]
+        return {"function_call": call["function"]}
+
+    def _finish(self, finish: Finish | None) -> Finish | None:
+        return "function_call" if finish == "tool_calls" else finish

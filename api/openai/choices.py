@@ -18,7 +18,7 @@ from text.stops import StopFinder
 from text.tokenizer import Detokenizer
 from text.tools.parsing import CallPiece, Parser, Piece
 
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from api.follow import follow
 from api.http.errors import ApiError, show
 from api.limits import FRESH_SEED_BITS
 from api.openai.answers import Answer, Form, usage
-from api.openai.chat_form import ChatForm
+from api.openai.chat_form import ChatForm, FunctionForm
 from api.openai.choices import Choice, Segment
 from api.openai.completion_form import CompletionForm
 from api.openai.constraints import constraint_of
@@ -102,7 +102,8 @@ class Generations:
             )
         served, offer = self.served, wanted.offer
         ids = served.conversation_ids(wanted.messages, offer)
-        form = ChatForm(served.name, wanted, self._service.tokenizer, served.call_form)
+        make = FunctionForm if wanted.of_functions else ChatForm
+        form = make(served.name, wanted, self._service.tokenizer, served.call_form)
         most = wanted.max_completion_tokens or wanted.max_tokens
         return self._generation(wanted, [ids], most, form, arrival_s, offer)
 

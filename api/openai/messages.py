@@ -15,7 +15,8 @@ MOST_MESSAGES = 4096  # the parts of their contents and their calls included
 MOST_DEPTH = 32  # of the JSON that a template may write
 MESSAGES = (
     f"an array of 1 to {MOST_MESSAGES} messages, the parts of their contents and their calls "
-    "included: role ('system', 'developer', 'user', 'assistant', or 'tool' with tool_call_id) and "
+    "included: role ('system', 'developer', 'user', 'assistant', 'tool' with tool_call_id, or "
+    "'function' with name) and "
     "content (a string, an array of parts of type 'text', or null beside an assistant's "
     "tool_calls, each with id, type 'function' and function: name and arguments)"
 )
@@ -70,7 +71,6 @@ Content = Text | Annotated[list[TextPart], Field(fail_fast=True)]
 class _Message(BaseModel):
     content: Content | None
     name: Text | None = None
-    function_call: None = None
 
     @property
     def text(self) -> str:
@@ -84,18 +84,27 @@ class GivenMessage(_Message):
     content: Content
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_call_id: None = None
+    function_call: None = None
 
 
 class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] | None = None
+    function_call: CalledFunction | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.tool_calls or self.function_call):
             raise ValueError("only a message with calls may lack a content")
         return self
+
+    def calls(self, number: int) -> list[MessageCall]:
+        """`number`: of the message; a function's call has no id of its own."""
+        if self.function_call is None:
+            return self.tool_calls or []
+        # as long as Mistral's templates want it
+        return [MessageCall(id=f"call{number:05d}", function=self.function_call)]
 
 
 class ToolMessage(_Message):
@@ -104,7 +113,17 @@ class ToolMessage(_Message):
     tool_call_id: Filled
 
 
-Message = Annotated[GivenMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+class FunctionMessage(_Message):
+    """A result, as before there were tools: of the latest call of the function."""
+
+    role: Literal["function"]
+    content: Content
+    name: Filled
+
+
+Message = Annotated[
+    GivenMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
+]
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -114,7 +133,7 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     called: dict[str, str] = {}  # the functions, by the ids of their calls
-    for message in messages:
+    for number, message in enumerate(messages):
         # `developer` is OpenAI's newer name for what templates know as `system`
         role = "system" if message.role == "developer" else message.role
         written: dict[str, Any] = {"role": role, "content": message.text}
@@ -123,18 +142,27 @@ def _for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         if isinstance(message, ToolMessage):
             identity = message.tool_call_id
             if identity not in called:
-                raise ApiError(
-                    400,
-                    "field 'messages': no call before a message with role 'tool' has its "
-                    f"tool_call_id {show(identity)}; allowed: "
-                    + (", ".join(map(show, list(called)[:8])) or "none, as nothing was called"),
-                    param="messages",
-                )
+                raise _no_call("tool", "tool_call_id", identity, list(called))
             written = {"name": called[identity], **written, "tool_call_id": identity}
-        elif isinstance(message, AssistantMessage) and message.tool_calls:
-            called |= {call.id: call.function.name for call in message.tool_calls}
-            written["tool_calls"] = [call.for_template() for call in message.tool_calls]
+        elif isinstance(message, FunctionMessage):
+            own = [identity for identity, name in called.items() if name == message.name]
+            if not own:
+                raise _no_call("function", "name", message.name, list(called.values()))
+            written |= {"role": "tool", "tool_call_id": own[-1]}
+        elif isinstance(message, AssistantMessage) and (calls := message.calls(number)):
+            called |= {call.id: call.function.name for call in calls}
+            written["tool_calls"] = [call.for_template() for call in calls]
         yield written
+
+
+def _no_call(role: str, field: str, given: str, known: Sequence[str]) -> ApiError:
+    return ApiError(
+        400,
+        f"field 'messages': no call before a message with role '{role}' has its {field} "
+        f"{show(given)}; allowed: "
+        + (", ".join(map(show, known[:8])) or "none, as nothing was called"),
+        param="messages",
+    )
 
 
 def nested_deeper(value: Any, levels: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from api.http.errors import ApiError, show
-from api.openai.tools import TOOL_CHOICE, AllowedChoice, Function, Tool, ToolChoice
+from api.openai.tools import FUNCTION_CALL, TOOL_CHOICE, AllowedChoice, Function, ToolChoice
 from requested import Constraint
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm
@@ -22,6 +22,8 @@ from text.tools.grammar import (
 )
 from text.tools.kept import ForcedCallParser, StrictCallParser
 from text.tools.parsing import CallParser, Parser
+
+CHOICE_OF_FUNCTIONS = "function_call", FUNCTION_CALL
 
 FieldConstraint = tuple[str, Constraint]  # and the field that asks for it
 
@@ -37,12 +39,13 @@ class CallRules:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """`functions`: in the prompt. `allowed`: those of them that an answer may call. `must`: it
-    calls."""
+    calls. `field`: has the functions."""
 
     functions: Sequence[Function]
     allowed: Sequence[Function]
     must: bool
     most_calls: int | None  # None: any number
+    field: str
 
     def for_template(self) -> list[TemplateTool]:
         return [function.for_template() for function in self.functions]
@@ -58,7 +61,7 @@ class Offer:
         )
         found = partial(CallParser, form, schemas, self.most_calls)
         if self.must:
-            return CallRules(("tools", Constraint("lark", of_calls())), ForcedCallParser)
+            return CallRules((self.field, Constraint("lark", of_calls())), ForcedCallParser)
         if wanted is not None:
             field, constraint = wanted
             grammar = of_calls(answer=_rule_of(constraint))
@@ -68,7 +71,7 @@ class Offer:
                 form, schemas, several=several, special_ids=special_ids
             )
             kept = partial(StrictCallParser, form, schemas, self.most_calls)
-            return CallRules(("tools", Constraint("lark", grammar)), kept)
+            return CallRules((self.field, Constraint("lark", grammar)), kept)
         return CallRules(None, found)
 
 
@@ -83,39 +86,45 @@ def _rule_of(constraint: Constraint) -> str:
 
 
 def offer_of(
-    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None
+    functions: Sequence[Function],
+    choice: ToolChoice | None,
+    parallel: bool | None = None,
+    *,
+    field: str = "tools",
 ) -> Offer | None:
     """None where nothing may be called. Raises ApiError."""
-    functions = [tool.function for tool in tools or ()]
     counted = Counter(function.name for function in functions)
     if repeated := [name for name, count in counted.items() if count > 1]:
         raise ApiError(
             400,
-            f"field 'tools' must have each name once, got {show(repeated[0])} "
+            f"field '{field}' must have each name once, got {show(repeated[0])} "
             f"{counted[repeated[0]]} times",
-            param="tools",
+            param=field,
         )
     most_calls = 1 if parallel is False else None
     match choice:
         case "none":
             return None
         case None | "auto":
-            return Offer(functions, functions, False, most_calls) if functions else None
+            every = Offer(functions, functions, False, most_calls, field)
+            return every if functions else None
         case "required":
             named, must = list(counted), True
-        case AllowedChoice(allowed_tools=allowed):
-            named, must = [one.function.name for one in allowed.tools], allowed.mode == "required"
+        case AllowedChoice(allowed_tools=some):
+            named, must = [one.function.name for one in some.tools], some.mode == "required"
         case _:
             named, must = [choice if isinstance(choice, str) else choice.function.name], True
             most_calls = 1
     unknown = [name for name in named if name not in counted]
     if unknown or not named:
+        of_tools = field == "tools"
+        param, wanted = ("tool_choice", TOOL_CHOICE) if of_tools else CHOICE_OF_FUNCTIONS
         raise ApiError(
             400,
-            f"field 'tool_choice' must be {TOOL_CHOICE}, got "
-            f"{show(unknown[0] if unknown else choice)}; tools: "
+            f"field '{param}' must be {wanted}, got "
+            f"{show(unknown[0] if unknown else choice)}; {field}: "
             + (", ".join(map(show, counted)) or "none"),
-            param="tool_choice",
+            param=param,
         )
-    wanted = [function for function in functions if function.name in named]
-    return Offer(functions, wanted, must, most_calls)
+    allowed = [function for function in functions if function.name in named]
+    return Offer(functions, allowed, must, most_calls, field)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.http.errors import ApiError
 from api.limits import (
     COUNT,
     MOST,
@@ -48,7 +49,17 @@ from api.openai.constraints import (
 )
 from api.openai.messages import MESSAGES, Filled, Messages, Text
 from api.openai.offer import Offer, offer_of
-from api.openai.tools import TOOL_CHOICE, TOOLS, ToolChoice, Tools
+from api.openai.tools import (
+    FUNCTION_CALL,
+    FUNCTIONS,
+    TOOL_CHOICE,
+    TOOLS,
+    Functions,
+    NamedChoice,
+    NamedFunction,
+    ToolChoice,
+    Tools,
+)
 from api.signals import Signals
 from requested import Constraint, Sampling, ServiceClass
 
@@ -60,7 +71,6 @@ MOST_PROMPTS = 16_384  # --max-waiting allows no more
 DEFAULT_COMPLETION_TOKENS = 16
 
 TokenIds = Annotated[list[CountOrZero], Field(min_length=1, fail_fast=True)]
-Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 def _left_out() -> Any:
@@ -226,8 +236,10 @@ class ChatRequest(GenerationRequest):
     tools: Tools | None = Field(None, description=TOOLS)
     tool_choice: ToolChoice | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    functions: Nothing | None = _left_out()
-    function_call: Literal["none", "auto"] | None = _left_out()
+    functions: Functions | None = Field(None, description=FUNCTIONS)
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description=FUNCTION_CALL
+    )
     audio: None = _left_out()
     prediction: None = _left_out()
     web_search_options: None = _left_out()
@@ -239,7 +251,19 @@ class ChatRequest(GenerationRequest):
     @property
     def offer(self) -> Offer | None:
         """The tools that the answer may call. Raises ApiError."""
-        return offer_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if not self.of_functions:
+            functions = [tool.function for tool in self.tools or ()]
+            return offer_of(functions, self.tool_choice, self.parallel_tool_calls)
+        if self.tools:
+            raise ApiError(400, "only one of 'tools' and 'functions' is allowed", param="functions")
+        choice = self.function_call
+        named = NamedChoice(function=choice) if isinstance(choice, NamedFunction) else choice
+        return offer_of(self.functions or [], named, parallel=False, field="functions")
+
+    @property
+    def of_functions(self) -> bool:
+        """The call is in the form that OpenAI's API had before tools."""
+        return bool(self.functions) or isinstance(self.function_call, NamedFunction)
 
 
 def seed_of_choice(seed: int, index: int) -> int:

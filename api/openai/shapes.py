@@ -119,6 +119,7 @@ class ChatMessage(TypedDict):
     content: str | None  # null beside calls without a text
     refusal: None
     tool_calls: NotRequired[list[ChatCall]]
+    function_call: NotRequired[CalledFunction]  # in its place, where `functions` were offered
 
 
 class ChatChoice(TypedDict):
@@ -152,6 +153,7 @@ class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
     tool_calls: NotRequired[list[CallDelta]]
+    function_call: NotRequired[FunctionDelta]
 
 
 class ChatPart(TypedDict):

@@ -19,6 +19,8 @@ TOOLS = (
     f"'object'); at most {MOST_CHARACTERS} characters of JSON in all, nested at most {MOST_DEPTH} "
     "deep"
 )
+FUNCTIONS = f"an array of up to {MOST_TOOLS} functions, as those of 'tools'"
+FUNCTION_CALL = "'none', 'auto', or an object with the name of one of the functions"
 TOOL_CHOICE = (
     "'none', 'auto', 'required', or one of the tools: its name, or an object with type 'function' "
     "and function: name; or an object with type 'allowed_tools' and allowed_tools: mode ('auto' or "
@@ -77,9 +79,9 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-Tools = Annotated[
-    list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True), BeforeValidator(_bounded)
-]
+_LIMITS = Field(max_length=MOST_TOOLS, fail_fast=True), BeforeValidator(_bounded)
+Tools = Annotated[list[Tool], *_LIMITS]
+Functions = Annotated[list[Function], *_LIMITS]  # before there were tools
 
 
 class NamedFunction(BaseModel):

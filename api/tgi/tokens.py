@@ -95,7 +95,7 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
         if "messages" in data:
             wanted = chat = of_schema(data, TokenizeChat)
             prompted = chat.add_generation_prompt is not False
-            offer = offer_of(chat.tools, None, None)
+            offer = offer_of([tool.function for tool in chat.tools or ()], None)
             ids = served.conversation_ids(chat.messages, offer, add_generation_prompt=prompted)
         else:
             wanted = text = of_schema(data, TokenizeText)
