@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from batching import LOOPS, BatchingManager, EngineFailedError
 from deferred.jobs import Jobs
+from engine.blocks import Ledger
 from engine.speculation import Speculation
 from generate.modes import make_ledger
 from loading import LoadError, load_local_model
@@ -153,20 +154,21 @@ class Engine:
         if self.recording is not None:
             self.recording.stop(RECORD_S)
 
-    def _record(self, path: str, model: LoadedModel) -> Recording:
+    def _record(self, path: str, model: LoadedModel, ledger: Ledger) -> Recording:
         facts = {
             "mode": self.config.mode,
             "policy": self.config.policy if self.config.mode == "dynamic" else self.config.mode,
             "max_batch_size": self.config.max_batch_size,
             "model": model.info.name,
-            "blocks": self.manager.memory.num_blocks,
-            "block_tokens": self.manager.memory.block_tokens,
+            "blocks": ledger.num_blocks,
+            "block_tokens": ledger.block_tokens,
         }
         recording = Recording(Path(path), self.manager.history, facts)
         recording.start()
         return recording
 
-    def _run(self) -> None:
+    def _loaded(self) -> LoadedModel:
+        """A model that serves; without one the process ends."""
         try:
             model = self.load(self.config)
             if self.tokenizer.vocab_size > model.vocab_size:
@@ -179,12 +181,16 @@ class Engine:
             model.warm_up()
             if self.grammars is not None:
                 self.grammars.load()  # takes half a second with a large vocabulary
+            return model
         except LoadError as error:
             log.critical("%s", error)
             os._exit(FAILED)
         except BaseException:
             log.critical("the model cannot be loaded", exc_info=True)
             os._exit(FAILED)
+
+    def _run(self) -> None:
+        model = self._loaded()
         self.model = model
         if self.config.remote_model is not None:
             cast("RemoteModel", model).on_return = self.manager.wake
@@ -202,17 +208,12 @@ class Engine:
                 "--lookahead 1 only delays tokens here: a model on a CPU computes an iteration "
                 "when it is started"
             )
-        self.manager.serve(
-            model,
-            make_ledger(
-                self.config.mode,
-                model,
-                growth_tokens,
-                prefix_caching=self.config.prefix_caching,
-            ),
+        ledger = make_ledger(
+            self.config.mode, model, growth_tokens, prefix_caching=self.config.prefix_caching
         )
-        if self.config.record is not None:
-            self.recording = self._record(self.config.record, model)
+        if self.config.record is not None:  # its first line is older than any request
+            self.recording = self._record(self.config.record, model, ledger)
+        self.manager.serve(model, ledger)
         collect_less()
         url = self.config.url
         ready = f"ready: {self.config.mode} on {url}; see it work on {url}/watch"
