@@ -21,7 +21,7 @@ from api.native import (
     StatsAnswer,
     StatsReset,
 )
-from api.openai.schemas import ChatRequest, CompletionRequest
+from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.shapes import (
     ChatChunk,
     ChatCompletion,

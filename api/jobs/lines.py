@@ -11,8 +11,8 @@ from api.http.body import of_schema
 from api.http.errors import CLIENT_GONE, ApiError, internal_error
 from api.openai.answers import error_shape
 from api.openai.choices import Segment
+from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.generation import Generation, Generations
-from api.openai.schemas import ChatRequest, CompletionRequest
 from api.service import Service
 from deferred.entities import Usage
 from deferred.worker import Answer, NotNowError

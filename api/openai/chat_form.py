@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from api.openai.answers import chunk_head_of, finite, head_of, joined
 from api.openai.choices import Finish, Segment, Token
-from api.openai.schemas import ChatRequest
+from api.openai.fields.schemas import ChatRequest
 from api.openai.shapes import (
     Alternative,
     CallDelta,

@@ -16,15 +16,15 @@ from api.openai.answers import Answer, Form, usage
 from api.openai.chat_form import ChatForm, FunctionForm
 from api.openai.choices import Choice, Segment
 from api.openai.completion_form import CompletionForm
-from api.openai.constraints import constraint_of
-from api.openai.offer import CallRules, Offer
-from api.openai.schemas import (
+from api.openai.fields.constraints import constraint_of
+from api.openai.fields.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     seed_of_choice,
 )
+from api.openai.offer import CallRules, Offer
 from api.openai.served import ServedModel
 from api.openai.shapes import Usage
 from api.service import Service

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from api.http.errors import ApiError, show
-from api.openai.tools import FUNCTION_CALL, TOOL_CHOICE, AllowedChoice, Function, ToolChoice
+from api.openai.fields.tools import FUNCTION_CALL, TOOL_CHOICE, AllowedChoice, Function, ToolChoice
 from requested import Constraint
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm

@@ -14,8 +14,8 @@ from api.follow import awaited
 from api.http.body import of_schema, read_object
 from api.http.errors import ApiError, error_response
 from api.openai.answers import error_shape
+from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.openai.generation import Generation, Generations
-from api.openai.schemas import ChatRequest, CompletionRequest
 from api.openai.served import ServedModel
 from api.openai.shapes import ModelCard, ModelList
 from api.service import Service

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from api.http.errors import ApiError, show
-from api.openai.messages import Message, for_template
+from api.openai.fields.messages import Message, for_template
 from api.openai.offer import Offer
 from api.service import Service
 from models.names import GGUF_SUFFIX, local_path

@@ -16,12 +16,12 @@ from api.http.hooks.keys import presented_owner
 from api.jobs.store import explain
 from api.openai.answers import error_shape
 from api.openai.generation import Generations
-from api.responses.background import Background
 from api.responses.call import Call
-from api.responses.events import GONE, EventLogs, encoded
-from api.responses.kept import Kept
-from api.responses.lines import ResponseLines
 from api.responses.making import Maker
+from api.responses.stored.background import Background
+from api.responses.stored.events import GONE, EventLogs, encoded
+from api.responses.stored.kept import Kept
+from api.responses.stored.lines import ResponseLines
 from api.service import Service
 from api.stream import event_stream, stream_of
 from deferred.errors import StoreError

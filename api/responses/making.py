@@ -11,10 +11,10 @@ from api.openai.generation import Generations
 from api.responses.call import Call
 from api.responses.generating import begun, generation_of
 from api.responses.items import as_json, messages_of, new_id, stored_items
-from api.responses.kept import Kept
 from api.responses.output import Output
 from api.responses.schemas import ResponseRequest, refuse_by_name
 from api.responses.shapes import InputItem, OutputItem
+from api.responses.stored.kept import Kept
 
 
 class Maker:

@@ -1,7 +1,7 @@
 """The fields of `/v1/responses` in OpenAI's API that are supported.
 
-As in `api.openai.schemas`: a known field that is not supported has a type that allows only values
-without effect.
+As in `api.openai.fields.schemas`: a known field that is not supported has a type that allows only
+values without effect.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from api.limits import (
     TopLogprobs,
     at_most,
 )
-from api.openai.messages import MOST_MESSAGES, Filled, Text
-from api.openai.schemas import GenerationRequest, StreamOptions
-from api.openai.tools import MOST_TOOLS, NAME
+from api.openai.fields.messages import MOST_MESSAGES, Filled, Text
+from api.openai.fields.schemas import GenerationRequest, StreamOptions
+from api.openai.fields.tools import MOST_TOOLS, NAME
 
 MOST_INCLUDED = 16
 
@@ -84,7 +84,7 @@ def _kind(item: Any) -> Any:
 
 
 def _few_items(value: Any) -> Any:
-    """Counts before anything is checked, as `api.openai.messages` does."""
+    """Counts before anything is checked, as `api.openai.fields.messages` does."""
     if _are_many(value):
         raise ValueError("too many items")
     return value

@@ -13,12 +13,12 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
-from api.openai.messages import MESSAGES, Messages, Text
+from api.openai.fields.messages import MESSAGES, Messages, Text
+from api.openai.fields.schemas import ChatRequest
+from api.openai.fields.tools import TOOLS, Tools
 from api.openai.offer import offer_of
 from api.openai.routes import with_openai_errors
-from api.openai.schemas import ChatRequest
 from api.openai.served import ServedModel
-from api.openai.tools import TOOLS, Tools
 from api.service import Service
 from api.tgi.schemas import GenerateRequest, parse
 

@@ -16,8 +16,8 @@ from api.document.paths import OPERATIONS
 from api.http.body import of_schema
 from api.http.errors import ApiError
 from api.native import InferenceRequest
-from api.openai.messages import MOST_MESSAGES
-from api.openai.schemas import ChatRequest, CompletionRequest
+from api.openai.fields.messages import MOST_MESSAGES
+from api.openai.fields.schemas import ChatRequest, CompletionRequest
 from api.tgi.schemas import CompatRequest, GenerateRequest, Parameters, parse, sampling_of, validate
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire

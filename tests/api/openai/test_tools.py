@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from api.openai.tools import MOST_TOOLS
+from api.openai.fields.tools import MOST_TOOLS
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.openai.openai_calls import Json, ask, chat, chunks, is_error

@@ -14,7 +14,7 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from pydantic import TypeAdapter
 from werkzeug.test import TestResponse
 
-from api.openai.messages import MOST_MESSAGES
+from api.openai.fields.messages import MOST_MESSAGES
 from serving.config import Config
 from tests.api.conftest import serving
 from tests.api.openai.openai_calls import CONTEXT, chat, is_error

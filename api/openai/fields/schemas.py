@@ -35,7 +35,7 @@ from api.limits import (
     at_most,
     mass,
 )
-from api.openai.constraints import (
+from api.openai.fields.constraints import (
     CHOICES,
     GRAMMAR,
     REGEX,
@@ -47,9 +47,8 @@ from api.openai.constraints import (
     Schema,
     StructuredOutputs,
 )
-from api.openai.messages import MESSAGES, Filled, Messages, Text
-from api.openai.offer import Offer, offer_of
-from api.openai.tools import (
+from api.openai.fields.messages import MESSAGES, Filled, Messages, Text
+from api.openai.fields.tools import (
     FUNCTION_CALL,
     FUNCTIONS,
     TOOL_CHOICE,
@@ -60,6 +59,7 @@ from api.openai.tools import (
     ToolChoice,
     Tools,
 )
+from api.openai.offer import Offer, offer_of
 from api.signals import Signals
 from requested import Constraint, Sampling, ServiceClass
 

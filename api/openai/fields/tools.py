@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field
 
-from api.openai.messages import MOST_DEPTH, Filled, Text, nested_deeper
+from api.openai.fields.messages import MOST_DEPTH, Filled, Text, nested_deeper
 from text.tools.conversation import Tool as TemplateTool
 
 MOST_TOOLS = 128  # as OpenAI's

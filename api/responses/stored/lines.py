@@ -9,8 +9,8 @@ from api.http.errors import ApiError
 from api.jobs.lines import Line
 from api.jobs.store import explain
 from api.responses.call import Call
-from api.responses.kept import Kept
 from api.responses.making import Maker
+from api.responses.stored.kept import Kept
 from deferred.errors import StoreError
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from api.responses.events import EventLogs, Following, encoded
 from api.responses.shapes import ArgumentsDelta
+from api.responses.stored.events import EventLogs, Following, encoded
 
 
 def event(number: int) -> ArgumentsDelta:

@@ -10,8 +10,8 @@ from concurrent.futures import Executor
 from api.http.errors import ApiError, internal_error
 from api.jobs.store import explain
 from api.responses.call import Call
-from api.responses.events import EventLogs
-from api.responses.kept import Kept
+from api.responses.stored.events import EventLogs
+from api.responses.stored.kept import Kept
 from api.service import Service
 from deferred.errors import StoreError
 
