@@ -60,7 +60,6 @@ def load_local_model(
     from model import (
         ContextError,
         LoadOptions,
-        SpeculationError,
         UnsupportedDtypeError,
         load_model,
     )
@@ -92,7 +91,6 @@ def load_local_model(
         ContextError,
         DeviceError,
         KVMemoryError,
-        SpeculationError,
         UnsupportedDtypeError,
         WeightMemoryError,
     ) as error:

@@ -68,10 +68,6 @@ class ContextError(Exception):
     """The model's context is shorter than what was asked for; the message has both."""
 
 
-class SpeculationError(Exception):
-    """The device computes no drafts; the message says what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     mode: str
@@ -93,18 +89,13 @@ class LoadOptions:
 def load_model(options: LoadOptions) -> Executor:
     """The model of a mode. Raises models.weights.checkpoint.CheckpointError,
     runtime.budget.KVMemoryError and WeightMemoryError, runtime.gpu.choice.DeviceError,
-    ContextError, SpeculationError and UnsupportedDtypeError."""
+    ContextError and UnsupportedDtypeError."""
     chosen = resolve_device(options.device, options.part)
     device = chosen.device
     if options.dtype == "int8" and device.type != "cpu":
         raise UnsupportedDtypeError(
             f"--dtype int8 on --device {options.device}: its kernels run on a CPU; allowed here: "
             "auto, float32, bfloat16, float16"
-        )
-    if options.speculate and device.type != "cpu":
-        raise SpeculationError(
-            f"--speculate {options.speculate} on --device {options.device}: drafts are computed on "
-            "a CPU only; allowed here: 0"
         )
     source = open_source(options.model, options.seed, options.revision)
     check_source(source, options.part)
@@ -144,7 +135,7 @@ def load_model(options: LoadOptions) -> Executor:
     network.to(device)
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
-        connect(network, options.part)
+        connect(network, options.part, invariant=options.speculate > 0)
     if int8:
         quantise_linears(network, dtype)
     parameters = count_parameters(source.config)
@@ -157,13 +148,14 @@ def load_model(options: LoadOptions) -> Executor:
     model = kind(network, dtype, options.model, kernel=kernel, speculate=options.speculate)
     model.info = replace(model.info, parameters=parameters, unused_gpu=chosen.unused_gpu)
     rows = options.max_batch_size
+    most_rows = max(rows, 1 + options.speculate)  # drafts are rows, too
     has_graphs = graphs and kernel is True and options.part == WHOLE
     if options.kv_memory != "auto":
         blocks = asked_blocks(options.kv_memory, model.shape)
     elif device.type == "cuda":
-        needed_bytes = worst_activation_bytes(model, rows)
+        needed_bytes = worst_activation_bytes(model, most_rows)
         if has_graphs:
-            needed_bytes += model.graph_bytes(rows)
+            needed_bytes += model.graph_bytes(most_rows)
         blocks = gpu_blocks(model.shape, rows, model.context, needed_bytes)
     else:
         blocks = cpu_blocks(model.shape, rows, model.context)
@@ -182,7 +174,7 @@ def load_model(options: LoadOptions) -> Executor:
             context,
         )
     if has_graphs and model.gpu is not None:
-        model.gpu.record_graphs(rows)
+        model.gpu.record_graphs(most_rows)
     log.info("%s", model.describe())
     return model
 

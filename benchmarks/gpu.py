@@ -84,6 +84,7 @@ def planned(report: Report) -> Iterator[Part]:
     if usable(report):
         yield Part("mixed lengths, graphs", 90, partial(parts.modes, equal=False, graphs=True))
     yield Part("the same tokens", 60, parts.same)
+    yield Part("the same tokens with drafts", 60, parts.drafts)
     yield Part("prefills", 40, parts.prefill)
     if usable(report):
         yield Part("equal lengths, graphs", 60, partial(parts.modes, equal=True, graphs=True))

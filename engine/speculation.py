@@ -74,11 +74,8 @@ class Speculation:
         self._trials = KEPT_OF_ALL * self._trials + trials
 
     def _most(self, row: Inference, memory: Ledger) -> int:
-        """Only a row that decodes has drafts, and none has them under a constraint, whose masks
-        depend on each token."""
+        """Only a row that decodes has drafts."""
         if row.computed < row.prompt_tokens or row.computed + 1 != row.known:
-            return 0
-        if row.sampling.constraint is not None:
             return 0
         held = memory.held_tokens(row) - row.known
         return min(self.most, row.max_tokens - row.generated - 1, held)

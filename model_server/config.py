@@ -58,9 +58,9 @@ class ServeConfig(Options):
     seed: int = MODEL.option(0, least=0, most=2**63 - 1)
     """seed of the random weights of random:NAME"""
     speculate: int = MODEL.option(0, least=0, most=64)
-    """most drafts of a request in one iteration; --speculate of the server may be less; linear
-    layers are then chosen among those that compute a row alike whatever is beside it (CPU and mode
-    dynamic only)"""
+    """most drafts of a request in one iteration, in mode dynamic; --speculate of the server may be
+    less; on a CPU, linear layers are then chosen among those that compute a row alike whatever is
+    beside it"""
 
     listen: str = NETWORK.option("unix:/tmp/model-server", pattern=r"unix:/.+|.+:\d+")
     """unix:/PATH, or HOST:PORT, which needs --model-token or --model-tls"""

@@ -216,7 +216,9 @@ class Executor(ABC):
         drawing = [i for i, step in enumerate(steps) if step.draw]
         # a row for each draw: several in a row where there are drafts
         draws = [i for i in drawing for _ in range(1 + len(drafts.get(i, ())))]
-        known = [place for i in drawing for place in places(rows[i], drafts.get(i, ()))]
+        known = [
+            place for i in drawing for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
+        ]
         masks = self._masking.begin(known)
         prompts = _prompts_to_score(steps, rows, flat.ends)
         ends = np.array([flat.ends[i] - 1 for i in draws], dtype=np.int64)

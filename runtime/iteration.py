@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +29,7 @@ from seams import Drafts, Opening, Outcome, Step
 
 if TYPE_CHECKING:  # llguidance is needed where a sequence has a constraint
     from runtime.grammar.grammars import Grammars
-    from runtime.grammar.matching import Matching
+    from runtime.grammar.matching import Matching, MatchingAhead
 
 
 class KnownSequence:
@@ -37,6 +37,7 @@ class KnownSequence:
 
     __slots__ = (
         "_lookup",
+        "ahead",
         "error",
         "ids",
         "matching",
@@ -56,6 +57,7 @@ class KnownSequence:
         self._lookup: Lookup | None = None
         self.error: str | None = None
         self.matching: Matching | None = None
+        self.ahead: Sequence[MatchingAhead] = ()  # behind each draft, under a constraint
         if opening.sampling.constraint is not None:
             self._constrain(opening.sampling.constraint, grammars)
 
@@ -70,22 +72,43 @@ class KnownSequence:
         except GrammarError as error:
             self.error = str(error)
 
-    def receive(self, drawn: list[int], at: int) -> list[int]:
-        """What was drawn from this place on, where a token may be in flight, is known: the accepted
-        drafts and a token. Returns it, and what follows from it."""
-        self.ids[at : at + 1] = drawn
-        if self.matching is None:
-            return drawn
-        tokens = self.matching.take(drawn[-1], alone=self.sampling.logprobs is not None)
-        self.ids += tokens[1:]
-        self.error = self.matching.error
-        return tokens
+    @property
+    def draws_each(self) -> bool:
+        """Whether a token is drawn even where a constraint forces it: its logprob is wanted."""
+        return self.sampling.logprobs is not None
 
-    def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens that may come next, none of which is certain."""
+    def receive(
+        self, drafts: Sequence[int], drawn: Sequence[int], at: int
+    ) -> tuple[list[int], int]:
+        """Tokens were drawn at this place, where one may be in flight, and behind each draft.
+        Returns what is known from then on, the accepted drafts, a token, and what follows from it,
+        and the number of accepted drafts."""
+        if self.matching is not None:
+            with_mask = list(takewhile(lambda place: not place.failed, self.ahead))
+            drafts = drafts[: len(with_mask)]
+        tokens = accepted(drafts, drawn)
+        count = len(tokens) - 1
+        self.ids[at : at + 1] = tokens
+        if self.matching is not None:
+            self.matching.accept(tokens[:-1])
+            forced = self.matching.take(tokens[-1], alone=self.draws_each)[1:]
+            tokens += forced
+            self.ids += forced
+            self.ahead, self.error = (), self.matching.error
+        return tokens, count
+
+    def draft(self, most: int) -> Sequence[int]:
+        """Up to `most` tokens that are likely to come next; none while the newest is in flight."""
+        if self.ids[-1] < 0:
+            return ()
         if self._lookup is None:
             self._lookup = Lookup(self.ids)
-        return self._lookup.draft(most)
+        if self.matching is None:
+            return self._lookup.draft(most)
+        drafts = self.matching.forced()[:most] if self.draws_each else []
+        drafts = drafts or self._lookup.draft(most)
+        self.ahead = self.matching.ahead(drafts, alone=self.draws_each)
+        return drafts[: len(self.ahead)]
 
     @property
     def alternatives(self) -> int:
@@ -133,6 +156,7 @@ class Launched:
         before was read; what this one takes begins no earlier."""
         arrays = self.numbers.arrays()
         drawn: dict[int, list[int]] = {}  # by row
+        kept: dict[int, int] = {}  # accepted drafts, by row
         tokens: list[list[int]] = [[] for _ in self.rows]
         if self.drawing:
             numbers = iter(arrays.pop(0).tolist())
@@ -141,7 +165,7 @@ class Launched:
                 drawn[i] = list(islice(numbers, 1 + len(drafts)))
                 # a token is drawn where all known ones are computed
                 at = self.steps[i].start + self.steps[i].num_tokens
-                tokens[i] = self.rows[i].receive(accepted(drafts, drawn[i]), at)
+                tokens[i], kept[i] = self.rows[i].receive(drafts, drawn[i], at)
         new = [Targets(i, 0, 0, drawn[i], self.rows[i].alternatives) for i in self.scored]
         of_prompts = zip(self.prompts, logprobs_by_row(self.prompts, arrays[:3]), strict=True)
         of_tokens = zip(self.scored, logprobs_by_row(new, arrays[-3:]), strict=True)
@@ -152,7 +176,7 @@ class Launched:
             {i: words[: len(tokens[i])] for i, words in of_tokens},
             {targets.row: (targets.first, words) for targets, words in of_prompts},
             {i: row.error for i, row in enumerate(self.rows) if row.error is not None},
-            {i: Drafts(len(d), len(tokens[i]) - 1) for i, d in self.drafts.items()},
+            {i: Drafts(len(d), kept[i]) for i, d in self.drafts.items()},
         )
 
 

@@ -180,8 +180,8 @@ class Config(Options):
     speculate: int = DYNAMIC.option(0, least=0, most=64)
     """most drafts of a request in one iteration: tokens found in its own text, such as a prompt
     that it edits, computed together and kept as far as they are what would have been generated
-    without them; as many as pay off are computed, and none while there are deferred requests; the
-    model must be on a CPU; 0: none"""
+    without them; as many as pay off are computed, and none while there are deferred requests; on
+    a GPU, tokens where the two best are as good as equal may differ; 0: none"""
 
     max_batch_prefill_tokens: int = TGI.option(4096, least=1, most=2**31)
     """most prompt tokens in one iteration"""

@@ -241,9 +241,10 @@ class Engine:
             )
         if not model.info.batch_invariant:
             log.warning(
-                "--speculate: the linear layers of this machine are not batch invariant, so logits "
-                "behind drafts may differ in their last bits from those without, and tokens where "
-                "the two best are as good as equal"
+                "--speculate: the linear layers on %s are not batch invariant, so logits behind "
+                "drafts may differ in their last bits from those without, and tokens where the two "
+                "best are as good as equal",
+                model.info.device,
             )
         return Speculation(most, self.predictor)
 

@@ -87,7 +87,8 @@ class Bare:
             sequence.computed, sequence.blocks = end, ()
         outcome = self.model.start(self.lay_out(steps), self.released).result()
         self.released = []
-        for sequence, new in zip(sequences, outcome.tokens, strict=True):
+        for i, (sequence, new) in enumerate(zip(sequences, outcome.tokens, strict=True)):
             sequence.ids += new
-            sequence.computed += max(0, len(new) - 1)  # the accepted drafts
+            if i in outcome.drafts:
+                sequence.computed += outcome.drafts[i].accepted
         return outcome

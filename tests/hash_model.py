@@ -6,7 +6,8 @@ requests, wrong position, or block that was given away too early becomes a wrong
 milliseconds, in every mode and under every policy; `reference` says what a request would get if it
 were alone. With a constraint it gets up to `MOST_FORCED` of these tokens together with a drawn one.
 Of the drafts that a step asks for, some are made, and some of these are right: `drafted_after` says
-how many. What is wrong stays in its blocks, as keys and values of rejected drafts do.
+how many. Under a constraint they end before a token that forces others. What is wrong stays in its
+blocks, as keys and values of rejected drafts do.
 Nothing is computed before its result is asked for, as on a device that is late. The contract of
 `seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since
 a manager that survives a failing model would otherwise hide it.
@@ -31,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from requested import TokenLogprobs
+from requested import Sampling, TokenLogprobs
 from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
 
 VOCAB_SIZE = 257
@@ -301,10 +302,7 @@ class HashModel:
             f"{step.id} has a constraint and a token in flight",
         )
         self._require(not self._guesses(step.id), f"{step.id} has drafts in flight")
-        self._require(
-            not step.drafts or (step.draw and sequence.opening.sampling.constraint is None),
-            f"{step.id} has drafts where nothing is drawn, or under a constraint",
-        )
+        self._require(not step.drafts or step.draw, f"{step.id} has drafts where nothing is drawn")
         end = step.start + step.num_tokens + step.drafts
         self._require(end <= self.context, f"{end} tokens, the context is {self.context}")
         self._require(
@@ -387,23 +385,22 @@ class HashModel:
                 rows.append([])
                 continue
             self._require(end == len(sequence.ids), "a token is drawn behind a part of a prompt")
-            seed = None if sampling.temperature == 0 else sampling.seed
             drawn, of_drawn, more = list[int](), list[TokenLogprobs](), 1
             guesses = _drafted(state, step.drafts)
+            if sampling.constraint is not None:
+                guesses = self._before_forced(state, sampling, guesses)
             if guesses.computed:
                 drafts[i] = guesses
                 sequence.planned += guesses.accepted
                 more += guesses.accepted
             while more:
-                token = _choose(state, seed, self.vocab_size)
-                if sampling.logit_bias:  # it has no logits: the largest bias decides
-                    token = max(sampling.logit_bias, key=lambda bias: bias[1])[0]
+                token = self._draw(state, sampling)
                 if sampling.logprobs is not None:
                     of_drawn.append(_logprobs(state, token, sampling.logprobs, self.vocab_size))
                 state = _absorb(state, [token])
                 if len(drawn) < guesses.accepted:
                     self._kv[self._slot(sequence, end + len(drawn))] = state
-                if not drawn and sampling.constraint is not None:
+                if len(drawn) == guesses.accepted and sampling.constraint is not None:
                     more += _forced(state)
                 drawn.append(token)
                 more -= 1
@@ -422,6 +419,19 @@ class HashModel:
         else:
             duration_s = time.perf_counter() - iteration.began_s
         return Outcome(rows, positions, duration_s, logprobs, of_prompts, drafts=drafts)
+
+    def _draw(self, state: int, sampling: Sampling) -> int:
+        if sampling.logit_bias:  # it has no logits: the largest bias decides
+            return max(sampling.logit_bias, key=lambda bias: bias[1])[0]
+        return _choose(state, None if sampling.temperature == 0 else sampling.seed, self.vocab_size)
+
+    def _before_forced(self, state: int, sampling: Sampling, guesses: Drafts) -> Drafts:
+        """The drafts before the first right one that has tokens forced behind it."""
+        for number in range(guesses.accepted):
+            state = _absorb(state, [self._draw(state, sampling)])
+            if _forced(state):
+                return Drafts(number, number)
+        return guesses
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         block = sequence.blocks[position // self.block_tokens]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -26,11 +27,13 @@ from benchmarks.on_gpu.work import (
     Options,
     blocks_each,
 )
+from engine.speculation import Speculation
 from generate.modes import ModeName
 from requested import Sampling
 from runtime.gpu import selfcheck
 from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
+from scheduling.prediction.predictor import Predictor
 from seams import Opening, Step
 
 Emit = Callable[[Point], None]
@@ -47,6 +50,7 @@ SAMPLING: dict[str, Callable[[int], Sampling]] = {  # by row
 }
 SAME_ROWS = (1, 3, 17, 256)  # for which graphs are compared with eager iterations
 SAME_STEPS = 8
+DRAFTED_ROWS, MOST_DRAFTS = 4, 8
 TRITON = "a kernel of Triton's runs"
 OWN_HEADS = "attention, the model's own shape"
 
@@ -209,6 +213,37 @@ def same(options: Options, emit: Emit) -> None:
         differ = sum(a != b for a, b in zip(runs[0].outputs, runs[1].outputs, strict=True))
         found = "agrees" if not differ else f"{differ} of {len(work)} requests have other tokens"
         emit(Check(f"lookahead draws the same tokens, {name}", found, time.monotonic() - start_s))
+
+
+def drafts(options: Options, emit: Emit) -> None:
+    """How many tokens are others with drafts than without: a product of more rows may round
+    differently."""
+    limit = min(DRAFTED_ROWS, max(options.limits))
+    for dtype in dict.fromkeys([options.dtype, torch.float32]):
+        models = Models(replace(options, dtype=dtype))
+        model = models.get("dynamic", graphs=options.kernel)
+        work = options.jobs(models.network.config.vocab_size, limit, equal=False)
+        for name in ("greedy", "temperature 1"):
+            plain, drafted = (
+                run_bare(
+                    model, POLICY_OF["dynamic"](), "dynamic", work, limit, SAMPLING[name](0),
+                    lookahead=1, speculation=speculation,
+                )
+                for speculation in (None, Speculation(MOST_DRAFTS, Predictor()))
+            )  # fmt: skip
+            pairs = list(zip(plain.outputs, drafted.outputs, strict=True))
+            others = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairs]
+            records = drafted.tally.iterations
+            found = {
+                "accepted": sum(record.accepted_drafts for record in records),
+                "rejected": sum(record.rejected_drafts for record in records),
+                "tokens": sum(map(len, plain.outputs)),
+                "other tokens": sum(others),
+                "requests": len(work),
+                "requests with other tokens": sum(map(bool, others)),
+            }
+            of = f"drafts, {name}, {str(dtype).removeprefix('torch.')}"
+            emit(Facts(of, {key: str(value) for key, value in found.items()}))
 
 
 def _drawn(models: Models, rows: int, graphs: bool) -> list[list[int]]:

@@ -5,7 +5,9 @@ few registers: its grid is rows x KV heads x splits of the keys, so that neither
 a small batch leaves the device idle, and it stores the new key and value itself. A second launch
 merges the splits if there are any. For the other rows one launch stores keys and values, and one
 attends: its grid is tiles x KV heads, a tile being a piece of a row's prompt and the query heads
-that share a KV head. The arithmetic of a row, its splits included, does not depend on other rows.
+that share a KV head. Where several rows are tokens of one sequence, its newest and drafts behind
+it, the launch that stores comes first, too. The arithmetic of a row, its splits included, does not
+depend on other rows.
 
 Softmax in one pass: Dao et al., "FlashAttention", 2022, section 3; splits over the keys: "Flash-
 Decoding", Dao et al., 2023.
@@ -244,6 +246,7 @@ def _launch(
     window: int | None,
     warps: int,
     stages: int,
+    shared: bool,
 ) -> Tensor:
     tokens, heads, dim = q.shape
     _, block_tokens, kv_heads, _ = keys.shape
@@ -252,11 +255,12 @@ def _launch(
     # what no row writes goes through the network, too: the interpreter would warn of its sums
     out = (torch.zeros if INTERPRETED else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
     scale = LOG2_E / dim**0.5
-    if len(tiles) > singles:
+    if shared or len(tiles) > singles:
         size = kv_heads * dim
         _store[(tokens,)](
             k, v, keys, values, slots, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
         )
+    if len(tiles) > singles:
         queries = queries_per_tile(q.dtype, dim)
         _attend[(len(tiles) - singles, kv_heads)](
             q, keys, values, out, rows, tables, tiles,
@@ -292,8 +296,8 @@ def _fake(q: Tensor, *_: object) -> Tensor:
 _operator = operator(
     "attend",
     "(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor rows, "
-    "Tensor tables, Tensor tiles, int singles, int longest, int? window, int warps, int stages) "
-    "-> Tensor",
+    "Tensor tables, Tensor tiles, int singles, int longest, int? window, int warps, int stages, "
+    "bool shared) -> Tensor",
     _launch,
     _fake,
 )
@@ -326,6 +330,8 @@ def attend(
     longest: int,
     window: int | None = None,
     launch: Launch = Launch(),
+    *,
+    shared: bool = False,
 ) -> Tensor:
     """q `[N, H, D]` -> `[N, H, D]`; results for tokens of no row are meaningless. k, v
     `[N, kv_heads, D]` are written to their slots `[N]` of the pool, and slots below 0 to none.
@@ -334,10 +340,11 @@ def attend(
     ones included; tables `[R, blocks]`; tiles `[T, 2]`, each a row and the first of its tokens that
     are the tile's. Rows of a single token come first: `singles` of them, over at most `longest`
     keys. The others have tiles of `queries_per_tile` over the query heads that share a KV head.
-    A tile of a row without tokens and keys computes nothing.
+    A tile of a row without tokens and keys computes nothing. `shared`: some rows are tokens of the
+    same sequence, so that one reads what another stores.
     """
     result: Tensor = _operator(
         q, k, v, keys, values, slots, rows, tables, tiles, singles, longest, window,
-        launch.warps, launch.stages,
+        launch.warps, launch.stages, shared,
     )  # fmt: skip
     return result

@@ -9,9 +9,12 @@ keeps the very tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from runtime.sampling.sampler import Known
+
+if TYPE_CHECKING:
+    from runtime.grammar.matching import MatchingAhead
 
 Row = TypeVar("Row", bound=Known)
 
@@ -28,14 +31,22 @@ class Ahead:
     """A sequence as if some drafts were known: what is drawn after them counts them, too. A
     `runtime.sampling.sampler.Known`."""
 
-    __slots__ = ("ids", "prompt_tokens", "sampling")
-    matching = None  # a sequence with a constraint has no drafts
+    __slots__ = ("ids", "matching", "prompt_tokens", "sampling")
 
-    def __init__(self, row: Known, drafts: Sequence[int]) -> None:
+    def __init__(
+        self, row: Known, drafts: Sequence[int], matching: MatchingAhead | None = None
+    ) -> None:
         self.ids = [*row.ids, *drafts]
         self.prompt_tokens, self.sampling = row.prompt_tokens, row.sampling
+        self.matching = matching
 
 
-def places(row: Row, drafts: Sequence[int]) -> list[Row | Ahead]:
-    """The sequence as it is where each of its next tokens is drawn."""
-    return [row, *(Ahead(row, drafts[: j + 1]) for j in range(len(drafts)))]
+def places(
+    row: Row, drafts: Sequence[int], matchings: Sequence[MatchingAhead] = ()
+) -> list[Row | Ahead]:
+    """The sequence as it is where each of its next tokens is drawn. `matchings`: behind each
+    draft; none without a constraint."""
+    ahead = [
+        Ahead(row, drafts[: j + 1], matchings[j] if matchings else None) for j in range(len(drafts))
+    ]
+    return [row, *ahead]

@@ -32,6 +32,7 @@ class Load:
     pieces: int  # tiles of the other rows
     kept: int  # places whose hidden states are wanted
     keys: int  # of the longest sequence
+    shared: bool = False  # several rows are one sequence's, which graphs of decodes do not allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Buckets:
         keys = _least(self._contexts, load.keys)
         if keys is None:
             return None
-        if not load.pieces:
+        if not (load.pieces or load.shared):
             tokens = _least(self._decodes, load.tokens)
             if tokens is not None and (bucket := self._of_decodes(tokens, keys)).holds(load):
                 return bucket

@@ -149,7 +149,7 @@ class Device:
         in_flight = bool((packed.tokens < 0).any())
         more = [sources_of(packed.tokens, len(packed.tokens))] if in_flight else []
         found = send([*arrays, *more, *also], self._pool.shape.device)
-        sent = Packed(*found[:own], packed.singles, packed.longest)  # type: ignore[call-arg,arg-type]
+        sent = Packed(*found[:own], packed.singles, packed.longest, packed.shared)  # type: ignore[call-arg,arg-type]
         kept = None if is_every(packed.kept, len(packed.tokens)) else sent.kept
         attend = None if self._kernel else TwoCallAttention(packed, self._pool)
         if newest is not None and in_flight:

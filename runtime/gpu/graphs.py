@@ -44,6 +44,7 @@ def load_of(packed: Packed[Array]) -> Load:
         len(packed.tiles) - packed.singles,
         len(packed.kept),
         int(packed.rows[:, 2].max(initial=0)),
+        packed.shared,
     )
 
 

@@ -43,6 +43,7 @@ class Packed(Generic[Numbers]):
     tiles: Numbers  # [T, 2] row, first of its tokens
     singles: int  # rows with one new token
     longest: int  # most keys of one of them
+    shared: bool = False  # several rows are one sequence's: its newest token, and drafts behind it
 
 
 def pack(
@@ -85,6 +86,7 @@ def pack(
         tiles,
         len(single),
         int(length[single].max(initial=0)),
+        len({span.table for span in spans}) < len(spans),
     )
 
 
@@ -103,7 +105,7 @@ def arrays_of(packed: Packed[Array]) -> list[Array]:
 class PagedAttention:
     """`attend` by the kernels, for any number of rows: one launch a layer for decodes, which also
     stores their keys and values, another if one of them reads enough keys to be split, and two for
-    prompts."""
+    prompts, of which drafts need the one that stores."""
 
     def __init__(self, packed: Packed[Tensor], pool: KVPool) -> None:
         self._packed, self._pool = packed, pool
@@ -118,7 +120,7 @@ class PagedAttention:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         return attend(
             q, k, v, keys, values, of.slots, of.rows, of.tables, of.tiles, of.singles, of.longest,
-            self._pool.shape.window(layer), launch=self._launch,
+            self._pool.shape.window(layer), launch=self._launch, shared=of.shared,
         )  # fmt: skip
 
 

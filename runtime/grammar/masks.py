@@ -6,18 +6,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from runtime.grammar.matching import Matching
+
+class Place(Protocol):
+    """In a grammar."""
+
+    def fill(self, address: int) -> None:
+        """Writes the mask of the token that comes next."""
 
 
 class Row(Protocol):
     @property
-    def matching(self) -> Matching | None: ...
+    def matching(self) -> Place | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Masking:
         places[[i for i, row in enumerate(rows) if row.matching is not None]] = range(len(own))
         return self._thread.submit(self._fill, own, places)
 
-    def _fill(self, matchings: Sequence[Matching], places: NDArray[np.int64]) -> Masks:
+    def _fill(self, matchings: Sequence[Place], places: NDArray[np.int64]) -> Masks:
         # what is beyond the vocabulary, where the network is wider, stays forbidden
         bits = np.zeros((len(matchings), self._words), np.int32)
         address, row_bytes = bits.ctypes.data, bits.strides[0]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from requested import Constraint
 from runtime.grammar.grammars import GrammarError, Grammars, forced_bytes, short
 
-__all__ = ["GrammarError", "Matching"]
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+__all__ = ["GrammarError", "Matching", "MatchingAhead"]
 
 # most CPU time for a request's masks: the first ones teach its lexer. Of 10,000 schemas of
 # JSONSchemaBench, llguidance's authors report a mean of 0.05 ms
@@ -34,22 +39,51 @@ class Matching:
         self._masks = 0
         self._compiled = grammars.compiled(constraint)
         self._matcher = self._compiled.matcher.deep_copy()
-        self._ends, self._bytes = grammars.loaded.ends, grammars.loaded.mask_bytes
+        self._ends, self.mask_bytes = grammars.loaded.ends, grammars.loaded.mask_bytes
         if generated:
             self._take(generated)
 
     def fill(self, address: int) -> None:
         """Writes the next token's mask, a bit for each of the vocabulary's ids."""
         start_s = time.thread_time()
-        self._matcher.unsafe_compute_mask_ptr(address, self._bytes)
+        self._matcher.unsafe_compute_mask_ptr(address, self.mask_bytes)
         if self._matcher.is_error():
             if self._begin_again():
-                self._matcher.unsafe_compute_mask_ptr(address, self._bytes)
+                self._matcher.unsafe_compute_mask_ptr(address, self.mask_bytes)
             self._note()
-        self._spent_s += time.thread_time() - start_s
+        self.spend(time.thread_time() - start_s)
+
+    def spend(self, seconds: float) -> None:
+        """The time that a mask took."""
+        self._spent_s += seconds
         self._masks += 1
         if self.error is None and self._spent_s > FREE_S + MEAN_S * self._masks:
             self.error = f"its masks take more than {1000 * MEAN_S:g} ms each"
+
+    def forced(self) -> list[int]:
+        """The tokens that the grammar forces next, where they were left to be drawn."""
+        with contextlib.suppress(GrammarError):
+            return _forced_by(self._matcher.deep_copy())
+        return []
+
+    def ahead(self, drafts: Sequence[int], *, alone: bool) -> list[MatchingAhead]:
+        """The places behind the first of these drafts. The last of them is the last that the
+        grammar accepts, and comes before one that ends the text or, unless `alone`, forces what
+        follows: that one is computed together with the forced tokens, as it is without drafts."""
+        places = list[MatchingAhead]()
+        matcher = self._matcher
+        for token in drafts:
+            matcher = matcher.deep_copy()
+            if token in self._ends or not matcher.try_consume_tokens([token]):
+                break
+            if matcher.is_stopped() or (not alone and _forces(matcher)):
+                break
+            places.append(MatchingAhead(self, matcher))
+        return places
+
+    def accept(self, drafts: Sequence[int]) -> None:
+        """Takes drafts that were drawn. Nothing is forced behind them."""
+        self._take(drafts)
 
     def take(self, token: int, *, alone: bool) -> list[int]:
         """Takes a drawn token. Returns it, and unless `alone` those that the grammar forces behind
@@ -68,7 +102,7 @@ class Matching:
 
     def _forced(self) -> list[int]:
         try:
-            return self._matcher.compute_ff_tokens() if forced_bytes(self._matcher) else []
+            return _forced_by(self._matcher)
         except GrammarError as error:
             self.error = str(error)
             return []
@@ -100,3 +134,33 @@ class Matching:
     def _note(self) -> None:
         if self._matcher.is_error():
             self.error = short(self._matcher.get_error())
+
+
+def _forced_by(matcher: LLMatcher) -> list[int]:
+    """Raises GrammarError."""
+    return matcher.compute_ff_tokens() if forced_bytes(matcher) else []
+
+
+def _forces(matcher: LLMatcher) -> bool:
+    try:
+        return bool(_forced_by(matcher))
+    except GrammarError:
+        return True
+
+
+class MatchingAhead:
+    """What may follow some drafts behind a sequence's tokens. Its matcher is a copy, so neither a
+    draft that is rejected nor an error leaves a trace in the sequence's own."""
+
+    __slots__ = ("_matcher", "_of", "failed")
+
+    def __init__(self, of: Matching, matcher: LLMatcher) -> None:
+        self._of, self._matcher = of, matcher
+        self.failed = False  # its mask could not be computed
+
+    def fill(self, address: int) -> None:
+        """Writes the mask. The time counts as the sequence's."""
+        start_s = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(address, self._of.mask_bytes)
+        self.failed = self._matcher.is_error()
+        self._of.spend(time.thread_time() - start_s)

@@ -16,6 +16,7 @@ from generate import dynamic
 from records import IterationRecord, Row
 from requested import Constraint, Sampling
 from scheduling.policies.orca import Orca
+from seams import Drafts
 from tests.batching.failures.test_late_results import LATE
 from tests.batching.test_any_workload import Client, moments, play, workloads
 from tests.batching.virtual import (
@@ -26,7 +27,7 @@ from tests.batching.virtual import (
     every_policy,
 )
 from tests.examples import examples
-from tests.hash_model import drafted_after, reference, reference_logprob
+from tests.hash_model import drafted_after, forced_after, reference, reference_logprob
 
 JSON = Constraint("json_schema", "{}")
 SHARING = Mode(
@@ -64,41 +65,51 @@ def test_drafts_change_no_token_and_the_books_close(
     play(world, workload, [(s, partial(setattr, model, "max_rows", n)) for s, n in shortages])
     check_closed(world)
     for inference in world.submitted:
-        drafts = inference.accepted_drafts + inference.rejected_drafts
-        assert inference.sampling.constraint is None or not drafts
         assert inference.record is not None
         assert inference.record.accepted_drafts == inference.accepted_drafts
 
 
-def expected_advances(prompt: list[int], max_tokens: int, most: int) -> list[tuple[int, int]]:
+def expected_advances(
+    prompt: list[int], max_tokens: int, most: int, *, constrained: bool = False
+) -> list[tuple[int, int]]:
     """(tokens received, drafts rejected) of each iteration of a request that is alone."""
     ids = [*prompt, *reference(prompt, max_tokens, seed=0, vocab_size=13)]
-    advances, at = [(1, 0)], len(prompt) + 1
+    advances, at, computed = list[tuple[int, int]](), len(prompt), 0
     while at < len(ids):
-        asked = min(most, len(ids) - at - 1)
-        drafts = drafted_after(ids[:at], asked)
-        advances.append((1 + drafts.accepted, drafts.computed - drafts.accepted))
-        at += 1 + drafts.accepted
+        decodes = computed and at == computed + 1
+        drafts = drafted_after(ids[:at], min(most, len(ids) - at - 1) if decodes else 0)
+        computed, end = at, at
+        while end < at + drafts.accepted and not (constrained and forced_after(ids[: end + 1])):
+            end += 1
+        if end < at + drafts.accepted:  # the drafts end there, and none of them is wrong
+            drafts = Drafts(end - at, end - at)
+        computed += drafts.accepted
+        end += 1 + (forced_after(ids[: end + 1]) if constrained else 0)
+        advances.append((min(end, len(ids)) - at, drafts.computed - drafts.accepted))
+        at = end
     return advances
 
 
 @every_policy
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("most", [1, 4])
-def test_a_request_advances_by_its_accepted_drafts_and_one_token(
-    mode: Mode, lookahead: int, most: int
+@pytest.mark.parametrize("constraint", [None, JSON], ids=["free", "constrained"])
+def test_a_request_advances_by_its_accepted_drafts_one_token_and_what_that_forces(
+    mode: Mode, lookahead: int, most: int, constraint: Constraint | None
 ) -> None:
     world = World(mode, lookahead=lookahead, speculate=most, block_tokens=64)
-    inference = world.submit([1, 2, 3], 50)
+    inference = world.submit([1, 2, 3], 50, constraint=constraint)
     world.run()
     check_closed(world)
-    expected = expected_advances([1, 2, 3], 50, most)
-    first = next(i for i, record in enumerate(world.books.iterations) if record.num_generated)
-    records = world.books.iterations[first:]
+    expected = expected_advances([1, 2, 3], 50, most, constrained=constraint is not None)
+    records = [record for record in world.books.iterations if record.num_generated]
     assert [(r.num_generated, r.rejected_drafts) for r in records] == expected
     assert max(received for received, _ in expected) > 1
-    assert inference.rejected_drafts == sum(rejected for _, rejected in expected) > 0
-    assert inference.accepted_drafts == 50 - len(expected)
+    assert inference.rejected_drafts == sum(rejected for _, rejected in expected)
+    assert inference.accepted_drafts == sum(r.accepted_drafts for r in records)
+    if constraint is None:  # few tokens are drafted where many are forced
+        assert inference.accepted_drafts == 50 - len(expected) > 0
+        assert inference.rejected_drafts > 0
 
 
 def rows_of(record: IterationRecord) -> list[Row]:
@@ -107,16 +118,19 @@ def rows_of(record: IterationRecord) -> list[Row]:
 
 def test_records_tell_accepted_and_rejected_drafts_row_by_row() -> None:
     world = World(DYNAMIC_MODES[0], speculate=3)
-    guessing, constrained = world.submit([1, 2], 30), world.submit([3, 4], 30, constraint=JSON)
+    free, constrained = world.submit([1, 2], 30), world.submit([3, 4], 60, constraint=JSON)
     world.run()
     check_closed(world)
-    assert guessing.record is not None
     rows = [row for record in world.books.iterations for row in rows_of(record)]
-    own = [row for row in rows if row.request == guessing.id]
-    assert sum(row.accepted for row in own) == guessing.record.accepted_drafts > 0
-    assert sum(row.rejected for row in own) == guessing.record.rejected_drafts > 0
+    for inference in (free, constrained):
+        assert inference.record is not None
+        own = [row for row in rows if row.request == inference.id]
+        assert sum(row.accepted for row in own) == inference.record.accepted_drafts
+        assert sum(row.rejected for row in own) == inference.record.rejected_drafts
+    own = [row for row in rows if row.request == free.id]
+    assert free.accepted_drafts > 0
+    assert free.rejected_drafts > 0
     assert all(row.num_tokens == 1 + row.accepted for row in own if row.kind == "decode")
-    assert not any(row.accepted or row.rejected for row in rows if row.request == constrained.id)
     for record in world.books.iterations:
         assert record.num_drafts == sum(row.accepted + row.rejected for row in record.rows)
         assert record.num_positions == record.num_tokens + record.rejected_drafts

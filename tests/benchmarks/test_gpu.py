@@ -82,6 +82,9 @@ def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
         "graphs draw eager's tokens, 2 rows",
         "lookahead draws the same tokens, top_p 0.9",
     } <= set(checks)
+    drafts = {p["of"]: p["facts"] for p in of(points, "Facts") if p["of"].startswith("drafts")}
+    assert set(drafts) == {"drafts, greedy, float32", "drafts, temperature 1, float32"}
+    assert {found["other tokens"] for found in drafts.values()} == {"0"}
     greedy = [(s["rows"], s["graphs"]) for s in of(points, "StepTime") if s["sampling"] == "greedy"]
     assert greedy == [(rows, graphs) for graphs in (True, False) for rows in (1, 2)]
     played = of(points, "Played")

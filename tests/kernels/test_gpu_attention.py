@@ -142,6 +142,44 @@ def test_a_rows_result_does_not_depend_on_what_it_is_batched_with() -> None:
     assert torch.equal(one(qkv[:1], [(0, 1, 200)], tables[:1]), together[:1])
 
 
+@pytest.mark.parametrize(
+    ("past", "dtype", "heads", "window"),
+    [
+        (20, torch.float32, 2, None),
+        (253, torch.float32, 6, None),  # the keys of some are split
+        (600, torch.float32, 2, 300),
+        (20, torch.bfloat16, 2, None),
+    ],
+)
+def test_drafts_beside_each_other_give_what_they_give_one_by_one_to_the_last_bit(
+    past: int, dtype: torch.dtype, heads: int, window: int | None
+) -> None:
+    """The last is computed first: it reads what the others store."""
+    torch.manual_seed(0)
+    count, kv_heads, dim = 5, 2, 16
+    blocks = -(-(past + count) // BLOCK_TOKENS)
+    pools = torch.full((2, blocks, BLOCK_TOKENS, kv_heads, dim), torch.nan, dtype=dtype)
+    table = torch.randperm(blocks).int()
+    n = torch.arange(past + count)
+    slots = table[n // BLOCK_TOKENS].long() * BLOCK_TOKENS + n % BLOCK_TOKENS
+    pools.flatten(1, 2)[:, slots[:past]] = torch.randn(2, past, kv_heads, dim).to(dtype)
+    qkv = torch.randn(count, heads + 2 * kv_heads, dim).to(dtype)
+
+    def run(tokens: list[int], pool: Tensor) -> Tensor:
+        q, k, v = qkv[tokens].split([heads, kv_heads, kv_heads], 1)
+        layout = torch.tensor([(i, 1, past + n + 1) for i, n in enumerate(tokens)]).int()
+        tables, tiles = table.repeat(len(tokens), 1), [(i, 0) for i in reversed(range(len(tokens)))]
+        return attend(
+            q, k, v, *pool, slots[past:][tokens], layout, tables, torch.tensor(tiles).int(),
+            len(tokens), past + max(tokens) + 1, window, shared=len(tokens) > 1,
+        )  # fmt: skip
+
+    alone, together = pools.clone(), pools.clone()
+    expected = torch.cat([run([token], alone) for token in range(count)])
+    assert torch.equal(run(list(range(count)), together), expected)
+    assert torch.equal(together.nan_to_num(), alone.nan_to_num())
+
+
 def test_the_twin_is_plain_attention() -> None:
     """Against a softmax in float64, written out."""
     torch.manual_seed(0)

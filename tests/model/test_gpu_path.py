@@ -12,6 +12,7 @@ from batching import BatchingManager
 from benchmarks.bare import Job, Tally, run_bare
 from engine.inference import Inference
 from engine.iteration import Wait
+from engine.speculation import Speculation
 from generate.modes import MODES, ModeName, make_ledger
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPT, GPTConfig, init_weights
@@ -23,6 +24,8 @@ from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from seams import Policy
 from tests.bare import Bare
+from tests.recalling import recall
+from tests.scheduling.law import Law
 from text.tokenizer import Tokenizer
 
 VOCAB = 97
@@ -73,6 +76,34 @@ def test_the_tokens_are_those_of_the_cpus_path(
     assert found.outputs == expected
     iterations = found.tally.iterations
     assert any(record.num_tokens > record.batch_size for record in iterations)
+    assert graphs is None or graphs.replayed - before == len(iterations)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [{"kernel": False}, {"kernel": True}, {"kernel": True, "graphs": True}],
+    ids=["operators", "kernel", "graphs"],
+)
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_tokens_with_drafts_are_those_of_the_cpus_path_without(
+    made: dict[str, bool], lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside prompts, and where all rows decode."""
+    work = [Job([(7 * i + j) % VOCAB for j in range(3 + 9 * i)], 24) for i in range(4)]
+    expected = run_bare(make("dynamic", kernel=None), Orca(), "dynamic", work, 3).outputs
+    model = make("dynamic", **made)
+    graphs = None if model.gpu is None else model.gpu.graphs
+    before = 0 if graphs is None else graphs.replayed
+    texts = [[*job.prompt, *tokens] for job, tokens in zip(work, expected, strict=True)]
+    recall(texts, monkeypatch, VOCAB)
+    found = run_bare(
+        model, Orca(), "dynamic", work, 3, lookahead=lookahead,
+        speculation=Speculation(4, Law(known=False)),
+    )  # fmt: skip
+    assert found.outputs == expected
+    iterations = found.tally.iterations
+    assert sum(record.accepted_drafts for record in iterations) > 9
+    assert sum(record.rejected_drafts for record in iterations) > 9
     assert graphs is None or graphs.replayed - before == len(iterations)
 
 

@@ -17,13 +17,12 @@ from engine.inference import Inference
 from engine.iteration import Wait
 from engine.speculation import Speculation
 from generate.dynamic import lay_out
-from model import LoadOptions, SpeculationError, load_model
+from model import LoadOptions, load_model
 from requested import Sampling
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
 from tests.examples import examples
 from tests.model.test_same_tokens import is_near_tie
-from tests.runtime.gpu.pretend import pretend_gpus
 
 MOST = 6
 
@@ -104,9 +103,3 @@ def test_a_text_that_repeats_itself_is_computed_in_fewer_iterations(model: Any) 
     (guessed,) = run(model, [(prompt, 60, Sampling(temperature=0))], Ledger(50, 16), MOST)
     assert guessed.ids == plain.ids
     assert guessed.accepted_drafts > 10
-
-
-def test_drafts_on_a_gpu_are_refused_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch)
-    with pytest.raises(SpeculationError, match="computed on a CPU only; allowed here: 0"):
-        load_model(LoadOptions("dynamic", "embedded", "cuda", "auto", 0, 8, speculate=3))

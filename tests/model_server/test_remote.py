@@ -24,7 +24,7 @@ from model_server.serving import service
 from model_server.wire import messages
 from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
-from requested import Sampling
+from requested import Constraint, Sampling
 from seams import DeviceMemoryError, ModelLostError, Opening, Step
 from tests.batching.virtual import MODES, Books, Mode, drive
 from tests.hash_model import HashModel, reference, reference_logprob
@@ -80,12 +80,16 @@ def test_two_iterations_may_be_on_their_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_drafts_are_made_there_and_change_no_token(lookahead: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("constraint", [None, Constraint("regex", ".*")], ids=["free", "forced"])
+def test_drafts_are_made_there_and_change_no_token(
+    lookahead: int, constraint: Constraint | None, tmp_path: Path
+) -> None:
+    work = [(prompt, n, replace(sampling, constraint=constraint)) for prompt, n, sampling in ASKED]
     with (
         served(HashModel(block_tokens=4), unix(tmp_path)) as server,
         connected(server.address) as model,
     ):
-        done = run(model, MODES[3], lookahead, speculate=3)
+        done = run(model, MODES[3], lookahead, work, speculate=3)
     for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
         assert inference.ids == prompt + reference(prompt, tokens, seed)
         assert len(inference.logprobs) == tokens

@@ -122,6 +122,28 @@ def test_two_shards_compute_drafts_to_the_last_bit(remote: RemoteModel, temperat
     assert generate(remote, sampling, prompt, drafts=4) == generate(remote, sampling, prompt)
 
 
+def test_two_shards_compute_drafts_under_a_constraint_to_the_last_bit(remote: RemoteModel) -> None:
+    """Each rank decides by itself how many of its drafts the grammar accepts."""
+    if not remote.info.batch_invariant:
+        pytest.skip("no variant of the linear layers is batch invariant here")
+    tokenizer = load_tokenizer("embedded")
+    prompt = tokenizer.encode("abab abab abab ")
+    constraint = Constraint("regex", "[ab ]{30,60}and a fixed end")
+    for logprobs in (None, 2):
+        asked = [Sampling(temperature=0, constraint=constraint, logprobs=logprobs)]
+        found = []
+        for drafts in (0, 4):
+            bare, accepted = Bare(remote, MODES["dynamic"].lay_out), 0
+            (row,) = bare.open([prompt], 80, asked)
+            while row.ids[-1] not in tokenizer.end_ids:
+                decodes = len(row.ids) == row.computed + 1
+                outcome = bare.advance([row], drafts=[drafts * decodes])
+                accepted += sum(of.accepted for of in outcome.drafts.values())
+            assert (accepted > 0) == (drafts > 0)
+            found.append(row.ids)
+        assert found[0] == found[1]
+
+
 def test_shards_end_when_the_process_that_watches_them_is_gone(
     command: tuple[str, subprocess.Popen[bytes]], remote: RemoteModel
 ) -> None:

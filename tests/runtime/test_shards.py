@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing import spawn
 
+from models.part import Part
 from models.weights.rounding import quantise_q8_0
 from runtime.linear.blocks import BlockLinear
-from runtime.shards import SummedLinear
+from runtime.shards import SummedLinear, in_order, join
 
 
 def layer(kind: str, bias: Tensor | None) -> Any:
@@ -36,3 +40,33 @@ def test_a_bias_is_added_once_after_the_sum(
         summed = SummedLinear(part)(x)
     once = 0 if bias is None else bias
     assert torch.allclose(summed, 2 * (alone - once) + once, atol=1e-5)
+
+
+SHARDS = 3
+
+
+def parts() -> list[Tensor]:
+    return [torch.randn(40, 48, generator=torch.Generator().manual_seed(r)) for r in range(SHARDS)]
+
+
+def add(rank: int, port: int, out: str) -> None:
+    torch.set_num_threads(1)
+    join(f"127.0.0.1:{port}", Part(rank, SHARDS), torch.device("cpu"))
+    own = parts()[rank]
+    together = in_order(own.clone())
+    one_by_one = torch.cat([in_order(row.clone()) for row in own.split(1)])
+    torch.save((together, one_by_one), f"{out}-{rank}")
+
+
+def test_a_rows_sum_over_three_shards_is_the_same_in_any_batch_and_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    spawn(add, (port, str(tmp_path / "sum")), nprocs=SHARDS)  # type: ignore[no-untyped-call]
+    first, second, third = parts()
+    expected = (first + second) + third
+    for rank in range(SHARDS):
+        for found in torch.load(tmp_path / f"sum-{rank}"):
+            assert torch.equal(found, expected)

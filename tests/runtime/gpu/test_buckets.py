@@ -41,6 +41,16 @@ def test_every_iteration_up_to_the_largest_size_has_a_graph(
         assert all(b.tokens >= found.tokens and b.keys >= found.keys for b in less)
 
 
+@pytest.mark.parametrize("rows", [2, 9, 32])
+def test_drafts_run_in_a_graph_that_stores_keys_before_it_attends(rows: int) -> None:
+    buckets = Buckets(32, 1024, TILE)
+    plain = buckets.fitting(Load(rows, rows, 0, rows, 100))
+    drafts = buckets.fitting(Load(rows, rows, 0, rows, 100, shared=True))
+    assert plain is not None
+    assert drafts is not None
+    assert (plain.pieces, drafts.pieces > 0) == (0, True)
+
+
 def test_the_shortest_graphs_split_no_row_and_the_longest_hold_the_context() -> None:
     from kernels.gpu.attention import SPLIT_KEYS
 

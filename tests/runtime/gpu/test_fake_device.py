@@ -12,8 +12,9 @@ import torch
 from model import DynamicBatchingServerModel, ServerModel
 from models.gpt2 import GPTConfig
 from requested import Sampling
+from runtime.drafting.lookup import Lookup
 from runtime.executor import Executor
-from seams import Opening, Step
+from seams import Drafts, Opening, Step
 from tests.runtime.gpu.fake import GPU, Operators, Traffic, fake_gpu, fake_network
 
 CONFIG = GPTConfig(vocab_size=97, context=64, n_layer=2, n_head=2, n_embd=32)
@@ -146,6 +147,33 @@ def test_a_step_has_one_copy_to_the_device_and_one_back(graphs: bool) -> None:
             traffic.sent = traffic.read = traffic.replayed = 0
             model.start([Step(i, 1, 1, True, ()) for i in range(4)], ())
             assert (traffic.sent, traffic.read, traffic.replayed) == (1, 1, int(graphs))
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_an_iteration_with_drafts_stays_on_the_device(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row whose token is in flight has none."""
+    monkeypatch.setattr(Lookup, "draft", lambda _, most: [2] * most)
+    with fake_gpu() as traffic:
+        network = fake_network(CONFIG, torch.bfloat16)
+        model = DynamicBatchingServerModel(network, torch.bfloat16, "small", kernel=True)
+        model.allocate(2 * BLOCKS)
+        if graphs:
+            assert model.gpu is not None
+            model.gpu.record_graphs(6)
+        model.open([Opening(i, [1] * 20, 20, GREEDY) for i in range(2)])
+        blocks = [range(i * BLOCKS, (i + 1) * BLOCKS) for i in range(2)]
+        model.start([Step(0, 0, 20, True, blocks[0])], ()).result()
+        model.start([Step(1, 0, 20, True, blocks[1])], ())
+        traffic.read = traffic.replayed = 0
+        with Operators() as found:
+            steps = [Step(i, 20, 1, True, (), drafts=2) for i in range(2)]
+            outcome = model.start(steps, ()).result()
+        check(Run(found, found, traffic))
+        assert traffic.replayed == int(graphs)
+    assert outcome.drafts == {0: Drafts(2, 0)}
+    assert outcome.tokens == [[0], [0]]
 
 
 def operators_around(build: Callable[[int], Run]) -> tuple[int, int]:

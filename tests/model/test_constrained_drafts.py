@@ -1,0 +1,179 @@
+"""Drafts under constraints: tokens, forced ones included, logprobs and ends are those without
+drafts, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batching import BatchingManager
+from benchmarks.bare import Tally
+from engine.blocks import Ledger
+from engine.inference import Inference
+from engine.iteration import Wait
+from engine.speculation import Speculation
+from generate.dynamic import lay_out
+from model import LoadOptions, load_model
+from models.names import EMBEDDED
+from requested import Constraint, Sampling
+from runtime.executor import Executor
+from runtime.grammar.constraints import of_choice
+from runtime.grammar.grammars import Grammars
+from scheduling.policies.orca import Orca
+from scheduling.prediction.predictor import Predictor
+from tests.examples import examples
+from tests.model.test_constraints import PERSON
+from tests.recalling import recall
+from text.tokenizer import Tokenizer
+from text.vocabulary import load_tokenizer
+
+MOST = 8
+PROMPTS = ["def answer():\n    return ", "abab abab abab ", "x"]
+# PERSON and the last two force much, and leave little to draft
+CONSTRAINTS = [
+    None,
+    PERSON,
+    Constraint("regex", "([a-f ]{9} a fixed text ){2,9}end"),
+    Constraint("lark", 'start: ("a" | " b")+ " and " /[0-9]{9,30}/ "."'),
+    Constraint("regex", "(ab|cd){4,19}"),
+    Constraint(
+        "json_schema", '{"type": "array", "items": {"enum": ["one", "two"]}, "minItems": 4}'
+    ),
+    of_choice(["yes", "yesterday", "no"]),
+]
+Job = tuple[str, int, Sampling]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(EMBEDDED)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> Executor:
+    model = load_model(LoadOptions("dynamic", EMBEDDED, "cpu", "float32", 0, 8, speculate=MOST))
+    if not model.info.batch_invariant:
+        pytest.skip("no variant of the linear layers is batch invariant here")
+    model.grammars = Grammars(lambda: tokenizer)
+    return model
+
+
+samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.4, 1.0]),
+    top_k=st.sampled_from([None, 5]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.4]),
+    min_tokens=st.sampled_from([0, 0, 9]),
+    end_ids=st.just((0,)),
+    logprobs=st.sampled_from([None, None, 2]),
+    constraint=st.sampled_from(CONSTRAINTS),
+)
+jobs = st.tuples(st.sampled_from(PROMPTS), st.integers(1, 40), samplings)
+
+
+def run(
+    model: Executor, tokenizer: Tokenizer, work: Sequence[Job], most: int, ledger: Ledger
+) -> list[Inference]:
+    predictor = Predictor()
+    manager = BatchingManager(
+        Orca(), Tally(predictor), max_batch_size=4, max_waiting=100,
+        speculation=Speculation(most, predictor) if most else None,
+    )  # fmt: skip
+    manager.serve(model, ledger)
+    inferences = [
+        Inference(tokenizer.encode(text), n, sampling, 0.0, end_ids=tokenizer.end_ids)
+        for text, n, sampling in work
+    ]
+    for inference in inferences:
+        manager.enqueue(inference)
+    while not isinstance(manager.step(lay_out, lambda: 0.0), Wait):
+        pass
+    assert ledger.used == 0
+    assert not any(inference.error for inference in inferences)
+    return inferences
+
+
+def what_clients_see(inference: Inference) -> tuple[Any, ...]:
+    return inference.ids, inference.end, inference.logprobs
+
+
+@given(work=st.lists(jobs, min_size=1, max_size=4), most=st.integers(1, MOST))
+@examples(8, 1000)
+def test_answers_are_the_same_with_drafts(
+    model: Executor, tokenizer: Tokenizer, work: list[Job], most: int
+) -> None:
+    plain = run(model, tokenizer, work, 0, Ledger(200, 16))
+    with pytest.MonkeyPatch.context() as patch:
+        recall([inference.ids for inference in plain], patch, model.vocab_size)
+        guessed = run(model, tokenizer, work, most, Ledger(200, 16))
+    assert list(map(what_clients_see, guessed)) == list(map(what_clients_see, plain))
+
+
+@given(work=st.lists(jobs, min_size=2, max_size=5), most=st.integers(1, MOST))
+@examples(4, 500)
+def test_answers_are_the_same_with_shared_prefixes_and_preemptions(
+    model: Executor, tokenizer: Tokenizer, work: list[Job], most: int
+) -> None:
+    """What is computed again has its keys from another kernel, so logprobs may differ slightly."""
+    longest = max(-(-(len(tokenizer.encode(text)) + n) // 16) for text, n, _ in work)
+
+    def ledger() -> Ledger:
+        return Ledger(longest + 1, 16, growth_tokens=2, prefix_caching=True)
+
+    plain = run(model, tokenizer, work, 0, ledger())
+    with pytest.MonkeyPatch.context() as patch:
+        recall([inference.ids for inference in plain], patch, model.vocab_size)
+        guessed = run(model, tokenizer, work, most, ledger())
+    assert [(i.ids, i.end) for i in guessed] == [(i.ids, i.end) for i in plain]
+
+
+@pytest.mark.parametrize(
+    ("number", "logprobs"),
+    [(0, None), (2, None), (3, None), (4, None), *((i, 1) for i in range(len(CONSTRAINTS)))],
+)
+def test_what_was_said_before_is_accepted(
+    number: int, logprobs: int | None, model: Executor, tokenizer: Tokenizer
+) -> None:
+    """So the properties above are about drafts that are accepted. With logprobs nothing is
+    forced."""
+    work = [
+        (PROMPTS[0], 40, Sampling(seed=seed, constraint=CONSTRAINTS[number], logprobs=logprobs))
+        for seed in range(3)
+    ]
+    plain = run(model, tokenizer, work, 0, Ledger(50, 16))
+    with pytest.MonkeyPatch.context() as patch:
+        recall([inference.ids for inference in plain], patch, model.vocab_size)
+        guessed = run(model, tokenizer, work, MOST, Ledger(50, 16))
+    assert list(map(what_clients_see, guessed)) == list(map(what_clients_see, plain))
+    assert sum(inference.accepted_drafts for inference in guessed) > 0
+
+
+def test_a_text_that_repeats_itself_is_drafted_from_itself(
+    model: Executor, tokenizer: Tokenizer
+) -> None:
+    sampling = Sampling(temperature=0, constraint=Constraint("regex", "[ab ]{30,60}[.]"))
+    work = [(PROMPTS[1], 60, sampling)]
+    (plain,) = run(model, tokenizer, work, 0, Ledger(50, 16))
+    (guessed,) = run(model, tokenizer, work, MOST, Ledger(50, 16))
+    assert what_clients_see(guessed) == what_clients_see(plain)
+    assert guessed.accepted_drafts > 0
+
+
+def test_forced_tokens_whose_logprobs_are_wanted_are_drafts(
+    model: Executor, tokenizer: Tokenizer
+) -> None:
+    text = 'start: /[ab]/ " is followed by a text that is fixed, and then by " /[cd]/ "."'
+    sampling = Sampling(seed=5, constraint=Constraint("lark", text), logprobs=1)
+    work = [(PROMPTS[0], 60, sampling)]
+    (plain,) = run(model, tokenizer, work, 0, Ledger(50, 16))
+    (guessed,) = run(model, tokenizer, work, MOST, Ledger(50, 16))
+    assert what_clients_see(guessed) == what_clients_see(plain)
+    assert guessed.accepted_drafts > 10
+    assert guessed.rejected_drafts == 0
