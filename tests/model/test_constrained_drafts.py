@@ -105,7 +105,7 @@ def what_clients_see(inference: Inference) -> tuple[Any, ...]:
 
 
 @given(work=st.lists(jobs, min_size=1, max_size=4), most=st.integers(1, MOST))
-@examples(8, 1000)
+@examples(20, 300)
 def test_answers_are_the_same_with_drafts(
     model: Executor, tokenizer: Tokenizer, work: list[Job], most: int
 ) -> None:
@@ -117,7 +117,7 @@ def test_answers_are_the_same_with_drafts(
 
 
 @given(work=st.lists(jobs, min_size=2, max_size=5), most=st.integers(1, MOST))
-@examples(4, 500)
+@examples(10, 200)
 def test_answers_are_the_same_with_shared_prefixes_and_preemptions(
     model: Executor, tokenizer: Tokenizer, work: list[Job], most: int
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing import spawn
+from torch.multiprocessing.spawn import spawn
 
 from models.part import Part
 from models.weights.rounding import quantise_q8_0
