@@ -170,8 +170,9 @@ def test_drafts_beside_each_other_give_what_they_give_one_by_one_to_the_last_bit
         layout = torch.tensor([(i, 1, past + n + 1) for i, n in enumerate(tokens)]).int()
         tables, tiles = table.repeat(len(tokens), 1), [(i, 0) for i in reversed(range(len(tokens)))]
         return attend(
-            q, k, v, pool[0], pool[1], slots[past:][tokens], layout, tables, torch.tensor(tiles).int(),
-            len(tokens), past + max(tokens) + 1, window, shared=len(tokens) > 1,
+            q, k, v, pool[0], pool[1], slots[past:][tokens], layout, tables,
+            torch.tensor(tiles).int(), len(tokens), past + max(tokens) + 1, window,
+            shared=len(tokens) > 1,
         )  # fmt: skip
 
     alone, together = pools.clone(), pools.clone()

@@ -93,8 +93,9 @@ def test_drafts_are_made_there_and_change_no_token(
     for (prompt, tokens, seed), inference in zip(WORK, done, strict=True):
         assert inference.ids == prompt + reference(prompt, tokens, seed)
         assert len(inference.logprobs) == tokens
-    assert sum(inference.accepted_drafts for inference in done) > 0
-    assert sum(inference.rejected_drafts for inference in done) > 0
+    if constraint is None:  # few tokens are drafted where many are forced
+        assert sum(inference.accepted_drafts for inference in done) > 0
+        assert sum(inference.rejected_drafts for inference in done) > 0
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
