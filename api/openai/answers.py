@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from api.http.errors import ApiError
 from api.openai.choices import Choice, Segment
-from api.openai.fields.schemas import GenerationRequest
+from api.openai.fields.shared import GenerationRequest
 from api.openai.shapes import (
     ChatChunk,
     ChatCompletion,

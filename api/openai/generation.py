@@ -17,13 +17,8 @@ from api.openai.chat_form import ChatForm, FunctionForm
 from api.openai.choices import Choice, Segment
 from api.openai.completion_form import CompletionForm
 from api.openai.fields.constraints import constraint_of
-from api.openai.fields.schemas import (
-    DEFAULT_COMPLETION_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    seed_of_choice,
-)
+from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from api.openai.fields.shared import GenerationRequest, seed_of_choice
 from api.openai.offer import CallRules, Offer
 from api.openai.served import ServedModel
 from api.openai.shapes import Usage

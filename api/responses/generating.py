@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from api.http.body import of_schema
 from api.http.errors import ApiError
-from api.openai.fields.schemas import ChatRequest, GenerationRequest
+from api.openai.fields.schemas import ChatRequest
+from api.openai.fields.shared import GenerationRequest
 from api.openai.generation import Generation, Generations
 from api.responses.items import Message
 from api.responses.schemas import AllowedChoice, ResponseRequest, ToolChoice

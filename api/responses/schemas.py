@@ -1,6 +1,6 @@
 """The fields of `/v1/responses` in OpenAI's API that are supported.
 
-As in `api.openai.fields.schemas`: a known field that is not supported has a type that allows only
+As in `api.openai.fields.shared`: a known field that is not supported has a type that allows only
 values without effect.
 """
 
@@ -22,7 +22,7 @@ from api.limits import (
     at_most,
 )
 from api.openai.fields.messages import MOST_MESSAGES, Filled, Text
-from api.openai.fields.schemas import GenerationRequest, StreamOptions
+from api.openai.fields.shared import GenerationRequest, StreamOptions, left_out
 from api.openai.fields.tools import MOST_TOOLS, NAME
 
 MOST_INCLUDED = 16
@@ -40,10 +40,6 @@ Includable = Literal[  # all but logprobs belong to items that never occur here
     "code_interpreter_call.outputs",
 ]
 LOGPROBS: Includable = "message.output_text.logprobs"
-
-
-def _left_out() -> Any:
-    return Field(None, description="left out: it is not supported")
 
 
 class Part(BaseModel):
@@ -193,13 +189,13 @@ class ResponseRequest(GenerationRequest):
     # of tools that OpenAI runs, of which there are none
     max_tool_calls: CountOrZero | None = Field(None, description=COUNT)
 
-    n: Literal[1] | None = _left_out()
+    n: Literal[1] | None = left_out()
     response_format: None = Field(None, description="left out: it is 'text' here")
-    conversation: None = _left_out()
-    prompt: None = _left_out()
-    reasoning: None = _left_out()
-    context_management: None = _left_out()
-    moderation: None = _left_out()
+    conversation: None = left_out()
+    prompt: None = left_out()
+    reasoning: None = left_out()
+    context_management: None = left_out()
+    moderation: None = left_out()
 
     @property
     def alternatives(self) -> int | None:

@@ -7,7 +7,7 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.openai.fields.schemas import seed_of_choice
+from api.openai.fields.shared import seed_of_choice
 from tests.api.openai.openai_calls import CONTEXT, Json, chat, chunks, complete
 from tests.hash_model import reference, reference_logprob
 from tests.server.hash_app import END_ID, byte_tokenizer

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.openai.fields.schemas import MOST_STOPS
+from api.openai.fields.shared import MOST_STOPS
 from app import create_app
 from options import OptionError
 from serving.config import Config
