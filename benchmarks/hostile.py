@@ -38,6 +38,7 @@ STREAMS, HOSTILE, COSTLY = 32, 50, 20
 TOKENS = 400  # of a stream: of so many iterations, four may be longer than the 99th percentile
 BESIDE_TOKENS = 100
 AFTER = 4  # iterations in which the streams are alone
+ORDINARY = Constraint("regex", "yes|no")
 
 Others = Sequence[Constraint | None]  # of the requests beside the streams; None: without
 
@@ -126,7 +127,7 @@ def measure(
 
     def hard_to_compile() -> Result:
         grammars = Grammars(lambda: tokenizer)  # compiled again in every round
-        grammars.load()
+        grammars.compile(ORDINARY)  # as in a server that has served some
         others = list(map(hostile, range(HOSTILE)))
         return run(model, grammars, prompt, others, tokens, "hard to compile")
 

@@ -3,8 +3,8 @@
 A hostile constraint of a hundred characters can compile for minutes, or take all memory, or all of
 the stack, which ends a process; llguidance's limits bound most of that, not all. So each is
 compiled at first in a copy of this process, for a vocabulary of bytes, with less of everything. A
-constraint that ends its copy is refused. All of this runs at low priority, and what takes long at
-the lowest, so that batches advance at their pace.
+constraint that ends its copy is refused. Copies run at low priority, and what takes long at the
+lowest, so that batches advance at their pace.
 
     python -m runtime.grammar.checking    reads and writes lines of JSON
 """
@@ -163,6 +163,7 @@ def in_a_copy(compile: Callable[[bytes], str], line: bytes) -> str:
 
 def _compile_and_exit(compile: Callable[[bytes], str], line: bytes, writing: int) -> NoReturn:
     try:
+        os.nice(NICENESS)
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # its signal ends the process
         os.write(writing, compile(line).encode()[: select.PIPE_BUF])
         os._exit(0)
@@ -171,7 +172,6 @@ def _compile_and_exit(compile: Callable[[bytes], str], line: bytes, writing: int
 
 
 def main() -> None:
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from llguidance import LLMatcher
 
-from runtime.grammar.checking import LOWEST, Checker, CheckError, in_a_copy
+from runtime.grammar.checking import LOWEST, NICENESS, Checker, CheckError, in_a_copy
 from runtime.grammar.grammars import LIMITS
 
 GRAMMAR = LLMatcher.grammar_from_regex("[0-9]{4}")
@@ -70,3 +70,9 @@ def test_a_constraint_that_raises_is_refused() -> None:
         raise ValueError(line)
 
     assert "too large" in in_a_copy(fail, b"")
+
+
+def test_a_copy_has_a_lower_priority_than_the_server() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    theirs = in_a_copy(lambda _: str(os.getpriority(os.PRIO_PROCESS, 0)), b"")
+    assert int(theirs) == min(own + NICENESS, LOWEST)
