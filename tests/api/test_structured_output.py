@@ -159,6 +159,15 @@ def test_a_grammar_is_kept_on_tgis_api(
     assert json.loads(last.removeprefix("data:"))["generated_text"] == answer["generated_text"]
 
 
+def test_a_strict_tool_leaves_texts_without_calls_as_they_are(embedded: FlaskClient) -> None:
+    def choices(strict: bool) -> Any:
+        function = {"name": "add", "parameters": POINT, "strict": strict}
+        told = chat(embedded, tools=[{"type": "function", "function": function}], n=4)
+        return told["choices"]
+
+    assert choices(strict=True) == choices(strict=False)
+
+
 def test_many_constraints_at_once(embedded: FlaskClient) -> None:
     """Each is compiled, none disturbs another."""
 
