@@ -86,7 +86,7 @@ def _forced(state: int) -> int:
 
 
 def _drafted(state: int, most: int) -> Drafts:
-    made = hash((state, "made")) % (most + 1)
+    made = hash((state, 23)) % (most + 1)
     return Drafts(made, hash((state, 17)) % (made + 1))
 
 

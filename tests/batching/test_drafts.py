@@ -118,18 +118,16 @@ def rows_of(record: IterationRecord) -> list[Row]:
 
 def test_records_tell_accepted_and_rejected_drafts_row_by_row() -> None:
     world = World(DYNAMIC_MODES[0], speculate=3)
-    free, constrained = world.submit([1, 2], 30), world.submit([3, 4], 60, constraint=JSON)
+    free, constrained = world.submit([1, 2], 30), world.submit([3, 9], 60, constraint=JSON)
     world.run()
     check_closed(world)
     rows = [row for record in world.books.iterations for row in rows_of(record)]
     for inference in (free, constrained):
         assert inference.record is not None
         own = [row for row in rows if row.request == inference.id]
-        assert sum(row.accepted for row in own) == inference.record.accepted_drafts
-        assert sum(row.rejected for row in own) == inference.record.rejected_drafts
+        assert sum(row.accepted for row in own) == inference.record.accepted_drafts > 0
+        assert sum(row.rejected for row in own) == inference.record.rejected_drafts > 0
     own = [row for row in rows if row.request == free.id]
-    assert free.accepted_drafts > 0
-    assert free.rejected_drafts > 0
     assert all(row.num_tokens == 1 + row.accepted for row in own if row.kind == "decode")
     for record in world.books.iterations:
         assert record.num_drafts == sum(row.accepted + row.rejected for row in record.rows)
