@@ -22,8 +22,8 @@ from models.gpt2 import Attend
 from models.networks import count_parameters, limit_context
 from models.part import WHOLE, Part
 from models.weights.checkpoint import open_source
+from models.weights.loader import StoredLayers, held_bytes, load
 from models.weights.loader import check as check_source
-from models.weights.loader import held_bytes, load
 from models.weights.pieces import is_linear, shapes_of
 from models.weights.source import ROUNDED, WeightSource
 from runtime.allocator import returning_what_is_freed
@@ -99,27 +99,8 @@ def load_model(options: LoadOptions) -> Executor:
         )
     source = open_source(options.model, options.seed, options.revision)
     check_source(source, options.part)
-    context = options.max_model_len or source.config.context
-    if context > source.config.context:
-        raise ContextError(
-            f"--max-model-len is {context}, and the context of '{options.model}' has "
-            f"{source.config.context} tokens; allowed: up to {source.config.context}"
-        )
-    types = types_of(source) if device.type == "cpu" else set()
-    kept = {"auto": {*STORED, *ROUNDED}, "int8": {"int8"}}.get(options.dtype, set())
-    stored = STORED if types & kept else {}
-    int8 = options.dtype == "int8" or "int8" in types & kept
-    if int8 or stored:
-        dtype = DTYPES["int8"]  # which the kernels of quantised layers take
-    else:
-        dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
-    if dtype == torch.float16 and source.config.overflows_float16:
-        if options.dtype != "auto":
-            raise UnsupportedDtypeError(
-                f"--dtype float16 with model '{options.model}': its values exceed float16; "
-                "allowed: auto, float32, bfloat16"
-            )
-        dtype = torch.float32
+    context = context_of(options, source.config.context)
+    dtype, int8, stored = dtypes_of(options, source, device)
     shape = KVShape.of(replace(source.config, shards=options.part.shards), dtype, device)
     if device.type == "cpu":
         held = held_bytes(source, options.part, torch.float32 if int8 else dtype, stored)
@@ -147,14 +128,64 @@ def load_model(options: LoadOptions) -> Executor:
     kind = DynamicBatchingServerModel if options.mode == "dynamic" else ServerModel
     model = kind(network, dtype, options.model, kernel=kernel, speculate=options.speculate)
     model.info = replace(model.info, parameters=parameters, unused_gpu=chosen.unused_gpu)
+    reserve_memory(model, options, device, graphs=graphs and kernel is True)
+    if model.num_blocks * model.block_tokens < context:
+        log.warning(
+            "the KV memory holds %d tokens, and the context has %d: longer requests are refused "
+            "(--kv-memory, --max-model-len)",
+            model.num_blocks * model.block_tokens,
+            context,
+        )
+    log.info("%s", model.describe())
+    return model
+
+
+def context_of(options: LoadOptions, most: int) -> int:
+    """Raises ContextError. `most`: tokens of the model's own context."""
+    context = options.max_model_len or most
+    if context > most:
+        raise ContextError(
+            f"--max-model-len is {context}, and the context of '{options.model}' has "
+            f"{most} tokens; allowed: up to {most}"
+        )
+    return context
+
+
+def dtypes_of(
+    options: LoadOptions, source: WeightSource, device: torch.device
+) -> tuple[torch.dtype, bool, StoredLayers]:
+    """What the network computes in, whether its linear layers become int8, and the types whose
+    weights stay as they are stored. Raises UnsupportedDtypeError."""
+    types = types_of(source) if device.type == "cpu" else set()
+    kept = {"auto": {*STORED, *ROUNDED}, "int8": {"int8"}}.get(options.dtype, set())
+    stored: StoredLayers = STORED if types & kept else {}
+    int8 = options.dtype == "int8" or "int8" in types & kept
+    if int8 or stored:
+        dtype = DTYPES["int8"]  # which the kernels of quantised layers take
+    else:
+        dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
+    if dtype == torch.float16 and source.config.overflows_float16:
+        if options.dtype != "auto":
+            raise UnsupportedDtypeError(
+                f"--dtype float16 with model '{options.model}': its values exceed float16; "
+                "allowed: auto, float32, bfloat16"
+            )
+        dtype = torch.float32
+    return dtype, int8, stored
+
+
+def reserve_memory(
+    model: Executor, options: LoadOptions, device: torch.device, *, graphs: bool
+) -> None:
+    """Of keys and values, and of CUDA graphs, which it records. Raises KVMemoryError."""
     rows = options.max_batch_size
     most_rows = max(rows, 1 + options.speculate)  # drafts are rows, too
-    has_graphs = graphs and kernel is True and options.part == WHOLE
+    graphs = graphs and options.part == WHOLE
     if options.kv_memory != "auto":
         blocks = asked_blocks(options.kv_memory, model.shape)
     elif device.type == "cuda":
         needed_bytes = worst_activation_bytes(model, most_rows)
-        if has_graphs:
+        if graphs:
             needed_bytes += model.graph_bytes(most_rows)
         blocks = gpu_blocks(model.shape, rows, model.context, needed_bytes)
     else:
@@ -166,17 +197,8 @@ def load_model(options: LoadOptions) -> Executor:
             f"there is no memory for {blocks} KV blocks of {model.shape.block_bytes} bytes "
             f"({error}); a smaller --kv-memory or --max-batch-size takes less"
         ) from error
-    if (kv_tokens := model.num_blocks * model.block_tokens) < context:
-        log.warning(
-            "the KV memory holds %d tokens, and the context has %d: longer requests are refused "
-            "(--kv-memory, --max-model-len)",
-            kv_tokens,
-            context,
-        )
-    if has_graphs and model.gpu is not None:
+    if graphs and model.gpu is not None:
         model.gpu.record_graphs(most_rows)
-    log.info("%s", model.describe())
-    return model
 
 
 def types_of(source: WeightSource) -> set[str]:
