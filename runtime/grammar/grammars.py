@@ -191,8 +191,9 @@ class Grammars:
         while len(self._kept) > KEPT or (
             self._characters > KEPT_CHARACTERS and len(self._kept) > 1
         ):
-            oldest, _ = self._kept.popitem(last=False)
-            self._characters -= len(oldest.text)
+            # refused ones first: what is accepted may wait for its turn in the batch
+            refused = (one for one, kept in self._kept.items() if kept.done() and kept.exception())
+            self._forget(next(refused, next(iter(self._kept))))
         return future
 
     def _forget(self, constraint: Constraint) -> None:

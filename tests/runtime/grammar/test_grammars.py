@@ -261,6 +261,10 @@ def test_the_kept_constraints_are_bounded(
     for number in range(9):
         of.compile(Constraint("regex", f"a{{{number}}}"))
     assert len(of._kept) == 3
+    for number in range(9):
+        with pytest.raises(GrammarError):
+            of.compile(Constraint("regex", f"(a{{{number}}}"))
+    assert [one.text for one in of._kept] == ["a{7}", "a{8}", "(a{8}"]
     monkeypatch.setattr(module, "KEPT_CHARACTERS", 50)
     of.compile(Constraint("regex", "b" * 49))
     assert len(of._kept) == 1
