@@ -122,7 +122,8 @@ def load(config: ServeConfig, rank: int) -> ServedModel:
 
     model = load_local_model(config, Part(rank, config.shards), config.rendezvous)
     # read when a sequence first needs it
-    model.grammars = Grammars(partial(load_tokenizer, config.model, config.revision))
+    vocabulary = partial(load_tokenizer, config.model, config.revision)
+    model.grammars = Grammars(vocabulary, timed=rank == 0)
     return model
 
 

@@ -61,9 +61,12 @@ class Compiled(NamedTuple):
 
 
 class Grammars:
-    """Any thread may call its methods. `vocabulary` is called once, when it is first needed."""
+    """Any thread may call its methods. `vocabulary` is called once, when it is first needed.
+    `timed`: whether a sequence whose masks take too long fails. Of several shards only one may
+    judge: they must agree on the sequences that continue."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, timed: bool = True) -> None:
+        self.timed = timed
         self._load = vocabulary
         self._loaded: Loaded | None = None
         self._loading = threading.Lock()

@@ -57,7 +57,9 @@ class Matching:
         """The time that a mask took."""
         self._spent_s += seconds
         self._masks += 1
-        if self.error is None and self._spent_s > FREE_S + MEAN_S * self._masks:
+        if not self._grammars.timed or self.error is not None:
+            return
+        if self._spent_s > FREE_S + MEAN_S * self._masks:
             self.error = f"its masks take more than {1000 * MEAN_S:g} ms each"
 
     def forced(self) -> list[int]:
@@ -118,7 +120,9 @@ class Matching:
     def _begin_again(self) -> bool:
         """Others with the same constraint share its lexer, and may have filled it: a second
         attempt has another one."""
-        if self._is_second or self.error is not None or self._compiled.cpu_s > MOST_AGAIN_S:
+        if self._is_second or self.error is not None:
+            return False
+        if self._grammars.timed and self._compiled.cpu_s > MOST_AGAIN_S:
             return False
         self._is_second = True
         try:

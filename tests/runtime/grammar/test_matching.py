@@ -120,3 +120,16 @@ def test_a_draft_that_breaks_its_matcher_does_not_fail_the_sequence(
     assert [place.failed for place in places] == [False, True]
     assert matching.error is None
     assert set(letters(tokenizer, "ab")) <= set(allowed(matching, tokenizer.vocab_size))
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_of_several_shards_one_judges_the_time_of_masks(timed: bool, tokenizer: Tokenizer) -> None:
+    matching = Matching(
+        Grammars(lambda: tokenizer, timed=timed), Constraint("regex", "[ab]{4}xyz"), ()
+    )
+    matching.spend(3600.0)
+    assert (matching.error is not None) == timed
+    # a shard without an error takes the forced tokens
+    drawn = letters(tokenizer, "abab")
+    taken = [matching.take(token, alone=False) for token in drawn]
+    assert (len(taken[-1]) > 1) == (not timed)
