@@ -28,7 +28,7 @@ from runtime.drafting.verification import places
 from runtime.errors import with_our_errors
 from runtime.gpu.device import Device
 from runtime.gpu.layers import adapt
-from runtime.grammar.masks import Masking
+from runtime.grammar.masks import masks_of
 from runtime.iteration import Flat, KnownSequence, Launched, Started
 from runtime.layers import use_kernels
 from runtime.linear.choice import is_batch_invariant, pack_linears
@@ -126,7 +126,6 @@ class Executor(ABC):
         )
         self._sequences: dict[int, KnownSequence] = {}
         self._sampler = Sampler(kernel=bool(kernel))
-        self._masking = Masking(self.vocab_size)
         self._started: Started | None = None
         self._kernel = kernel
         widest_bytes = network.config.mlp_width * dtype.itemsize  # of a token, within an MLP
@@ -219,7 +218,6 @@ class Executor(ABC):
         known = [
             place for i in drawing for place in places(rows[i], drafts.get(i, ()), rows[i].ahead)
         ]
-        masks = self._masking.begin(known)
         prompts = _prompts_to_score(steps, rows, flat.ends)
         ends = np.array([flat.ends[i] - 1 for i in draws], dtype=np.int64)
         if drafts:
@@ -236,7 +234,9 @@ class Executor(ABC):
         if drawing:
             if before is not None and newest is not None and self._sampler.reads(known):
                 before.result()  # while the device computes this iteration
-            drawn = self._sampler.draw(logits, known, None if masks is None else masks.result())
+            # a GPU computes the layers meanwhile; all cores of a CPU have done so
+            masks = masks_of(known, self.vocab_size)
+            drawn = self._sampler.draw(logits, known, masks)
             found.append(drawn)
         if prompts:
             most = max(targets.alternatives for targets in prompts)
