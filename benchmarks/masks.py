@@ -200,7 +200,8 @@ def draw(recorded: Path, path: Path) -> None:
         axis.set_xlabel(f"constraint, of {ROWS} rows")
         without_frame(axis, "y")
     np.atleast_1d(axes)[0].set_ylabel("tokens/s, to no constraint")
-    np.atleast_1d(axes)[-1].legend(frameon=False, loc="lower right")
+    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=2, loc="outside upper right")
     save_picture(figure, path)
 
 
