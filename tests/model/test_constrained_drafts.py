@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching import BatchingManager
-from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Wait
-from engine.speculation import Speculation
-from generate.dynamic import lay_out
 from model import LoadOptions, load_model
 from models.names import EMBEDDED
 from requested import Constraint, Sampling
@@ -24,8 +19,8 @@ from runtime.executor import Executor
 from runtime.grammar.constraints import of_choice
 from runtime.grammar.grammars import Grammars
 from scheduling.policies.orca import Orca
-from scheduling.prediction.predictor import Predictor
 from tests.examples import examples
+from tests.model.drafted import serve
 from tests.model.test_constraints import PERSON
 from tests.recalling import recall
 from text.tokenizer import Tokenizer
@@ -81,22 +76,11 @@ jobs = st.tuples(st.sampled_from(PROMPTS), st.integers(1, 40), samplings)
 def run(
     model: Executor, tokenizer: Tokenizer, work: Sequence[Job], most: int, ledger: Ledger
 ) -> list[Inference]:
-    predictor = Predictor()
-    manager = BatchingManager(
-        Orca(), Tally(predictor), max_batch_size=4, max_waiting=100,
-        speculation=Speculation(most, predictor) if most else None,
-    )  # fmt: skip
-    manager.serve(model, ledger)
     inferences = [
         Inference(tokenizer.encode(text), n, sampling, 0.0, end_ids=tokenizer.end_ids)
         for text, n, sampling in work
     ]
-    for inference in inferences:
-        manager.enqueue(inference)
-    while not isinstance(manager.step(lay_out, lambda: 0.0), Wait):
-        pass
-    assert ledger.used == 0
-    assert not any(inference.error for inference in inferences)
+    serve(model, inferences, Orca(), ledger, most)
     return inferences
 
 

@@ -10,18 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching import BatchingManager
-from benchmarks.bare import Tally
 from engine.blocks import Ledger
 from engine.inference import Inference
-from engine.iteration import Wait
-from engine.speculation import Speculation
-from generate.dynamic import lay_out
 from model import LoadOptions, load_model
 from requested import Sampling
 from scheduling.policies.stall_free import StallFree
-from scheduling.prediction.predictor import Predictor
 from tests.examples import examples
+from tests.model.drafted import serve
 from tests.model.test_same_tokens import is_near_tie
 
 MOST = 6
@@ -51,22 +46,11 @@ jobs = st.tuples(st.lists(few, min_size=1, max_size=30), st.integers(1, 40), sam
 def run(
     model: Any, work: Sequence[tuple[list[int], int, Sampling]], ledger: Ledger, most: int
 ) -> list[Inference]:
-    predictor = Predictor()
-    manager = BatchingManager(
-        StallFree(token_budget=24), Tally(predictor), max_batch_size=4, max_waiting=100,
-        speculation=Speculation(most, predictor) if most else None,
-    )  # fmt: skip
-    manager.serve(model, ledger)
     inferences = [
         Inference(prompt, n, sampling, 0.0, end_ids=frozenset(sampling.end_ids))
         for prompt, n, sampling in work
     ]
-    for inference in inferences:
-        manager.enqueue(inference)
-    while not isinstance(manager.step(lay_out, lambda: 0.0), Wait):
-        pass
-    assert ledger.used == 0
-    assert not any(inference.error for inference in inferences)
+    serve(model, inferences, StallFree(token_budget=24), ledger, most)
     return inferences
 
 
