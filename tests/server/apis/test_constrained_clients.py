@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from huggingface_hub import InferenceClient
 from openai import OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests.server.process import Server, serving
 
@@ -20,7 +20,9 @@ MODEL = "embedded"
 
 
 class Point(BaseModel):
-    """A point with a kind."""
+    """A point with a kind, and nothing else: sampled texts would add keys without end."""
+
+    model_config = ConfigDict(extra="forbid")
 
     x: int = Field(ge=0, le=99)
     kind: Literal["corner", "centre"]
