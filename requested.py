@@ -41,6 +41,7 @@ class Sampling:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     # one makes the next token depend on the newest, and may force several tokens in one iteration
     constraint: Constraint | None = None
+    expected_ids: tuple[int, ...] = ()  # a guess of the answer, for drafts; it changes no token
 
 
 @dataclass(frozen=True, slots=True)

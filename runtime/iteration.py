@@ -20,7 +20,7 @@ from models.gpt2 import Attend
 from requested import Constraint
 from runtime.attention import Counts, Span
 from runtime.cache import BlockTable
-from runtime.drafting.lookup import Lookup
+from runtime.drafting.lookup import MOST_MATCH, Lookup
 from runtime.drafting.verification import accepted
 from runtime.errors import with_our_errors
 from runtime.sampling.scoring import Targets, logprobs_by_row
@@ -102,13 +102,21 @@ class KnownSequence:
         if self.ids[-1] < 0:
             return ()
         if self._lookup is None:
-            self._lookup = Lookup(self.ids)
+            self._lookup = Lookup(self.ids, self._expected)
         if self.matching is None:
             return self._lookup.draft(most)
         drafts = self.matching.forced()[:most] if self.draws_each else []
         drafts = drafts or self._lookup.draft(most)
         self.ahead = self.matching.ahead(drafts, alone=self.draws_each)
         return drafts[: len(self.ahead)]
+
+    @property
+    def _expected(self) -> Sequence[int]:
+        """The answer that the client expects, behind the end of the prompt, where it begins."""
+        if not self.sampling.expected_ids:
+            return ()
+        start = max(0, self.prompt_tokens - MOST_MATCH)
+        return [*self.ids[start : self.prompt_tokens], *self.sampling.expected_ids]
 
     @property
     def alternatives(self) -> int:

@@ -59,7 +59,13 @@ class Generation:
     def usage(self) -> Usage:
         of_each_prompt = self.choices[:: self.wanted.choices]
         cached_tokens = sum(choice.inference.cached_tokens or 0 for choice in of_each_prompt)
-        return usage(self.prompt_tokens, cached_tokens, self.choices)
+        count = usage(self.prompt_tokens, cached_tokens, self.choices)
+        if self.wanted.expected is not None:
+            count["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(one.accepted_drafts for one in self.inferences),
+                "rejected_prediction_tokens": sum(one.rejected_drafts for one in self.inferences),
+            }
+        return count
 
     def segments(self) -> Iterator[Segment | None]:
         """As `api.follow.follow` reads them."""
@@ -170,6 +176,7 @@ class Generations:
         constraint, calls = self._rules(wanted, offer)
         prompt_tokens = sum(map(len, prompts))
         service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
+        expected_ids = self.served.expected_ids(wanted.expected)
         echo = isinstance(wanted, CompletionRequest) and bool(wanted.echo)
         end_ids = frozenset[int]() if wanted.ignore_eos else service.tokenizer.end_ids
         if constraint is not None:  # they alone may follow where its text is complete
@@ -184,7 +191,11 @@ class Generations:
             group = new_group() if wanted.choices > 1 else 0
             for number in range(wanted.choices):
                 sampling = wanted.sampling(
-                    seed_of_choice(seed, number), end_ids, of_prompt=echo, constraint=constraint
+                    seed_of_choice(seed, number),
+                    end_ids,
+                    of_prompt=echo,
+                    constraint=constraint,
+                    expected_ids=expected_ids,
                 )
                 known = prompt
                 if most == 0 and len(prompt) > 1:

@@ -75,6 +75,13 @@ class ServedModel:
         self.require_tokens(prompt, "prompt")
         return prompt
 
+    def expected_ids(self, text: str | None) -> list[int]:
+        """Of the answer that a client expects, as far as one can be."""
+        try:
+            return self._service.tokenizer.encode(text or "")[: self.context]
+        except EncodingError as error:
+            raise ApiError(400, f"field 'prediction': {error}", param="prediction") from error
+
     def conversation_ids(
         self,
         messages: Sequence[Message],

@@ -41,10 +41,18 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int  # keys and values of which were there; 0 without a prefix cache
 
 
+class CompletionTokensDetails(TypedDict):
+    """Drafts, of whatever origin, that were accepted and rejected."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
+    completion_tokens_details: NotRequired[CompletionTokensDetails]  # with `prediction`
     total_tokens: int
 
 

@@ -43,6 +43,7 @@ def opening(new: seams.Opening) -> wire.Opening:
             biases=[bias for _, bias in sampling.logit_bias],
             end_ids=sampling.end_ids,
             constraint=_constraint(sampling.constraint),
+            expected_ids=sampling.expected_ids,
             **given,
         ),
     )
@@ -57,6 +58,7 @@ def read_opening(new: wire.Opening) -> seams.Opening:
         logit_bias=tuple(zip(sent.bias_tokens, sent.biases, strict=True)),
         end_ids=tuple(sent.end_ids),
         constraint=_read_constraint(sent.constraint) if sent.HasField("constraint") else None,
+        expected_ids=tuple(sent.expected_ids),
         **given,
     )
     return seams.Opening(

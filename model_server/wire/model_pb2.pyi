@@ -104,7 +104,7 @@ class Constraint(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids", "constraint")
+    __slots__ = ("seed", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "biases", "logprobs", "prompt_logprobs", "min_p", "min_tokens", "end_ids", "constraint", "expected_ids")
     SEED_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class Sampling(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_IDS_FIELD_NUMBER: _ClassVar[int]
     seed: int
     temperature: float
     top_k: int
@@ -137,7 +138,8 @@ class Sampling(_message.Message):
     min_tokens: int
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     constraint: Constraint
-    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    expected_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., expected_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("id", "ids", "prompt_tokens", "sampling", "scored", "trace", "request_id")

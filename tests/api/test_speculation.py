@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import Json, chunks, complete
+from tests.api.openai.openai_calls import Json, chat, chunks, complete
 from tests.api.openai.test_openai import expected
 from tests.examples import examples
 
@@ -73,6 +73,29 @@ def test_statistics_metrics_headers_and_the_live_page_tell_the_drafts(
     assert f'tgi_request_skipped_tokens_bucket{{le="{MOST}.0"}}' in found
     trace = speculating.get("/watch/trace?format=chrome").text
     assert '"accepted drafts"' in trace
+
+
+@pytest.mark.parametrize("content", ["12345", [{"type": "text", "text": "12345"}]])
+def test_usage_counts_the_drafts_of_an_answer_that_was_predicted(
+    speculating: FlaskClient, content: object
+) -> None:
+    fields: Json = {
+        "max_tokens": 40,
+        "seed": 1,
+        "prediction": {"type": "content", "content": content},
+    }
+    speculating.post("/stats/reset")
+    usage = chat(speculating, **fields)["usage"]
+    stats: Json = speculating.get("/stats").json or {}
+    details = usage["completion_tokens_details"]
+    assert stats["drafts"] == {
+        kind: details[f"{kind}_prediction_tokens"] for kind in ("accepted", "rejected")
+    }
+    assert details["accepted_prediction_tokens"] > 0
+    streamed = chunks(
+        speculating, "/v1/chat/completions", **fields, stream_options={"include_usage": True}
+    )
+    assert streamed[-1]["usage"]["completion_tokens_details"] == details
 
 
 def test_without_drafts_there_are_no_headers_of_them(client: FlaskClient) -> None:

@@ -4,6 +4,7 @@ preempted, shared or ended."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ samplings = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.4]),
     min_tokens=st.sampled_from([0, 0, 9]),
     end_ids=st.just((11, 290)),
+    expected_ids=st.lists(few, max_size=9).map(tuple),
 )
 jobs = st.tuples(st.lists(few, min_size=1, max_size=30), st.integers(1, 40), samplings)
 
@@ -87,3 +89,21 @@ def test_a_text_that_repeats_itself_is_computed_in_fewer_iterations(model: Any) 
     (guessed,) = run(model, [(prompt, 60, Sampling(temperature=0))], Ledger(50, 16), MOST)
     assert guessed.ids == plain.ids
     assert guessed.accepted_drafts > 10
+
+
+def test_an_answer_that_was_expected_is_drafted_from_its_first_token(model: Any) -> None:
+    prompt = [11, 12, 13, 290, 198]
+
+    def answer(sampling: Sampling) -> Inference:
+        ledger = Ledger(20, model.block_tokens)
+        (inference,) = run(model, [(prompt, 43, sampling)], ledger, MOST)
+        return inference
+
+    sampling = Sampling(seed=3)
+    alone = answer(sampling)
+    expected = tuple(alone.ids[len(prompt) :])
+    guessed = answer(replace(sampling, expected_ids=expected))
+    assert guessed.ids == alone.ids
+    # the first token is drawn behind the prompt; every further iteration has MOST drafts
+    assert (guessed.accepted_drafts, guessed.rejected_drafts) == (42 // (MOST + 1) * MOST, 0)
+    assert alone.accepted_drafts < guessed.accepted_drafts / 2

@@ -41,6 +41,7 @@ samplings = st.builds(
     | st.builds(
         requested.Constraint, st.sampled_from(get_args(requested.ConstraintKind)), st.text()
     ),
+    expected_ids=st.lists(ids, max_size=3).map(tuple),
 )
 openings = st.builds(
     seams.Opening, st.integers(0, 2**40), st.lists(ids, max_size=8), counts, samplings, counts

@@ -10,9 +10,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, model_validator
 
 from api.http.errors import ApiError, show
+from api.limits import at_most
 
 MOST_MESSAGES = 4096  # the parts of their contents and their calls included
 MOST_DEPTH = 32  # of the JSON that a template may write
+PREDICTION = (
+    "an object with type 'content' and content: the expected answer, a string or an array of up to "
+    f"{MOST_MESSAGES} parts of type 'text'"
+)
 MESSAGES = (
     f"an array of 1 to {MOST_MESSAGES} messages, the parts of their contents and their calls "
     "included: role ('system', 'developer', 'user', 'assistant', 'tool' with tool_call_id, or "
@@ -68,15 +73,31 @@ class MessageCall(BaseModel):
 Content = Text | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
+def text_of(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
 class _Message(BaseModel):
     content: Content | None
     name: Text | None = None
 
     @property
     def text(self) -> str:
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+        return text_of(self.content)
+
+
+class Prediction(BaseModel):
+    """What the answer will be for the most part, as where a text is edited."""
+
+    type: Literal["content"]
+    content: (
+        Text
+        | Annotated[
+            list[TextPart], Field(max_length=MOST_MESSAGES, fail_fast=True), at_most(MOST_MESSAGES)
+        ]
+    )
 
 
 class GivenMessage(_Message):

@@ -15,7 +15,14 @@ from api.limits import (
     CountOrZero,
     TopLogprobs,
 )
-from api.openai.fields.messages import MESSAGES, Filled, Messages
+from api.openai.fields.messages import (
+    MESSAGES,
+    PREDICTION,
+    Filled,
+    Messages,
+    Prediction,
+    text_of,
+)
 from api.openai.fields.shared import GenerationRequest, left_out
 from api.openai.fields.tools import (
     FUNCTION_CALL,
@@ -84,12 +91,16 @@ class ChatRequest(GenerationRequest):
         None, description=FUNCTION_CALL
     )
     audio: None = left_out()
-    prediction: None = left_out()
+    prediction: Prediction | None = Field(None, description=PREDICTION)
     web_search_options: None = left_out()
 
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def expected(self) -> str | None:
+        return None if self.prediction is None else text_of(self.prediction.content)
 
     @property
     def offer(self) -> Offer | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -141,6 +142,11 @@ class GenerationRequest(Signals):
         return "deferred" if self.service_tier == "flex" else "immediate"
 
     @property
+    def expected(self) -> str | None:
+        """The answer that the client expects; None: it does not say."""
+        return None
+
+    @property
     @abstractmethod
     def alternatives(self) -> int | None:
         """How many logprobs are wanted beside each token's own; None: not even that."""
@@ -152,6 +158,7 @@ class GenerationRequest(Signals):
         *,
         of_prompt: bool = False,
         constraint: Constraint | None = None,
+        expected_ids: Sequence[int] = (),
     ) -> Sampling:
         return Sampling(
             seed=seed,
@@ -170,6 +177,7 @@ class GenerationRequest(Signals):
             logprobs=self.alternatives,
             prompt_logprobs=self.alternatives if of_prompt else None,
             constraint=constraint,
+            expected_ids=tuple(expected_ids),
         )
 
 

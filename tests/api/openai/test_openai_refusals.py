@@ -54,7 +54,9 @@ WRONG_CHAT: list[tuple[str, object]] = [
     ("response_format", {"type": "json_schema"}), ("response_format", {"type": "regex"}),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}),
     ("audio", {"voice": "a"}),
-    ("modalities", ["audio"]), ("prediction", {}), ("web_search_options", {}),
+    ("modalities", ["audio"]), ("prediction", {}), ("prediction", "x"),
+    ("prediction", {"type": "content", "content": [{}] * 4097}),
+    ("web_search_options", {}),
 ]  # fmt: skip
 
 

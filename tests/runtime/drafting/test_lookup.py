@@ -44,12 +44,26 @@ def test_a_draft_is_what_followed_the_longest_earlier_match(ids: list[int], most
 def test_a_sequence_that_grew_is_drafted_like_one_that_was_there_at_once(
     ids: list[int], more: list[int], most: int
 ) -> None:
-    grown, lookup = list(ids), Lookup(ids)
-    lookup.ids = grown
+    grown = list(ids)
+    lookup = Lookup(grown)
     for token in more:
         lookup.draft(most)
         grown.append(token)
     assert lookup.draft(most) == Lookup([*ids, *more]).draft(most)
+
+
+@given(few_tokens, few_tokens, few_tokens, st.integers(1, 12))
+@examples(100, 1000)
+def test_earlier_tokens_are_looked_up_as_if_the_sequence_began_with_them(
+    earlier: list[int], ids: list[int], more: list[int], most: int
+) -> None:
+    grown = list(ids)
+    lookup = Lookup(grown, earlier)
+    for tokens in (more[:3], more[3:]):
+        assert lookup.draft(most) == Lookup([*earlier, *grown]).draft(most)
+        grown += tokens
+    assert grown == [*ids, *more]
+    assert lookup.draft(most) == Lookup([*earlier, *grown]).draft(most)
 
 
 def test_an_edited_text_is_drafted_from_the_prompt_and_found_again_after_the_edit() -> None:
