@@ -49,6 +49,10 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def peer() -> Any:
+    return transformers_model()
+
+
+def transformers_model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

@@ -9,6 +9,7 @@ import random
 import string
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,22 @@ import pytest
 import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2LMHeadModel
 
 from benchmarks.peers.environments import BUILD, install, python_of
 from embedded.vocabulary import bytes_of_characters
 from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
+from tests.model.reference.test_smollm2 import FILE, QUESTIONS, transformers_model
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
+from text.gguf_vocabulary import _Vocabulary
+from text.vocabulary import load_tokenizer, read_metadata
 
 ENVIRONMENT = "lmeval"
 TOLERANCE = 1e-3
 LONGEST = 30  # characters of a prompt, each of which is a token; less than the context
+MOST_TOKENS = 512  # of a question and what follows it
 Case = dict[str, str]
+Encode = Callable[[str], list[int]]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -42,15 +47,20 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(ends))
 
 
-def write_task(folder: Path) -> list[Case]:
-    """A task of our own: contexts with continuations, none of which is as long as another."""
-    letters = random.Random(5)
+def letters() -> list[Case]:
+    """Contexts with continuations, none of which is as long as another."""
+    drawn = random.Random(5)
 
     def text(length: int) -> str:
-        return "".join(letters.choices(string.ascii_letters, k=length))
+        return "".join(drawn.choices(string.ascii_letters, k=length))
 
     lengths = itertools.product((1, 7, LONGEST), (1, 2, 5, 20))
-    cases = [{"context": text(m), "continuation": text(n)} for m, n in lengths for _ in range(3)]
+    return [{"context": text(m), "continuation": text(n)} for m, n in lengths for _ in range(3)]
+
+
+def write_task(folder: Path, cases: Sequence[Case]) -> None:
+    """A task of our own."""
+    folder.mkdir()
     lines = "".join(json.dumps(case) + "\n" for case in cases)
     (folder / "cases.jsonl").write_text(lines)
     task = {
@@ -65,44 +75,44 @@ def write_task(folder: Path) -> list[Case]:
         "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
     }
     (folder / "continuations.yaml").write_text(yaml.safe_dump(task))
-    return cases
 
 
 @torch.no_grad()
-def score(peer: GPT2LMHeadModel, case: Case) -> tuple[float, bool]:
+def score(peer: Any, encode: Encode, case: Case) -> tuple[float, bool]:
     """The log-likelihood of the continuation, and whether it is the greedy one."""
-    ids = torch.tensor([list((case["context"] + case["continuation"]).encode())])
-    first = len(case["context"])
+    ids = torch.tensor([encode(case["context"] + case["continuation"])])
+    first = len(encode(case["context"]))
     logprobs = peer(ids).logits[0, first - 1 : -1].log_softmax(-1)
     wanted = ids[0, first:]
     total = logprobs.gather(1, wanted[:, None]).sum()
     return float(total), bool((logprobs.argmax(-1) == wanted).all())
 
 
-@pytest.mark.long
-def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -> None:
+def told(
+    folder: Path, model: str, tokenizer: Path, max_length: int, cases: Sequence[Case]
+) -> list[dict[str, Any]]:
+    """What the harness reads of a server with this model in float32."""
     install(ENVIRONMENT)
-    checkpoint, tasks, results = (tmp_path / name for name in ("checkpoint", "tasks", "results"))
-    peer = make_checkpoint(checkpoint)
-    write_tokenizer(checkpoint)
-    tasks.mkdir()
-    cases = write_task(tasks)
+    tasks, results = folder / "tasks", folder / "results"
+    write_task(tasks, cases)
     config = Config(
         mode="dynamic",
-        model=str(checkpoint),
+        model=model,
+        served_model_name="asked",
+        dtype="float32",
         port=free_port(),
-        data_dir=str(tmp_path / "data"),
+        data_dir=str(folder / "data"),
     )
     gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "api/http/gunicorn_conf.py")]
     env = environment(**config.as_environment())
-    with spawned(tmp_path, config, [*gunicorn, "app:create_app()"], env) as server:
+    with spawned(folder, config, [*gunicorn, "app:create_app()"], env) as server:
         wait_ready(server)
         settings = {
-            "model": "checkpoint",
+            "model": "asked",
             "base_url": f"{server.url}/v1/completions",
-            "tokenizer": checkpoint,
+            "tokenizer": tokenizer,
             "tokenizer_backend": "huggingface",
-            "max_length": CONTEXT,
+            "max_length": max_length,
             "num_concurrent": 8,
         }
         subprocess.run(
@@ -117,10 +127,49 @@ def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -
             env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(BUILD / "cache" / "hub")},
         )
     (samples,) = results.rglob("samples_continuations_*.jsonl")
-    told: list[dict[str, Any]] = [json.loads(line) for line in samples.read_text().splitlines()]
-    assert len(told) == len(cases)
-    for sample in told:
+    found = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert len(found) == len(cases)
+    return found
+
+
+def agree(samples: Sequence[dict[str, Any]], peer: Any, encode: Encode) -> None:
+    for sample in samples:
         ((logprob, is_greedy),) = sample["resps"][0]
-        expected, greedy = score(peer, sample["doc"])
+        expected, greedy = score(peer, encode, sample["doc"])
         assert float(logprob) == pytest.approx(expected, abs=TOLERANCE), sample["doc"]
         assert (is_greedy in (True, "True")) == greedy
+
+
+@pytest.mark.long
+def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    peer = make_checkpoint(checkpoint)
+    write_tokenizer(checkpoint)
+    agree(
+        told(tmp_path, str(checkpoint), checkpoint, CONTEXT, letters()),
+        peer,
+        lambda text: list(text.encode()),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched")
+def test_the_harness_reads_those_of_smollm2(tmp_path: Path) -> None:
+    """Each question is followed by the next one, as more of them or as another text."""
+    cases = [
+        {"context": question, "continuation": separator + after}
+        for question, after in itertools.pairwise(QUESTIONS)
+        for separator in ("\n", " ")
+    ]
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    hub, _ = _Vocabulary(read_metadata(FILE), str(FILE))._byte_level()
+    hub.save(str(tokenizer / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(settings))
+    agree(
+        told(tmp_path, str(FILE), tokenizer, MOST_TOKENS, cases),
+        transformers_model(),
+        load_tokenizer(str(FILE)).encode,
+    )
