@@ -13,7 +13,7 @@ from client.analysis.comparison.bootstrap import pooled_ratio
 from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
-from client.claims.verdict import Block, find, trust
+from client.claims.verdict import Block, find, trust, trusted
 from client.load.records import Run
 from client.report.html.page import Row, Table, seconds
 from client.report.tables import ratio_text
@@ -36,6 +36,10 @@ def conclude(played: Played) -> dict[str, Any]:
         runs = played.blocks(part)
         blocks = [_block(block, metric) for block in runs]
         finding = find(blocks, metric.rank, less=metric.less)
+        if part == "traffic":
+            repeats = trust(blocks, metric.rank, less=metric.less)
+            found["trust"] = None if repeats is None else asdict(repeats)
+            finding = trusted(finding, repeats)
         sent = sum(len(run.outcomes) for block in runs for run in block.values()) // len(BLOCK)
         found[part] = {
             **asdict(finding),
@@ -44,9 +48,6 @@ def conclude(played: Played) -> dict[str, Any]:
             "late_s": _late_s(runs),
             "figures": {key: _figure(runs, METRICS[key]) for key in _shown(runs, claim.metric)},
         }
-        if part == "traffic":
-            trusted = trust(blocks, metric.rank, less=metric.less)
-            found["trust"] = None if trusted is None else asdict(trusted)
     return found
 
 
@@ -106,11 +107,11 @@ def as_text(found: dict[str, Any]) -> str:
         f"  verdict   {traffic['verdict'].upper()}: {traffic['reason']}",
         f"  calm      load {calm['load']:g}: {ratio(calm)}, {calm['verdict']}: {calm['reason']}",
     ]
-    if (trusted := found["trust"]) is not None:
+    if (repeats := found["trust"]) is not None:
         lines.append(
             f"  trust     in 1,000 resampled repeats the baseline against itself was seen in "
-            f"{trusted['nothing']:.1%}, an effect of twice the visible one in "
-            f"{trusted['planted']:.1%}"
+            f"{repeats['nothing']:.1%}, an effect of twice the visible one in "
+            f"{repeats['planted']:.1%}"
         )
     return "\n".join([*lines, "", *("    " + x for x in figures(found).as_text().splitlines())])
 

@@ -1,14 +1,15 @@
 """One verdict of three, and how far it can be trusted. Pure.
 
 *Seen*: the 95 % interval of the ratio lies on the side that the claim names. *Not seen*: it
-excludes an effect of `WORTH` in this direction. *Too close to call*: neither.
+excludes an effect of `WORTH` in this direction. *Too close to call*: neither, or the run cannot be
+trusted with what it has seen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from client.analysis.statistics import Floats, Interval
 SEEN, NOT_SEEN, TOO_CLOSE = "seen", "not seen", "too close to call"
 WORTH = 1.2  # the smallest factor that is worth a claim; papers claim 1.3 and more
 REPLAYS = 1000
+MOST_FALSE, LEAST_TRUE = 0.07, 0.9  # shares of `Trust` with which an effect counts as seen
 _SAMPLES = 100  # of the bootstrap in each of them
 
 
@@ -86,6 +88,25 @@ def trust(
             shifted = Effect(again.log + planted, again.error, again.blocks)
             seen += [_seen(again, less=less), _seen(shifted, less=less)]
     return Trust(*(seen / REPLAYS).tolist())
+
+
+def trusted(finding: Finding, found: Trust | None) -> Finding:
+    """The finding, unless it has seen an effect and resampled repeats say it may be noise."""
+    if finding.verdict != SEEN or found is None:
+        return finding
+    if found.nothing > MOST_FALSE:
+        reason = (
+            f"{finding.reason}, but the baseline against itself was seen in {found.nothing:.1%} of "
+            f"the resampled repeats, of which {MOST_FALSE:.0%} are allowed"
+        )
+        return replace(finding, verdict=TOO_CLOSE, reason=reason)
+    if found.planted < LEAST_TRUE:
+        reason = (
+            f"{finding.reason}, but an effect of twice the visible one was seen in only "
+            f"{found.planted:.1%} of the resampled repeats, instead of {LEAST_TRUE:.0%}"
+        )
+        return replace(finding, verdict=TOO_CLOSE, reason=reason)
+    return finding
 
 
 def _effects(blocks: Sequence[Block], rank: float | None) -> tuple[Effect | None, Effect | None]:

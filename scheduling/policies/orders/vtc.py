@@ -1,11 +1,10 @@
 """Fairness between users: the next request is of the user who was served least.
 
 Sheng et al., "Fairness in Serving Large Language Models", OSDI '24 (arXiv 2401.00588), algorithm 2:
-a counter per user grows by 1 for each prompt token of an admitted request and by 2 for each
-generated one; prefix hits cost nothing. A user whose queue was empty is lifted to the smallest
-counter of those who wait, or else to that of the user who left the queue last, so that an idle time
-is no credit. The service of two backlogged users differs by at most 2 max(w_p L, w_q M), proved,
-with prompts of up to L tokens and M tokens of KV memory; no work-conserving policy halves this.
+a counter per user grows by 1 for each prompt token and by 2 for each generated one; prefix hits
+cost nothing. A user whose queue was empty is lifted to the smallest counter of those who wait, or
+else to that of the user who left the queue last. The service of two backlogged users differs by at
+most 2 max(w_p L, w_q M) with prompts of up to L tokens and M tokens of KV memory.
 
 Within a user, the end users take turns. O((c + k) log n) of n waiting requests, c of which changed,
 k being chosen. Without a queue, or with one user, it does nothing.

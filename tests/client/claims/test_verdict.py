@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from client.claims.verdict import NOT_SEEN, SEEN, TOO_CLOSE, Block, find, trust
+from client.claims.verdict import (
+    LEAST_TRUE,
+    MOST_FALSE,
+    NOT_SEEN,
+    SEEN,
+    TOO_CLOSE,
+    Block,
+    Trust,
+    find,
+    trust,
+    trusted,
+)
 
 EXPERIMENTS = 250
 SEEDS, REQUESTS = 6, 80
@@ -51,8 +62,8 @@ def test_recorded_runs_resampled_a_thousand_times_say_the_same(
     blocks = next(experiments(np.random.default_rng(4)))
     found = trust(blocks, rank, less=less)
     assert found is not None
-    assert found.nothing <= 0.07
-    assert found.planted >= 0.9
+    assert found.nothing <= MOST_FALSE == 0.07
+    assert found.planted >= LEAST_TRUE == 0.9
 
 
 def test_the_verdict_names_the_side_of_the_claim() -> None:
@@ -71,6 +82,25 @@ def test_without_an_effect_enough_seeds_exclude_one_and_few_do_not() -> None:
     found = find(noisy, None, less=True)
     assert found.verdict == TOO_CLOSE
     assert "seeds would" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("repeats", "verdict"),
+    [
+        (Trust(0.07, 0.9), SEEN),
+        (Trust(0.071, 1.0), TOO_CLOSE),
+        (Trust(0.0, 0.89), TOO_CLOSE),
+        (None, SEEN),
+    ],
+)
+def test_an_effect_is_seen_only_where_resampled_repeats_can_tell_it_from_noise(
+    repeats: Trust | None, verdict: str
+) -> None:
+    finding = find(next(experiments(np.random.default_rng(5), factor=0.2)), None, less=True)
+    judged = trusted(finding, repeats)
+    assert judged.verdict == verdict
+    assert ("resampled repeats" in judged.reason) == (verdict == TOO_CLOSE)
+    assert judged.ratio == finding.ratio
 
 
 def test_no_seed_is_no_verdict() -> None:
