@@ -18,8 +18,13 @@ from models.weights.pieces import shapes_of
 from models.weights.source import CheckpointError, WeightSource
 
 CLASSES = {
-    "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
-}  # fmt: skip
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 EVERYTHING = slice(None)
 
 
@@ -44,11 +49,9 @@ def write_folder(source: WeightSource, folder: Path) -> None:
 
 def fields_of(config: Description) -> dict[str, Any]:
     """A `config.json`, with RoPE's fields by the names that `transformers` 4 and 5 both read."""
-    whole = next(
-        rope
-        for rope, window in zip(config.ropes, config.windows, strict=True)
-        if rope is not None and window is None
-    )
+    turned = [(r, w) for r, w in zip(config.ropes, config.windows, strict=True) if r is not None]
+    whole = next((rope for rope, window in turned if window is None), turned[0][0])
+    window = next((window for window in config.windows if window is not None), None)
     fields: dict[str, Any] = {
         "model_type": config.family,
         "architectures": [CLASSES[config.family]],
@@ -70,20 +73,23 @@ def fields_of(config: Description) -> dict[str, Any]:
         "eos_token_id": 0,
         "torch_dtype": "float32",
     }
+    if config.family == "mistral":
+        return fields | {"sliding_window": window}
+    if window is not None:
+        fields |= {
+            "use_sliding_window": True,
+            "sliding_window": window,
+            "layer_types": [
+                "full_attention" if own is None else "sliding_attention" for own in config.windows
+            ],
+        }
+    if config.family == "smollm3":
+        fields["no_rope_layers"] = [int(rope is not None) for rope in config.ropes]
     if config.family == "gemma3_text":
-        local = next(
-            rope
-            for rope, window in zip(config.ropes, config.windows, strict=True)
-            if rope is not None and window is not None
-        )
-        del fields["hidden_act"]
+        local = next(rope for rope, own in turned if own is not None)
+        del fields["hidden_act"], fields["use_sliding_window"]
         fields |= {
             "hidden_activation": "gelu_pytorch_tanh",
-            "sliding_window": next(window for window in config.windows if window is not None),
-            "layer_types": [
-                "full_attention" if window is None else "sliding_attention"
-                for window in config.windows
-            ],
             "rope_local_base_freq": local.base,
             "query_pre_attn_scalar": round(config.head_dim / config.query_scale**2),
         }
@@ -91,14 +97,20 @@ def fields_of(config: Description) -> dict[str, Any]:
 
 
 def _scaling(rope: Rope) -> dict[str, Any] | None:
-    if rope.scaling == "default" and rope.divisors is None:
+    if rope.divisors is not None:
+        raise CheckpointError("RoPE has divisors of its own, which no config.json can hold")
+    if rope.scaling == "default":
         return None
-    if rope.scaling != "llama3" or rope.divisors is not None:
-        raise CheckpointError(f"RoPE scaling '{rope.scaling}'; written here are default and llama3")
-    return {
-        "rope_type": "llama3",
-        "factor": rope.factor,
-        "original_max_position_embeddings": rope.original,
-        "low_freq_factor": rope.low,
-        "high_freq_factor": rope.high,
-    }
+    fields: dict[str, Any] = {"rope_type": rope.scaling, "factor": rope.factor}
+    if rope.scaling in ("llama3", "yarn"):
+        fields["original_max_position_embeddings"] = rope.original
+    if rope.scaling == "llama3":
+        fields |= {"low_freq_factor": rope.low, "high_freq_factor": rope.high}
+    if rope.scaling == "yarn":
+        fields |= {
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "truncate": rope.truncated,
+            "attention_factor": rope.attention_factor,
+        }
+    return fields

@@ -15,6 +15,7 @@ from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.hub import write_folder
 from models.gpt2 import GPTConfig
 from models.networks import Config
+from models.rope import Rope
 from models.shapes import SHAPES
 from models.weights.checkpoint import save_checkpoint
 from models.weights.folder import FolderSource
@@ -28,12 +29,13 @@ LAYERS = 6  # the last one of Gemma's has no window
 
 
 def small(name: str) -> RandomSource:
-    """A model of the shape `name`, with fewer and narrower layers."""
-    shape: Any = SHAPES[name]
+    """A model of the shape `name` or of a family, with fewer and narrower layers."""
+    shape: Any = SHAPES["llama-3.2-1b" if name in OF_FAMILIES else name]
     config: Config = replace(
         shape, vocab_size=96, context=64, n_layer=LAYERS, n_head=4, kv_heads=2, head_dim=32,
         n_embd=64, mlp_width=96, ropes=shape.ropes[:LAYERS], windows=shape.windows[:LAYERS],
     )  # fmt: skip
+    config = replace(config, **OF_FAMILIES.get(name, {}))
     return RandomSource(config, 3, shapes_of(config))
 
 
@@ -42,9 +44,28 @@ def values(source: WeightSource, piece: str) -> torch.Tensor:
 
 
 DECODERS = ["llama-3.2-1b", "smollm2-135m", "qwen3-0.6b", "gemma-3-270m"]
+WITHOUT_ROPE = Rope(5e5), Rope(5e5), None, Rope(5e5), Rope(5e5), None
+OF_FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"family": "mistral", "windows": (7,) * LAYERS, "ropes": (Rope(1e4),) * LAYERS},
+    "smollm3": {"family": "smollm3", "ropes": WITHOUT_ROPE},
+    "smollm3 with windows": {
+        "family": "smollm3", "ropes": WITHOUT_ROPE, "windows": (7, None, 7, None, 7, 7),
+    },
+    "qwen2": {"family": "qwen2", "qkv_bias": True},
+    "linear": {"ropes": (Rope(1e4, "linear", 4.0),) * LAYERS},
+    "yarn": {"ropes": (Rope(1e4, "yarn", 4.0, original=16),) * LAYERS},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DECODERS)
+def test_divisors_of_a_file_are_refused_by_name(tmp_path: Path) -> None:
+    config = small("llama-3.2-1b").config
+    ropes = (Rope(1e4, divisors=(1.0,) * 16),) * LAYERS
+    config = replace(config, ropes=ropes)  # type: ignore[arg-type,call-arg]
+    with pytest.raises(CheckpointError, match="divisors"):
+        write_folder(RandomSource(config, 3, shapes_of(config)), tmp_path)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *OF_FAMILIES])
 def test_a_folder_has_the_weights_and_computes_the_same_in_transformers(
     name: str, tmp_path: Path
 ) -> None:
