@@ -257,7 +257,8 @@ def test_a_response_in_the_background_is_stored_when_it_ends(store: FlaskClient)
         told = answer.get_json()
     Response.model_validate(told)
     assert text_of(told) == text_of(respond(store, **fields))
-    assert continued(store, told["id"], store=False)["status"] == "completed"
+    ended = continued(store, told["id"], store=False, logit_bias={"256": 100})
+    assert ended["status"] == "completed"
     cancelled = store.post(f"/v1/responses/{told['id']}/cancel", headers=bearer("one"))
     assert cancelled.get_json() == told, "it had ended"
 
