@@ -67,7 +67,9 @@ def test_ten_greedy_tokens_with_details_in_the_official_client(embedded: Server)
 
 def test_a_chat_in_the_official_client_needs_no_model(embedded: Server) -> None:
     """The client names a model of its own making."""
-    answer = official(embedded).chat_completion([{"role": "user", "content": "x"}], max_tokens=3)
+    answer = official(embedded).chat_completion(
+        [{"role": "user", "content": "x"}], max_tokens=3, extra_body={"ignore_eos": True}
+    )
     assert answer.model == "embedded"
     assert answer.usage.completion_tokens == 3
 
@@ -198,7 +200,10 @@ def test_a_request_beyond_the_concurrent_ones_is_told_to_retry(tmp_path: Path) -
         assert running.result().status_code == 200
         for path in ("/generate", "/generate_stream") * 2:  # places come back
             assert post(server, path, "x", max_new_tokens=1).status_code == 200
-            send(server, path, inputs="x", parameters={"max_new_tokens": 1000}).close()
+            # that of a stream a moment after its client has all of it
+            eventually(lambda: post(server, "/generate", "x", max_new_tokens=1).ok, "a place")
+            with send(server, path, inputs="x", parameters={"max_new_tokens": 1000}):
+                server.reaches(running=1)
             eventually(lambda: post(server, "/generate", "x", max_new_tokens=1).ok, "a place")
 
 
