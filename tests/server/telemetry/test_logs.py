@@ -87,7 +87,9 @@ def test_plain_logs_are_lines_for_people(tmp_path: Path) -> None:
         requests.get(
             f"{server.url}/no\nwhere", headers={"X-Request-Id": "lost"}, timeout=PATIENCE_S
         )
-        eventually(lambda: "request_id=lost" in server.log, "the line")
+        # each is written after its response, so in any order
+        for identity in ("plain", "lost"):
+            eventually(lambda own=f"request_id={identity}": own in server.log, "the line")  # type: ignore[misc]
         (line,) = [line for line in server.log.splitlines() if "request_id=plain" in line]
         assert 'POST "/inference" 500' in line
         assert "prompt_tokens=5 generated_tokens=0 ends=failed" in line
