@@ -3,12 +3,13 @@
 import base64
 import gzip
 import json
+from typing import Any
 
 import pytest
 import requests
 import urllib3
 
-from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess
+from tests.router.conftest import TIMEOUT_S, Farm, RouterProcess, until
 
 EVENTS = b'data: {"text": "a"}\n\ndata: [DONE]\n\n'
 Shared = tuple[RouterProcess, str]
@@ -197,7 +198,11 @@ def test_a_request_is_one_line_of_structured_log(farm: Farm, start: type[RouterP
     upstream = farm.new()
     router = start(upstream, debug=True).probed()
     router.post(headers={"X-Request-Id": "find-me"})
-    lines = [line for line in router.logged("request") if line["request"] == "find-me"]
+
+    def logged() -> list[dict[str, Any]]:
+        return [line for line in router.logged("request") if line["request"] == "find-me"]
+
+    lines = until(logged, "the line, which is written after the answer")
     assert len(lines) == 1
     assert lines[0]["upstream"] == upstream
     assert json.dumps(lines[0])

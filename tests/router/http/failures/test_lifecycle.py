@@ -290,7 +290,7 @@ def test_the_same_prompt_prefix_goes_to_the_same_upstream(farm: Farm, start: Sta
 
 def test_health_is_503_until_every_upstream_was_probed_once(farm: Farm, start: Start) -> None:
     silent = farm.new(models_delay=60)
-    router = start(silent, farm.new(), probe_timeout=0.5)
+    router = start(silent, farm.new(), probe_timeout=3)  # longer than the next line takes
     assert router.get("/health").status_code == 503
     until(lambda: router.get("/health").status_code == 200, "health")
     assert router.get("/health").json() == {"status": "ok", "upstreams": 2, "ready": 1}
