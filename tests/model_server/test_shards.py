@@ -20,6 +20,7 @@ from requested import Constraint, Sampling, TokenLogprobs
 from runtime.grammar.grammars import Grammars
 from seams import Model, Opening, Step
 from tests.bare import Bare
+from tests.launcher.test_launcher import ended
 from tests.model_server.served import connected, unix
 from tests.server.process import ROOT, environment, eventually
 from text.vocabulary import load_tokenizer
@@ -150,4 +151,4 @@ def test_shards_end_when_the_process_that_watches_them_is_gone(
     shards = psutil.Process(command[1].pid).children()
     assert len(shards) == 2
     os.kill(command[1].pid, signal.SIGKILL)
-    eventually(lambda: not any(shard.is_running() for shard in shards), "no shard is left")
+    eventually(lambda: ended(shards), "no shard is left")
