@@ -163,6 +163,7 @@ def test_a_networks_block_layers_are_replaced_and_hold_no_second_copy(
 ) -> None:
     if not ours:  # a machine without a compiler, or without the instructions
         monkeypatch.setattr(runtime.linear.layers, "linear_kernel", lambda _: None)
+    torch.manual_seed(0)
     head = BlockLinear.of(kind, random_raw(kind, 64, 50))
     network = nn.ModuleDict(
         {"embedding": BlockEmbedding(head, torch.bfloat16), "head": head, "norm": nn.LayerNorm(64)}

@@ -28,6 +28,7 @@ TOKENS = torch.arange(16).view(1, -1)
 def original(tmp_path: Path) -> Path:
     network = GPT(CONFIG)
     init_weights(network, 0)
+    torch.manual_seed(0)
     for parameter in network.parameters():  # biases, too
         torch.nn.init.normal_(parameter, std=0.2)
     save_checkpoint(network, tmp_path / "original", torch.float32)
