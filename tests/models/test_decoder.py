@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from runtime.attention import RaggedAttention, Span
 from runtime.cache import BLOCK_TOKENS, BlockTable, KVPool, KVShape
 from runtime.shards import connect, join
 from tests.models.families import CONTEXT, FAMILIES, VOCAB, logits_of, write
+from tests.server.process import free_port
 
 TOLERANCE = 1e-4  # of a logit, float32
 CPU = torch.device("cpu")
@@ -148,12 +148,9 @@ def shard(rank: int, port: int, folders: dict[str, Path], out: str) -> None:
 def test_two_shards_compute_the_same(
     checkpoints: dict[str, tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     folders = {name: folder for name, (folder, _) in checkpoints.items()}
     out = str(tmp_path / "logits")
-    spawn(shard, (port, folders, out), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(shard, (free_port(), folders, out), nprocs=2)  # type: ignore[no-untyped-call]
     for name, found in torch.load(out).items():
         expected = logits_of(checkpoints[name][1], tokens_of(1, 90))
         assert (found - expected).abs().max() <= TOLERANCE, name

@@ -23,6 +23,7 @@ CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  #
 def network() -> GPT:
     network = GPT(CONFIG)
     init_weights(network, 0)
+    torch.manual_seed(0)
     for parameter in network.parameters():  # biases, too
         torch.nn.init.normal_(parameter)
     return network.requires_grad_(False)
@@ -40,6 +41,7 @@ def test_the_partial_results_of_all_shards_make_those_of_the_network(
     network: GPT, folder: Path, shards: int
 ) -> None:
     parts: list[Any] = [load_checkpoint(folder, Part(rank, shards)) for rank in range(shards)]
+    torch.manual_seed(shards)
     x = torch.randn(5, CONFIG.n_embd)
     whole: Any = network.blocks[1]
     blocks = [part.blocks[1] for part in parts]

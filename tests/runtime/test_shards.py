@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from models.part import Part
 from models.weights.rounding import quantise_q8_0
 from runtime.linear.blocks import BlockLinear
 from runtime.shards import SummedLinear, in_order, join
+from tests.server.process import free_port
 
 
 def layer(kind: str, bias: Tensor | None) -> Any:
@@ -61,10 +61,7 @@ def add(rank: int, port: int, out: str) -> None:
 def test_a_rows_sum_over_three_shards_is_the_same_in_any_batch_and_on_every_rank(
     tmp_path: Path,
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    spawn(add, (port, str(tmp_path / "sum")), nprocs=SHARDS)  # type: ignore[no-untyped-call]
+    spawn(add, (free_port(), str(tmp_path / "sum")), nprocs=SHARDS)  # type: ignore[no-untyped-call]
     first, second, third = parts()
     expected = (first + second) + third
     for rank in range(SHARDS):

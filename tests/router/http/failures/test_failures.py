@@ -90,7 +90,7 @@ def test_errors_name_no_address_of_a_server_to_clients_but_in_the_log(
     farm: Farm, start: Start
 ) -> None:
     upstream = farm.new(drop="before")
-    router = start(upstream, batch_upstream="any", stream_idle=0.2).probed()
+    router = start(upstream, batch_upstream="any", stream_idle=2).probed()
     told = [router.post(), router.post("/v1/files")]
     for how in ({"drop": "", "cut_after": 2}, {"drop": "", "hold_after": 2}):
         told.append(router.post(json={"model": "m", "stream": True, "behave": how}))
