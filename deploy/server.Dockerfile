@@ -3,7 +3,7 @@
 FROM python:3.11-slim
 # For pip: a wheel index that has torch without CUDA makes the image gigabytes smaller.
 ARG PIP_OPTIONS=""
-# g++ is also needed at run time: the attention kernel is compiled for the container's processor.
+# g++ is also needed at run time: the kernels are compiled for the container's processor.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /app

@@ -1,7 +1,7 @@
 """Our engine and others at the same work: output tokens per second without HTTP, on a CPU.
 
     python -m benchmarks.peers --install        # makes the environments first, some gigabytes
-    python -m benchmarks.peers                  # bf16 and fp32
+    python -m benchmarks.peers                  # bfloat16 and float32
     python -m benchmarks.peers --peers vLLM --dtypes bfloat16 --requests 4
     python -m benchmarks.peers --model smollm2 --dtypes bfloat16 file \\
         --peers "OpenVINO GenAI" llama.cpp=file
