@@ -170,13 +170,13 @@ TABLE: tuple[Recording, ...] = (
     _qwen3("prefill", 12, f"--work prefill --peers {_FASTEST}"),
     _qwen3("single", 8, f"--work single --peers {_FASTEST} llama.cpp=q4_0"),
     _rare(_bench("http-peers", 11, "http.peers", _HTTP, "http-peers.json", SERVER, "peers")),
-    _bench("streams", 4, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
+    _bench("streams", 6, "http --streams 512", _HTTP, "streams-random-gpt2.json", SERVER),
     _bench(
         "streams-embedded", 1, "http --streams 512 --model embedded", _HTTP,
         "streams-embedded.json", SERVER,
     ),
     _bench(
-        "long-prompts", 2, "long_prompts --curve docs/img/long-prompts.png",
+        "long-prompts", 4, "long_prompts --curve docs/img/long-prompts.png",
         "results/reference-long-prompts", "long-prompts.json", LOOP, "development",
     ),
     _rare(_bench("deferred", 20, "deferred", _DEFERRED, "deferred.json", LOOP)),
@@ -193,10 +193,10 @@ TABLE: tuple[Recording, ...] = (
         "speculation", 4, "speculation --picture docs/img/speculation.png",
         "results/reference-speculation", "speculation-q4_1.json", LOOP,
     )),
-    _bench(
-        "prefix", 6, "prefix --dtype bfloat16", "results/reference-prefix",
+    _rare(_bench(
+        "prefix", 16, "prefix --dtype bfloat16", "results/reference-prefix",
         "prefix-bfloat16.json", LOOP,
-    ),
+    )),
     _bench(
         "prefix-float32", 1, "prefix --only ttft", "results/reference-prefix",
         "prefix-float32.json", LOOP,
