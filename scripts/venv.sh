@@ -18,6 +18,13 @@ use_venv() {
   if [[ -x $PYTHON && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     return
   fi
+  local lock
+  exec {lock}<"$ROOT"
+  flock "$lock" # of servers that start together, one installs
+  if [[ -x $PYTHON && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    exec {lock}<&-
+    return
+  fi
   if [[ ! -x $PYTHON ]]; then
     local base
     base=$(find_python)
@@ -37,6 +44,7 @@ use_venv() {
     exit 1
   fi
   echo "$wanted" >"$stamp"
+  exec {lock}<&-
 }
 
 run_module() {

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> Non
         shutil.copy(ROOT / name, copy / name)
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in ("bash", "env", "dirname", "cat", "cksum"):
+    for tool in ("bash", "env", "dirname", "cat", "cksum", "flock"):
         found = shutil.which(tool)
         assert found is not None
         (tools / tool).symlink_to(found)
@@ -126,6 +127,34 @@ def test_a_missing_or_outdated_python_is_reported_clearly(tmp_path: Path) -> Non
         assert "Python 3.11 or newer is needed" in done.stderr
         assert said in done.stderr
         assert "EB_PYTHON" in done.stderr
+
+
+def test_of_servers_that_start_together_one_installs(tmp_path: Path) -> None:
+    """A Python that takes a while to install, and fails where two do so at once."""
+    copy, tools = tmp_path / "clone", tmp_path / "bin"
+    (copy / "scripts").mkdir(parents=True)
+    tools.mkdir()
+    for name in ("server.sh", "scripts/venv.sh", "requirements.txt"):
+        shutil.copy(ROOT / name, copy / name)
+    fake = tools / "python3"
+    fake.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;\n'
+        f'  *" pip install "*) mkdir "{tmp_path}/busy" && sleep 0.3 && rmdir "{tmp_path}/busy"'
+        f' && echo installed >> "{tmp_path}/log" ;;\n'
+        f'  *app.py*) echo served >> "{tmp_path}/log" ;;\n'
+        "esac\n"
+    )
+    fake.chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    with ThreadPoolExecutor() as threads:
+        starts = [
+            threads.submit(run, str(copy / "server.sh"), "dynamic", EB_PYTHON="", PATH=path)
+            for _ in range(3)
+        ]
+    assert [start.result().returncode for start in starts] == [0, 0, 0]
+    assert sorted((tmp_path / "log").read_text().split()) == ["installed", *["served"] * 3]
 
 
 def test_nothing_but_the_engine_thread_needs_torch() -> None:
