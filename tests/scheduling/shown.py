@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engine.blocks import Ledger
 from generate.rectangle import RectangleLedger
 from requested import ServiceClass
-from seams import Observer, Plan, Policy, Request, Served, View
+from scheduling.lending import LentMemory
+from seams import Memory, Observer, Plan, Policy, Request, Served, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,18 @@ class Shown:
         return self.prompt_tokens + self.max_tokens
 
 
+class Cached(LentMemory):
+    """A memory with so many tokens of prefix hits, by request. Its blocks are counted without
+    them."""
+
+    def __init__(self, memory: Memory, hits: Mapping[int, int]) -> None:
+        super().__init__(memory, [])
+        self.hits = hits
+
+    def hit_tokens(self, request: Request) -> int:
+        return self.hits.get(request.id, 0)
+
+
 def view(
     waiting: Sequence[Request] = (),
     resident: Sequence[Request] = (),
@@ -68,9 +81,11 @@ def view(
     used: int = 0,
     growth_tokens: int | None = None,
     rectangles: bool = False,
+    hits: Mapping[int, int] | None = None,
 ) -> View:
     """A view whose memory has `budget` - `used` free blocks of a token each. What residents hold is
-    part of `used` where their `room` says it, and comes on top of the budget where it does not."""
+    part of `used` where their `room` says it, and comes on top of the budget where it does not.
+    `hits`: tokens of prefix hits, by request."""
     memory: Ledger = RectangleLedger(budget)
     if not rectangles:
         held = {r.id: r.room or r.most for r in resident}  # type: ignore[attr-defined]
@@ -83,7 +98,8 @@ def view(
         memory.open(owners)
     deferred = sum(request.service_class == "deferred" for request in (*waiting, *resident))
     most = limit if max_resident is None else max_resident
-    return View(now_s, waiting, resident, limit, memory, deferred, most)
+    seen = memory if hits is None else Cached(memory, hits)
+    return View(now_s, waiting, resident, limit, seen, deferred, most)
 
 
 def carried_out(policy: Policy, shown: View) -> Plan:
@@ -99,21 +115,52 @@ def carried_out(policy: Policy, shown: View) -> Plan:
     return plan
 
 
+def signals() -> st.SearchStrategy[dict[str, Any]]:
+    """What clients tell policies; few users and programs, so that requests share them."""
+    return st.fixed_dictionaries(
+        {
+            "user": st.integers(0, 3),
+            "end_user": st.integers(0, 2),
+            "program": st.one_of(st.none(), st.integers(1, 3)),
+            "priority": st.integers(-1, 3),
+            "ttft_target_s": st.one_of(st.none(), st.floats(0.001, 1.0)),
+            "tpot_target_s": st.one_of(st.none(), st.floats(0.001, 0.1)),
+            "predicted": st.one_of(st.none(), st.integers(1, 40)),
+        }
+    )
+
+
+NO_SIGNALS = st.just(dict[str, Any]())
+
+
 @st.composite
-def queues(draw: st.DrawFn, most: int = 12) -> list[Shown]:
-    """Waiting requests in order of arrival."""
+def queues(
+    draw: st.DrawFn, most: int = 12, told: st.SearchStrategy[dict[str, Any]] = NO_SIGNALS
+) -> list[Shown]:
+    """Waiting requests in order of arrival. `told`: the signals of each."""
     arrivals_s = sorted(draw(st.lists(st.integers(0, 100), max_size=most)))
     return [
-        Shown(id, float(at_s), draw(st.integers(1, 30)), draw(st.integers(1, 30)))
+        Shown(
+            id,
+            float(at_s),
+            draw(st.integers(1, 30)),
+            draw(st.integers(1, 30)),
+            **draw(told),
+        )
         for id, at_s in enumerate(arrivals_s)
     ]
 
 
 @st.composite
-def batches(draw: st.DrawFn, least: int = 1, most: int = 6) -> list[Shown]:
+def batches(
+    draw: st.DrawFn,
+    least: int = 1,
+    most: int = 6,
+    told: st.SearchStrategy[dict[str, Any]] = NO_SIGNALS,
+) -> list[Shown]:
     """Residents after an iteration: all but the newest token of each is computed."""
     generated = draw(st.lists(st.integers(1, 8), min_size=least, max_size=most))
     return [
-        Shown(1000 + n, generated=g, computed=4 + g - 1, done=g == 8)
+        Shown(1000 + n, generated=g, computed=4 + g - 1, done=g == 8, **draw(told))
         for n, g in enumerate(generated)
     ]

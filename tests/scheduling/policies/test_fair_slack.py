@@ -1,0 +1,110 @@
+"""The slack of decodes pays for prompts: who is planned first, and for how long."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scheduling.policies.fair_slack import FairSlack
+from scheduling.policies.stall_free import StallFree
+from scheduling.prediction.step_time import Work
+from seams import Advance, Plan
+from tests.scheduling.law import Law
+from tests.scheduling.shown import Shown, view
+
+NOW_S = 100.0
+TTFT_S, TPOT_S = 1.0, 0.1  # the defaults
+LAW = Law()
+
+
+def decode(id: int, slack_s: float, generated: int = 2) -> Shown:
+    """Its next token is due so many seconds from now."""
+    arrival_s = NOW_S + slack_s - TTFT_S - generated * TPOT_S
+    return Shown(id, arrival_s, generated=generated, computed=3 + generated, max_tokens=99)
+
+
+def prompt(tokens: int, id: int = 50) -> Shown:
+    return Shown(id, NOW_S, prompt_tokens=tokens)
+
+
+def planned(waiting: list[Shown], resident: list[Shown], law: Law = LAW) -> Plan:
+    shown = view(waiting, resident, now_s=NOW_S, limit=12, budget=20_000)
+    return FairSlack(predictor=law).plan(shown)
+
+
+def ids(plan: Plan) -> list[int]:
+    return [step.request.id for step in plan.advance]
+
+
+def seconds(steps: list[Advance]) -> float:
+    return LAW.seconds(Work.of(steps)) or math.inf
+
+
+def test_decodes_that_would_be_late_are_first_then_prompts_then_the_others_by_slack() -> None:
+    residents = [decode(1, 0.6), decode(2, 0.5), decode(3, 0.015), decode(4, 0.010)]
+    plan = planned([prompt(100)], residents)
+    assert ids(plan) == [4, 3, 50, 2, 1]
+    assert [step.num_tokens for step in plan.advance] == [1, 1, 100, 1, 1]
+
+
+def test_prompts_take_all_time_until_the_first_decode_is_due_from_those_that_can_wait() -> None:
+    residents = [decode(1, 0.5), decode(2, 0.010)]
+    plan = planned([prompt(8000)], residents)
+    assert ids(plan) == [2, 50]
+    chunk = plan.advance[1]
+    assert seconds([*plan.advance]) <= 0.010
+    assert seconds([plan.advance[0], Advance(chunk.request, chunk.num_tokens + 1)]) > 0.010
+
+
+def test_prompts_that_have_begun_continue_before_new_ones() -> None:
+    begun = Shown(9, NOW_S - 1.0, prompt_tokens=8000, computed=500)
+    plan = planned([prompt(8000)], [decode(1, 0.010), begun])
+    assert ids(plan) == [1, 9]
+
+
+def test_of_the_other_decodes_as_many_as_there_is_time_for_run_those_due_first() -> None:
+    tokens = 100
+    rows = [decode(3, 0.0), prompt(tokens), decode(2, 0.0)]
+    steps = [Advance(request, request.known - request.computed) for request in rows]
+    slack_s = seconds(steps) + 2**-18  # less than half a token
+    plan = planned([prompt(tokens)], [decode(1, 0.6), decode(2, 0.5), decode(3, slack_s)])
+    assert ids(plan) == [3, 50, 2]
+
+
+@pytest.mark.parametrize("generated", [1, 2, 7])
+def test_a_token_is_due_after_the_requests_own_targets_or_else_the_servers(generated: int) -> None:
+    """Both have the same slack, and so does each of their tokens."""
+    by_default = decode(1, 0.010, generated)
+    own = Shown(
+        1, NOW_S + 0.010 - 3.0 - generated * 0.5, generated=generated, computed=3 + generated,
+        max_tokens=99, ttft_target_s=3.0, tpot_target_s=0.5,
+    )  # fmt: skip
+    plans = [planned([prompt(8000)], [one, decode(2, 0.5)]) for one in (by_default, own)]
+    assert ids(plans[0]) == ids(plans[1]) == [1, 50]
+    chunks = [plan.advance[1].num_tokens for plan in plans]
+    assert abs(chunks[0] - chunks[1]) <= 1  # sums of these times are not exact
+    assert chunks[0] > 1000
+
+
+@pytest.mark.parametrize(
+    ("residents", "law"),
+    [
+        ([decode(1, -0.1), decode(2, -0.2)], LAW),
+        ([decode(1, 0.6), decode(2, 0.010)], Law(known=False)),
+        ([], LAW),
+    ],
+    ids=["all are late", "nothing is learnt", "no request decodes"],
+)
+def test_where_there_is_no_slack_to_spend_it_is_stall_free(
+    residents: list[Shown], law: Law
+) -> None:
+    waiting = [prompt(8000)]
+    shown = view(waiting, residents, now_s=NOW_S, limit=12, budget=20_000)
+    plan = planned(waiting, residents, law)
+    assert plan == StallFree(predictor=law).plan(shown)
+    assert ids(plan) == [*(request.id for request in residents), 50]
+
+
+def test_without_a_prompt_all_decodes_run() -> None:
+    assert ids(planned([], [decode(1, 0.6), decode(2, 0.010)])) == [1, 2]
