@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling import registry
 from scheduling.contract import check_plan, check_retired
 from scheduling.policies.nobatch import NoBatch
 from scheduling.policies.orca import Orca
@@ -18,20 +20,24 @@ from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.policies.stall_free import StallFree
 from scheduling.policies.static import Static
 from scheduling.policies.tgi import TGI
+from scheduling.registry import make_policy
 from seams import Advance, Memory, Plan, Policy, Request, Trial
-from tests.scheduling.shown import Shown, batches, carried_out, queues, view
+from serving.config import Config
+from tests.examples import examples
+from tests.scheduling.law import Law
+from tests.scheduling.shown import Shown, batches, carried_out, queues, signals, view
 
-POLICIES: list[Policy] = [
-    NoBatch(),
-    Orca(),
-    Static(2.0, "batch"),
-    Static(2.0, "own"),
-    TGI(max_batch_prefill_tokens=40, max_batch_total_tokens=150),
-    StallFree(token_budget=12),
-    StallFree(),
-    ShortestFirst(max_bypass=3),
-]
-every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+CONFIG = Config(mode="dynamic", max_batch_size=8, token_budget=12, max_bypass=3)
+# the other modes, limits that matter, and all that a server can be asked for
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "nobatch": NoBatch,
+    "static, batch": lambda: Static(2.0, "batch"),
+    "static, own": lambda: Static(2.0, "own"),
+    "tgi, small": lambda: TGI(max_batch_prefill_tokens=40, max_batch_total_tokens=150),
+    "stall-free, auto": StallFree,
+    **{name: partial(make_policy, name, CONFIG, Law()) for name in registry.POLICIES},
+}
+every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
 def advanced(plan: Plan) -> list[tuple[int, int]]:
@@ -39,18 +45,31 @@ def advanced(plan: Plan) -> list[tuple[int, int]]:
 
 
 @every_policy
-@given(waiting=queues(), resident=batches(least=0), limit=st.integers(1, 8))
+@examples(60)
+@given(
+    waiting=queues(told=signals()),
+    resident=batches(least=0, told=signals()),
+    limit=st.integers(1, 8),
+    budget=st.integers(60, 400),
+    past=st.integers(0, 12),
+)
 def test_every_plan_keeps_the_contract_changes_nothing_and_is_the_same_for_the_same_past(
-    policy: Policy, waiting: list[Shown], resident: list[Shown], limit: int
+    name: str, waiting: list[Shown], resident: list[Shown], limit: int, budget: int, past: int
 ) -> None:
-    resident = resident[:1] if isinstance(policy, NoBatch) else resident[:limit]
+    policy = POLICIES[name]()
+    if waiting[:past]:
+        carried_out(policy, view(waiting[:past], limit=limit, budget=budget))
+    pausing = name in registry.PAUSING
+    resident = resident[:1] if isinstance(policy, NoBatch) else resident
+    resident = resident if pausing else resident[:limit]
     if isinstance(policy, Static) and all(request.done for request in resident):
         resident = []  # the batch has ended
     if not isinstance(policy, Static):
         resident = [request for request in resident if not request.done]  # they were retired
     if not (waiting or resident):
         return
-    shown = view(waiting, resident, limit=limit)
+    most = max(limit, len(resident)) + 2 if pausing else None
+    shown = view(waiting, resident, limit=limit, max_resident=most, budget=budget)
     before = copy.deepcopy(shown.waiting), copy.deepcopy(shown.resident)
     twin = copy.deepcopy(policy)
     plan = policy.plan(shown)
@@ -61,7 +80,8 @@ def test_every_plan_keeps_the_contract_changes_nothing_and_is_the_same_for_the_s
 
 @every_policy
 @given(resident=batches())
-def test_only_requests_that_are_done_retire(policy: Policy, resident: list[Shown]) -> None:
+def test_only_requests_that_are_done_retire(name: str, resident: list[Shown]) -> None:
+    policy = POLICIES[name]()
     retired = policy.retire(resident)
     check_retired(retired, resident)
     done = [request for request in resident if request.done]
