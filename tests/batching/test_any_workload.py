@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +23,10 @@ from tests.batching.virtual import (
     check_closed,
     every,
     every_mode,
+    every_policy,
 )
 from tests.examples import examples
+from tests.scheduling.shown import signals
 
 TOKENS = st.integers(0, 12)
 LIMITS = st.fixed_dictionaries(
@@ -50,6 +53,7 @@ class Client:
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None
     constraint: Constraint | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)  # the signals
 
 
 def moments(most: int) -> st.SearchStrategy[float]:
@@ -115,6 +119,7 @@ class Visit:
             deadline_s=self.client.deadline_s,
             stored=self.client.service_class == "deferred",
             constraint=self.client.constraint,
+            **self.client.told,
         )
 
     def leave(self) -> None:
@@ -133,6 +138,26 @@ IN_ORDER = [
 ]
 
 
+@every_policy
+@examples(4, 80)
+@given(
+    workload=workloads(told=signals()),
+    limits=LIMITS,
+    failing=st.frozensets(st.integers(1, 30), max_size=1),
+)
+def test_every_client_gets_its_tokens_whatever_it_tells_the_policy(
+    mode: Mode, workload: list[Client], limits: dict[str, int], failing: frozenset[int]
+) -> None:
+    """And the books close: no request is left, and no block in use."""
+    world = World(mode, **limits)  # type: ignore[arg-type]
+    world.model.fail_on = failing
+    inferences = play(world, workload)
+    check_closed(world)
+    for inference, client in zip(inferences, workload, strict=True):
+        patient = client.patience_s is None and not failing
+        assert not patient or inference.end in ("length", "stop")
+
+
 @every(IN_ORDER)
 @examples(40)
 @given(workload=WORKLOADS, limits=WORLDS, max_rows=st.one_of(st.none(), st.integers(1, 8)))
@@ -148,7 +173,7 @@ def test_nobody_is_overtaken_where_service_is_first_come_first_served(
             assert max(places_s[: index + 1]) == inference.admitted_s
 
 
-@settings(max_examples=200, deadline=None)
+@examples(80, 200)
 @given(workload=WORKLOADS, limits=WORLDS)
 def test_orca_admits_whoever_fits_at_every_iteration(
     workload: list[Client], limits: dict[str, float]

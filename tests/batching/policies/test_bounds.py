@@ -3,8 +3,10 @@ than the policy says. The bounds are those of the docstrings in `scheduling/`.""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,6 +28,7 @@ from tests.batching.virtual import (
     every,
 )
 from tests.examples import examples
+from tests.scheduling.shown import signals
 
 OPTIMISTIC_MODES = [mode for mode in DYNAMIC_MODES if "optimistic" in mode.name]
 LONGEST_PROMPT, LONGEST = 20, 44  # of the workloads' requests
@@ -119,6 +122,38 @@ def test_a_long_request_amid_a_stream_of_short_ones_is_served(mode: Mode) -> Non
     world.run()
     check_closed(world)
     assert overtaken_by(long, world) < MAX_BYPASS + 2
+
+
+@modes_of(POLICIES.keys() - UNPROMISED - {"dlpm", "priority"})
+@examples(4, 60)
+@given(
+    own=signals(),
+    others=st.lists(signals(), min_size=1, max_size=6),
+    earlier=st.integers(0, 4),
+)
+def test_nobody_waits_for_ever_whatever_the_others_tell_the_policy(
+    mode: Mode, own: dict[str, Any], others: list[dict[str, Any]], earlier: int
+) -> None:
+    """As above, between few users and programs."""
+    world = World(mode, max_batch_size=2, budget=60)
+    order: Order | None = getattr(world.policy.policy, "order", None)
+    if order is not None and order.oldest_every is not None:
+        order.oldest_every = 4
+    told = itertools.cycle(others)
+    for _ in range(earlier):
+        world.submit([1], 2, **own)
+    for _ in range(4):
+        world.submit([1], 2, **next(told))
+    long = world.submit([2] * 20, 24, **own)
+    for _ in range(400):
+        world.step()
+        if long.admitted_s is not None:
+            break
+        world.submit([3], 1, **next(told))
+        world.submit([4], 2, **next(told))
+    assert long.admitted_s is not None
+    world.run()
+    check_closed(world)
 
 
 @modes_of(["mlfq", "program"])
