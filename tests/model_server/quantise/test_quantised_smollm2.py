@@ -16,7 +16,8 @@ from client.load.servers.processes import started
 from model import LoadOptions, load_model
 from model_server.quantise import quantise
 from scheduling.policies.orca import Orca
-from tests.model.reference.test_smollm2 import FILE, QUESTIONS
+from tests.model.reference.test_smollm2 import QUESTIONS
+from tests.smollm2 import FILE, NEEDED
 from text.chat import load_chat_template
 from text.tokenizer import Detokenizer
 from text.vocabulary import load_tokenizer
@@ -37,9 +38,8 @@ print(json.dumps([best, [model.tokenize(text.encode(), add_bos=False) for text i
 """
 
 pytestmark = [
-    pytest.mark.long,
+    *NEEDED,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched"),
 ]
 
 

@@ -22,8 +22,9 @@ from benchmarks.peers.environments import BUILD, install, python_of
 from embedded.vocabulary import bytes_of_characters
 from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
-from tests.model.reference.test_smollm2 import FILE, QUESTIONS, transformers_model
+from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
+from tests.smollm2 import FILE
 from text.gguf_vocabulary import _Vocabulary
 from text.vocabulary import load_tokenizer, read_metadata
 
@@ -154,7 +155,7 @@ def test_the_harness_reads_the_log_likelihoods_of_transformers(tmp_path: Path) -
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(not FILE.exists(), reason="--model smollm2 has not been fetched")
+@pytest.mark.usefixtures("smollm2_file")
 def test_the_harness_reads_those_of_smollm2(tmp_path: Path) -> None:
     """Each question is followed by the next one, as more of them or as another text."""
     cases = [
