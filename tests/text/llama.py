@@ -1,7 +1,7 @@
 """llama.cpp's tokenizer, and vocabularies small enough to be recorded with its ids.
 
-`python -m tests.text.llama` writes the recordings, with the package `llama-cpp-python`, which needs
-a compiler and is no requirement: the default tests read what it wrote.
+`python -m tests.text.llama` writes the recordings, with llama.cpp in the environment that
+`benchmarks.peers` makes for it. That needs a compiler, so the default tests read what it wrote.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import gguf
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
+from tests.peers import asked
 from tests.text.strings import CHOSEN, mixed
 from text.spelling import SPACE
 
@@ -24,6 +25,15 @@ TEXTS = [*CHOSEN, *mixed(30, seed=7)]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WHOLE = ["<table>", "\n\n", "\n\n\n", "[INST]"]  # taken from any text as they are
+
+PROGRAM = """
+import json, sys
+from llama_cpp import Llama
+path, texts, special = json.load(sys.stdin)
+model = Llama(path, vocab_only=True, verbose=False)
+ids = [model.tokenize(text.encode(), add_bos=False, special=special) for text in texts]
+print(json.dumps(ids))
+"""
 
 # name -> what of the metadata differs
 BYTE_LEVEL: dict[str, dict[str, Any]] = {
@@ -67,10 +77,8 @@ def write_gguf(
 
 def llama_ids(path: Path | str, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
     """`special`: special tokens in the text are special."""
-    from llama_cpp import Llama
-
-    model = Llama(str(path), vocab_only=True, verbose=False)
-    return [model.tokenize(text.encode(), add_bos=False, special=special) for text in texts]
+    ids: list[list[int]] = asked("llamacpp", PROGRAM, [str(path), list(texts), special])
+    return ids
 
 
 def byte_level() -> dict[str, Any]:

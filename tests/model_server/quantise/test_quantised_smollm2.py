@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,30 +9,29 @@ import pytest
 import requests
 
 from benchmarks.bare import Job, run_bare
-from benchmarks.peers.environments import python_of
 from client.load.servers.processes import started
 from model import LoadOptions, load_model
 from model_server.quantise import quantise
 from scheduling.policies.orca import Orca
 from tests.model.reference.test_smollm2 import QUESTIONS
+from tests.peers import asked
 from tests.smollm2 import FILE, NEEDED
 from text.chat import load_chat_template
 from text.tokenizer import Detokenizer
 from text.vocabulary import load_tokenizer
 
 ASKED, TOKENS = 6, 24
-LLAMA = python_of("llamacpp")
 PROGRAM = """
 import json, sys
 from llama_cpp import Llama
-path, sequences = sys.argv[1], json.load(sys.stdin)
+path, sequences, texts = json.load(sys.stdin)
 model = Llama(path, n_ctx=1024, logits_all=True, verbose=False)
 best = []
 for ids in sequences:
     model.reset()
     model.eval(ids)
     best.append(model.scores[: len(ids)].argmax(axis=1).tolist())
-print(json.dumps([best, [model.tokenize(text.encode(), add_bos=False) for text in sys.argv[2:]]]))
+print(json.dumps([best, [model.tokenize(text.encode(), add_bos=False) for text in texts]]))
 """
 
 pytestmark = [
@@ -79,18 +76,13 @@ def test_a_server_of_the_file_answers_as_the_model_in_memory(
             assert answer["choices"][0]["message"]["content"] == expected
 
 
-@pytest.mark.skipif(not LLAMA.exists(), reason="needs `python -m benchmarks.peers --install`")
+@pytest.mark.timeout(3600)  # compiles llama.cpp once
 def test_llama_cpp_reads_the_file(
     file: Path, prompts: list[list[int]], outputs: list[list[int]]
 ) -> None:
     """Its most likely tokens are ours, but for what both round differently, and so are its ids."""
     sequences = [[*a, *b[:-1]] for a, b in zip(prompts, outputs, strict=True)]
-    done = subprocess.run(
-        [str(LLAMA), "-c", PROGRAM, str(file), *QUESTIONS], input=json.dumps(sequences),
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    best, ids = json.loads(done.stdout)
+    best, ids = asked("llamacpp", PROGRAM, [str(file), sequences, QUESTIONS])
     same = [
         theirs == ours
         for choices, prompt, output in zip(best, prompts, outputs, strict=True)

@@ -18,11 +18,12 @@ import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.peers.environments import BUILD, install, python_of
+from benchmarks.peers.environments import BUILD
 from embedded.vocabulary import bytes_of_characters
 from serving.config import Config
 from tests.model.peer import CONTEXT, VOCAB, make_checkpoint
 from tests.model.reference.test_smollm2 import QUESTIONS, transformers_model
+from tests.peers import installed
 from tests.server.process import ROOT, environment, free_port, spawned, wait_ready
 from tests.smollm2 import FILE
 from text.gguf_vocabulary import _Vocabulary
@@ -93,7 +94,7 @@ def told(
     folder: Path, model: str, tokenizer: Path, max_length: int, cases: Sequence[Case]
 ) -> list[dict[str, Any]]:
     """What the harness reads of a server with this model in float32."""
-    install(ENVIRONMENT)
+    harness = installed(ENVIRONMENT)
     tasks, results = folder / "tasks", folder / "results"
     write_task(tasks, cases)
     config = Config(
@@ -118,7 +119,7 @@ def told(
         }
         subprocess.run(
             [
-                *(python_of(ENVIRONMENT), "-m", "lm_eval", "--model", "local-completions"),
+                *(harness, "-m", "lm_eval", "--model", "local-completions"),
                 *("--model_args", ",".join(f"{k}={v}" for k, v in settings.items())),
                 *("--include_path", tasks, "--tasks", "continuations"),
                 *("--log_samples", "--output_path", results),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.environments import install, python_of
+from tests.peers import installed
 from tests.server.apis import structured_clients
 from tests.server.hash_app import ANSWER
 from tests.server.process import Server, serving
@@ -81,11 +81,11 @@ def test_a_client_in_its_own_environment_gets_an_answer_of_its_schema(
 
 def told_by(kind: str, name: str, url: str) -> Any:
     environment = ENVIRONMENTS.get(name, "clients")
-    install(environment)
+    python = installed(environment)
     script = str(Path(structured_clients.__file__))
     env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it is downloaded
     done = subprocess.run(
-        [str(python_of(environment)), script, kind, name, url],
+        [str(python), script, kind, name, url],
         capture_output=True,
         text=True,
         timeout=300,
