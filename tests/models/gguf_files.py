@@ -79,3 +79,22 @@ def as_stored(name: str, tensor: Tensor, architecture: str, config: Any) -> np.n
     if architecture == "gemma3" and "norm" in name:
         tensor = tensor + 1
     return np.ascontiguousarray(tensor.numpy().astype(np.float32))
+
+
+def random_blocks(
+    kind: Kind, rows: int, columns: int, spread: float, rng: np.random.Generator
+) -> np.ndarray[Any, Any]:
+    """Rows of Q4_K, Q5_K or Q6_K, which the package cannot quantise: every bit is random, but the
+    float16 scales are finite and give the values the standard deviation `spread`."""
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
+    # Q6_K has a scale at the end of a block, the others a scale and a minimum at its start
+    place = slice(-2, None) if kind == Kind.Q6_K else slice(0, 4)
+    scales = rng.uniform(-1, 1, (len(blocks), 2)).astype(np.float32)
+
+    def scaled(by: float) -> np.ndarray[Any, Any]:
+        stored = (scales * by).astype(np.float16).view(np.uint8)
+        blocks[:, place] = stored[:, : blocks[:, place].shape[1]]
+        return blocks.reshape(rows, -1)
+
+    return scaled(spread / float(gguf.quants.dequantize(scaled(1.0), kind).std()))

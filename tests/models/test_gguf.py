@@ -21,7 +21,7 @@ from runtime.cache import BlockTable
 from runtime.linear.blocks import BlockLinear
 from runtime.linear.quantised import STORED, block_embedding
 from tests.models.families import _BASE, FAMILIES, logits_of, write
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of, tokens_of
 
 WRITTEN: dict[str, Callable[[], Any]] = {
@@ -79,17 +79,10 @@ def k_file(path: Path, kind: Kind) -> dict[str, np.ndarray[Any, Any]]:
     ):  # fmt: skip
         writer.add_uint32(f"llama.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
-    block = gguf.GGML_QUANT_SIZES[kind][1]
     made = {}
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-        blocks = rng.integers(0, 256, (width, block), dtype=np.uint8)
-        scales = rng.uniform(-0.01, 0.01, (width, 2)).astype(np.float16).view(np.uint8)
-        if kind == Kind.Q6_K:  # one scale, at the end
-            blocks[:, -2:] = scales[:, :2]
-        else:  # a scale and a minimum, at the start
-            blocks[:, :4] = scales
-        made[f"blk.0.{name}.weight"] = blocks
-        writer.add_tensor(f"blk.0.{name}.weight", blocks, raw_dtype=kind)
+        made[f"blk.0.{name}.weight"] = random_blocks(kind, width, width, 0.1, rng)
+        writer.add_tensor(f"blk.0.{name}.weight", made[f"blk.0.{name}.weight"], raw_dtype=kind)
     writer.add_tensor("token_embd.weight", rng.normal(size=(64, width)).astype(np.float32))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))

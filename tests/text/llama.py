@@ -61,7 +61,14 @@ def write_gguf(
 ) -> None:
     """A file that contains a vocabulary and no tensors."""
     writer = gguf.GGUFWriter(path, "llama")
-    for name, value in {**named(fields), **(others or {})}.items():
+    add_fields(writer, {**named(fields), **(others or {})})
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def add_fields(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
+    for name, value in metadata.items():
         if isinstance(value, list):
             writer.add_array(name, value)
         elif isinstance(value, bool):
@@ -70,9 +77,6 @@ def write_gguf(
             writer.add_uint32(name, value)
         else:
             writer.add_string(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
 
 
 def llama_ids(path: Path | str, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
