@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import struct
 from pathlib import Path
 
@@ -48,8 +49,8 @@ def test_metadata_and_places_are_those_that_the_package_reads(whole: bytes, tmp_
         assert info.row_bytes * info.shape[0] == tensor.n_bytes
 
 
-def number(code: str, value: float) -> bytes:
-    return struct.pack(code, value)
+def number(code: str, *values: float) -> bytes:
+    return struct.pack(code, *values)
 
 
 def text(of: str) -> bytes:
@@ -127,6 +128,52 @@ def test_whatever_is_changed_or_cut_off_is_read_or_refused(
     with contextlib.suppress(GGUFError):
         for info in read_header(path).tensors.values():
             assert info.offset + info.row_bytes <= len(changed)
+
+
+class Counting(io.FileIO):
+    taken = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        Counting.taken += len(data)
+        return data
+
+
+COUNTED = text("a") + number("<I", 9)  # a key whose value is an array
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (file(named=2**40)[:16], "it has 1099511627776 tensors"),
+        (file(count=2**63)[:24], "it has 9223372036854775808 keys"),
+        (file(number("<Q", 2**60), 1)[:32], "bytes in a key"),
+        # beyond what is allowed
+        (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**50), "values of key 'a', allowed"),
+        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**25), "values of key 'a', allowed"),
+        # allowed, but beyond the file
+        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**24), "it ends within key 'a'"),
+        (file(text("a") + number("<I", 8), 1)[:37] + number("<Q", 2**24), "it ends within key 'a'"),
+    ],
+)
+def test_what_a_lying_count_announces_is_not_read(
+    head: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the count the file has nothing but 8 MiB of zeros, which would do as values."""
+    path = tmp_path / "lying.gguf"
+    with path.open("wb") as opened:
+        opened.write(head)
+        opened.truncate(len(head) + 2**23)
+
+    def counting(path: Path, mode: str) -> Counting:
+        return Counting(path, mode)
+
+    monkeypatch.setattr(Counting, "taken", 0)
+    monkeypatch.setattr(Path, "open", counting)
+    with pytest.raises(GGUFError) as refused:
+        read_header(path)
+    assert message in str(refused.value)
+    assert Counting.taken == len(head)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
