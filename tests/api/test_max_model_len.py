@@ -36,7 +36,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
         yield client
 
 
-def test_the_limit_is_told(limited: FlaskClient) -> None:
+def test_models_have_the_limit(limited: FlaskClient) -> None:
     (card,) = limited.get("/v1/models").get_json()["data"]
     assert card["max_model_len"] == LIMIT
 
