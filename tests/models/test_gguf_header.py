@@ -150,20 +150,21 @@ COUNTED = text("a") + number("<I", 9)  # a key whose value is an array
         (file(number("<Q", 2**60), 1)[:32], "bytes in a key"),
         # beyond what is allowed
         (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**50), "values of key 'a', allowed"),
-        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**25), "values of key 'a', allowed"),
+        (file(COUNTED, 1)[:37] + number("<IQ", 8, 2**24), "values of key 'a', allowed"),
+        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**21), "values of key 'a', allowed"),
         # allowed, but beyond the file
-        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**24), "it ends within key 'a'"),
+        (file(COUNTED, 1)[:37] + number("<IQ", 12, 2**20), "it ends within key 'a'"),
         (file(text("a") + number("<I", 8), 1)[:37] + number("<Q", 2**24), "it ends within key 'a'"),
     ],
 )
 def test_what_a_lying_count_announces_is_not_read(
     head: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the count the file has nothing but 8 MiB of zeros, which would do as values."""
+    """Behind the count the file has nothing but 4 MiB of zeros, which would do as values."""
     path = tmp_path / "lying.gguf"
     with path.open("wb") as opened:
         opened.write(head)
-        opened.truncate(len(head) + 2**23)
+        opened.truncate(len(head) + 2**22)
 
     def counting(path: Path, mode: str) -> Counting:
         return Counting(path, mode)
