@@ -85,6 +85,7 @@ def fields_of(config: Description) -> dict[str, Any]:
         }
     if config.family == "smollm3":
         fields["no_rope_layers"] = [int(rope is not None) for rope in config.ropes]
+        fields["pad_token_id"] = 0  # its default may lie beyond a small vocabulary
     if config.family == "gemma3_text":
         local = next(rope for rope, own in turned if own is not None)
         del fields["hidden_act"], fields["use_sliding_window"]

@@ -19,7 +19,7 @@ def cached(client: FlaskClient, prompt: str, key: str = "one", **fields: object)
         json={"model": "embedded", "prompt": prompt, "max_tokens": 1, **fields},
         headers={"Authorization": f"Bearer {key}"},
     )
-    assert answer.status_code == 200
+    assert answer.status_code == 200, answer.get_json()
     assert answer.json is not None
     found: int = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
     return found

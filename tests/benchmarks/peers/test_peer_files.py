@@ -88,8 +88,10 @@ def logits(source: WeightSource, ids: torch.Tensor) -> torch.Tensor:
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        back = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+        window = source.config.windows[layer] or len(ids)  # type: ignore[union-attr]
         y = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+            q, k, v, attn_mask=(back >= 0) & (back < window), scale=scale, enable_gqa=True
         )
         return y.transpose(0, 1)
 
