@@ -39,7 +39,9 @@ def overview(path: Path) -> Path:
                 f"{shape}   CV of gaps {found.cv:.2f}, CV of the rate {found.cv_rate:.2f}",
                 loc="left", fontsize=9,
             )  # fmt: skip
-        panels[-1].set_xlabel("share of the time; bars: arrivals in one hundredth, line: mean")
+        panels[-1].set_xlabel(
+            f"share of the time; bars: of {REQUESTS:,} arrivals, those in one hundredth; line: mean"
+        )
     return save(figure, path)
 
 
