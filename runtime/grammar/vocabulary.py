@@ -68,7 +68,8 @@ class Loaded:
         """Special tokens are no part of any text that a grammar describes by its characters."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        ends = sorted(vocabulary.end_ids)
+        # a model's files may name ends for which its vocabulary has no token
+        ends = sorted(end for end in vocabulary.end_ids if end < len(vocabulary.spellings))
         mask_bytes = 4 * -(-len(vocabulary.spellings) // 32)
         if not ends:
             return cls(ends, mask_bytes, None)

@@ -18,6 +18,7 @@ from runtime.grammar.grammars import Grammars
 from runtime.grammar.matching import Matching
 from runtime.grammar.vocabulary import SLICES
 from tests.runtime.grammar.schemas import schemas
+from tests.server.hash_app import byte_tokenizer
 from text.tokenizer import Tokenizer
 from text.vocabulary import load_tokenizer
 
@@ -63,3 +64,13 @@ def test_slices_change_no_mask(both, tokenizer, constraint, data) -> None:  # ty
 
 def test_the_slices_are_distinct_from_those_of_the_library() -> None:
     assert not set(SLICES) & set(LLTokenizer.general_slices())
+
+
+def test_ends_for_which_the_vocabulary_has_no_token_are_left_out() -> None:
+    """A server must start with such a model, as it does without constraints."""
+    tokenizer = byte_tokenizer()
+    own = tokenizer.end_ids
+    tokenizer.end_ids = own | {tokenizer.vocab_size, 100_000}  # type: ignore[misc]
+    assert Grammars(lambda: tokenizer).loaded.ends == sorted(own)
+    tokenizer.end_ids = frozenset({100_000})  # type: ignore[misc]
+    assert Grammars(lambda: tokenizer).loaded.tokenizer is None
