@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -87,7 +88,7 @@ def test_logits_equal_those_of_transformers_in_chunks_and_in_company(
     assert (at, there) == (90, 60)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(
     name: str, checkpoints: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     assert torch.equal(norm(x, x)[1][7], norm(x[7:8], x[7:8])[1][0])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_only_kept_places_are_computed_to_the_end(
     name: str, checkpoints: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -112,7 +113,7 @@ def test_only_kept_places_are_computed_to_the_end(
         assert torch.allclose(some, whole[kept], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_is_as_close_to_float32_as_transformers_is(
     name: str, checkpoints: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -143,6 +144,7 @@ def shard(rank: int, port: int, folders: dict[str, Path], out: str) -> None:
         found[name] = computed(network, pool_of(network, 1), [(tokens_of(1, 90), 0, 90)], [table])
     if rank == 0:
         torch.save(found, out)
+    dist.destroy_process_group()  # gloo's threads may abort a process that ends beside them
 
 
 def test_two_shards_compute_the_same(
