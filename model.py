@@ -42,7 +42,7 @@ from runtime.gpu.choice import resolve_device
 from runtime.gpu.comparison import Heads
 from runtime.gpu.selfcheck import check
 from runtime.iteration import Flat, KnownSequence
-from runtime.linear.quantised import STORED, block_embedding, quantise_linears
+from runtime.linear.quantised import BLOCK_LAYERS, INT8_LAYERS, block_embedding
 from runtime.shards import connect, join
 from seams import DeviceMemoryError, Step
 
@@ -100,12 +100,14 @@ def load_model(options: LoadOptions) -> Executor:
     source = open_source(options.model, options.seed, options.revision)
     check_source(source, options.part)
     context = context_of(options, source.config.context)
-    dtype, int8, stored = dtypes_of(options, source, device)
+    dtype, stored = dtypes_of(options, source, device)
     shape = KVShape.of(replace(source.config, shards=options.part.shards), dtype, device)
     if device.type == "cpu":
-        held = held_bytes(source, options.part, torch.float32 if int8 else dtype, stored)
-        check_weights(held, str(dtype).removeprefix("torch."), shape)
-    network = load(source, options.part, torch.float32 if int8 else dtype, stored, block_embedding)
+        held = "int8" if stored is INT8_LAYERS else str(dtype).removeprefix("torch.")
+        held = "4 to 8 bits" if stored is BLOCK_LAYERS else held
+        check_weights(held_bytes(source, options.part, dtype, stored), held, shape)
+    embedding = block_embedding if stored is BLOCK_LAYERS else None
+    network = load(source, options.part, dtype, stored, embedding)
     limit_context(network, context)
     kernel, graphs = None, False
     if device.type == "cuda":
@@ -117,8 +119,6 @@ def load_model(options: LoadOptions) -> Executor:
     if options.part != WHOLE:
         join(options.rendezvous, options.part, device)
         connect(network, options.part, invariant=options.speculate > 0)
-    if int8:
-        quantise_linears(network, dtype)
     parameters = count_parameters(source.config)
     if (
         parameters / options.part.shards < SHARED_WORK_PARAMETERS
@@ -153,14 +153,16 @@ def context_of(options: LoadOptions, most: int) -> int:
 
 def dtypes_of(
     options: LoadOptions, source: WeightSource, device: torch.device
-) -> tuple[torch.dtype, bool, StoredLayers]:
-    """What the network computes in, whether its linear layers become int8, and the types whose
-    weights stay as they are stored. Raises UnsupportedDtypeError."""
-    types = types_of(source) if device.type == "cpu" else set()
-    kept = {"auto": {*STORED, *ROUNDED}, "int8": {"int8"}}.get(options.dtype, set())
-    stored: StoredLayers = STORED if types & kept else {}
-    int8 = options.dtype == "int8" or "int8" in types & kept
-    if int8 or stored:
+) -> tuple[torch.dtype, StoredLayers]:
+    """What the network computes in, and the types of quantised weights that it holds. Raises
+    UnsupportedDtypeError."""
+    found = types_of(source) if options.dtype == "auto" and device.type == "cpu" else set()
+    stored: StoredLayers = {}
+    if options.dtype == "int8" or "int8" in found:
+        stored = INT8_LAYERS
+    elif found & {*BLOCK_LAYERS, *ROUNDED}:
+        stored = BLOCK_LAYERS
+    if stored:
         dtype = DTYPES["int8"]  # which the kernels of quantised layers take
     else:
         dtype = best_dtype(device) if options.dtype == "auto" else DTYPES[options.dtype]
@@ -171,7 +173,7 @@ def dtypes_of(
                 "allowed: auto, float32, bfloat16"
             )
         dtype = torch.float32
-    return dtype, int8, stored
+    return dtype, stored
 
 
 def reserve_memory(

@@ -41,8 +41,8 @@ class ServeConfig(Options):
     with its number"""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")
     """precision of weights and KV cache; auto: bfloat16 on a GPU that computes with it, float16 on
-    others, on a CPU float32, or int8 if the checkpoint is int8; int8: weights of linear layers in 8
-    bits, everything else in bfloat16 (CPU only)"""
+    others, on a CPU float32, or quantised weights as the checkpoint or GGUF file has them; int8:
+    weights of linear layers in 8 bits, everything else in bfloat16 (CPU only)"""
     kv_memory: str = MODEL.option("auto", pattern=r"auto|\d+(\.\d+)?(tokens|[KMG]?B|[KMG]iB)")
     """keys and values: auto (what the batch limit needs, or a share of the free memory), or an
     amount such as 2GiB, 500MB, 30000tokens"""

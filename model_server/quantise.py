@@ -19,9 +19,9 @@ from models.names import RANDOM_PREFIX
 from models.weights.checkpoint import find_files
 from models.weights.folder import FolderSource, has_int8, linear_names, read_fields, read_tensors
 from models.weights.loader import check
+from models.weights.rounding import quantise_int8
 from models.weights.scheme import SCHEME
 from models.weights.source import CheckpointError
-from runtime.linear.layers import quantised
 
 # what a server reads besides the weights
 BESIDE = (
@@ -115,7 +115,8 @@ def _quantised(folder: Path) -> dict[str, Tensor]:
         if name in linear:
             if not tensor.isfinite().all():
                 raise CheckpointError(f"{folder}: tensor '{name}' has weights that are not finite")
-            rounded, scale = quantised(tensor.t() if linear[name] else tensor)
+            weight = (tensor.t() if linear[name] else tensor).float()
+            rounded, scale = quantise_int8(weight, weight.abs().amax(1))
             tensor = rounded.t() if linear[name] else rounded
             tensors[f"{name}_scale"] = scale[:, None]
         tensors[name] = tensor.contiguous()

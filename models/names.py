@@ -30,7 +30,8 @@ class Listed:
     licence: str
     parameters: int
     context: int
-    weights_bytes: int  # of its file, or of bfloat16 where there is none
+    file_bytes: int
+    held_bytes: int  # of weights on a CPU with `--dtype auto`: float32, or as they are stored
     package: Package | None = None
     repository: str | None = None  # of the hub
 
@@ -43,19 +44,22 @@ SMOLLM2 = Package(
 )
 _MB = 10**6
 _ROWS = (
-    Listed(EMBEDDED, "MIT", 6_049_792, 1024, 12 * _MB),
-    Listed("smollm2", "Apache-2.0", 134_515_008, 8192, 98 * _MB, package=SMOLLM2),
-    Listed("gpt2", "MIT", 124_439_808, 1024, 548 * _MB, repository="openai-community/gpt2"),
+    Listed(EMBEDDED, "MIT", 6_049_792, 1024, 12 * _MB, 28 * _MB),
+    Listed("smollm2", "Apache-2.0", 134_515_008, 8192, 98 * _MB, 97 * _MB, package=SMOLLM2),
     Listed(
-        "gpt2-medium", "MIT", 354_823_168, 1024, 1520 * _MB,
+        "gpt2", "MIT", 124_439_808, 1024, 548 * _MB, 652 * _MB,
+        repository="openai-community/gpt2",
+    ),
+    Listed(
+        "gpt2-medium", "MIT", 354_823_168, 1024, 1520 * _MB, 1625 * _MB,
         repository="openai-community/gpt2-medium",
     ),
     Listed(
-        "gpt2-large", "MIT", 774_030_080, 1024, 3247 * _MB,
+        "gpt2-large", "MIT", 774_030_080, 1024, 3247 * _MB, 3353 * _MB,
         repository="openai-community/gpt2-large",
     ),
     Listed(
-        "gpt2-xl", "MIT", 1_557_611_200, 1024, 6432 * _MB,
+        "gpt2-xl", "MIT", 1_557_611_200, 1024, 6432 * _MB, 6552 * _MB,
         repository="openai-community/gpt2-xl",
     ),
 )  # fmt: skip
@@ -91,22 +95,19 @@ def table() -> Iterator[str]:
     row = "{:<12} {:<11} {:>10} {:>9} {:>9} {:>8}".format
     yield row("name", "licence", "parameters", "download", "memory", "context")
     for model in LISTED.values():
-        fetched = model.package.bytes if model.package else model.weights_bytes
+        fetched = model.package.bytes if model.package else model.file_bytes
         yield row(
             model.name,
             model.licence,
             f"{model.parameters / 1e6:.0f} M",
             "-" if model.name == EMBEDDED else f"{fetched / 1e6:.0f} MB",
-            f"{model.parameters * 2 / 1e6 + _BESIDE_MB:.0f} MB",
+            f"{model.held_bytes / 1e6 + _BESIDE_MB:.0f} MB",
             model.context,
         )
     yield ""
-    yield (
-        "memory: weights in bfloat16 and what a process needs beside them, without KV memory; "
-        "context in tokens"
-    )
+    yield "memory: on a CPU with --dtype auto, without keys and values; context in tokens"
     yield f"--model also takes {RANDOM_PREFIX}NAME with {', '.join(RANDOM_NAMES)};"
     yield "ORG/NAME of the model hub, a folder in the Hugging Face layout, or a GGUF file."
 
 
-_BESIDE_MB = 300
+_BESIDE_MB = 300  # Python, torch and the kernels

@@ -100,18 +100,20 @@ def _available() -> tuple[int, str]:
     return machine_bytes, "on the machine"
 
 
-def check_weights(weight_bytes: int, dtype: str, shape: KVShape) -> None:
-    """Before weights are loaded into a CPU's memory. Raises WeightMemoryError."""
+def check_weights(weight_bytes: int, held: str, shape: KVShape) -> None:
+    """Before weights are loaded into a CPU's memory. `held`: the type that they will have. Raises
+    WeightMemoryError."""
     available_bytes, whose = _available()
     loading_bytes = int(LOADING_SHARE * weight_bytes)
     needed_bytes = weight_bytes + loading_bytes + WARM_UP_BLOCKS * shape.block_bytes
     if needed_bytes > available_bytes:
         raise WeightMemoryError(
-            f"the model needs {needed_bytes / 2**30:.2f} GiB of memory: weights in {dtype} "
+            f"the model needs {needed_bytes / 2**30:.2f} GiB of memory: weights in {held} "
             f"{weight_bytes / 2**30:.2f} GiB, {100 * LOADING_SHARE:.0f} % of that while they are "
             f"loaded, and keys and values of {shape.block_tokens} tokens "
             f"{shape.block_bytes / 2**30:.3f} GiB; {available_bytes / 2**30:.2f} GiB are available "
-            f"({whose}). A smaller model, a quantised one or --dtype int8 or bfloat16 needs less"
+            f"({whose}). A smaller model needs less, as does one with fewer bits, or --dtype int8 "
+            "or bfloat16 instead of float32"
         )
 
 

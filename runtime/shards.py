@@ -85,7 +85,8 @@ class SummedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._total(self.part(x))
-        return y if self.bias is None else y + self.bias
+        # biases are float32 where weights are quantised
+        return y if self.bias is None else (y + self.bias).to(y.dtype)
 
 
 class SplitEmbedding(nn.Module):

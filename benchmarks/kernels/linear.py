@@ -63,7 +63,7 @@ def measure(
         nn.Linear(inputs, outputs).to(dtype) for _ in range(max(2, KEPT_BYTES // size))
     ]
     if precision == "int8":
-        matrices = [Int8Linear(matrix) for matrix in matrices]  # type: ignore[arg-type]
+        matrices = [Int8Linear.of(matrix) for matrix in matrices]  # type: ignore[arg-type]
     layers = {
         variant.name: [variant.make(matrix) for matrix in matrices]  # type: ignore[arg-type]
         for variant in variants(precision)

@@ -43,7 +43,7 @@ def curves(precision: Precision) -> list[Curve]:
     dtype = DTYPES[precision]
     count = KEPT_BYTES // (FEATURES * FEATURES * WEIGHT_BYTES[precision])
     plain = [nn.Linear(FEATURES, FEATURES).to(dtype).requires_grad_(False) for _ in range(count)]
-    layers: list[AnyLinear] = [*map(Int8Linear, plain)] if precision == "int8" else [*plain]
+    layers: list[AnyLinear] = [*map(Int8Linear.of, plain)] if precision == "int8" else [*plain]
     found = {v.name: [v.make(layer) for layer in layers] for v in variants(precision)}
     best = {name: dict.fromkeys(ROWS, float("inf")) for name in found}
     for rows in ROWS:

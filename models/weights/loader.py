@@ -19,8 +19,8 @@ from models.decoder import RMSNorm
 from models.gpt2 import embedding as vocabulary_embedding
 from models.networks import Config, Network, make
 from models.part import WHOLE, Part, PartError
-from models.weights.pieces import pieces_of, shapes_of, together
-from models.weights.rounding import BLOCK, quantise_q8_0
+from models.weights.pieces import is_linear, pieces_of, shapes_of, together
+from models.weights.rounding import BLOCK, quantise_int8, quantise_q8_0
 from models.weights.source import (
     CHUNK_VALUES,
     ROUNDED,
@@ -32,7 +32,7 @@ from models.weights.source import (
 
 Thing = TypeVar("Thing")
 
-# For a type of stored weights: the layer that computes them, from the layer without weights in
+# For a type of quantised weights: the layer that computes them, from the layer without weights in
 # whose place it stands, the weights, and the bias.
 StoredLayers = Mapping[str, Callable[[nn.Linear, Raw, Tensor | None], nn.Module]]
 # the embedding that shares such a head's weights, and gives this type
@@ -46,10 +46,10 @@ def load(
     stored: StoredLayers | None = None,
     embedding: StoredEmbedding | None = None,
 ) -> Network:
-    """On the CPU, for inference. `stored`: for types of weights that stay as they are stored; all
-    others become `dtype`. Raises CheckpointError."""
+    """On the CPU, for inference. `stored`: the layers that hold quantised weights, by their type;
+    weights for which `held_kind` gives none become `dtype`. Raises CheckpointError."""
     check(source, part)
-    loading = _Loading(source, part, dtype, stored or {})
+    loading = _Loading(source, part, stored or {})
     network = _empty(source.config, part)
     if source.config.tied and embedding is not None and part == WHOLE:
         head = loading.stored_layer("head", network.head)
@@ -62,9 +62,10 @@ def load(
             if layer is not None:
                 network.set_submodule(path, layer)
                 continue
+        own = torch.float32 if isinstance(module, RMSNorm) else dtype
         for kind, parameter in list(module.named_parameters(recurse=False)):
             if not (source.config.tied and path == "head"):
-                setattr(module, kind, loading.parameter(f"{path}.{kind}", parameter, module))
+                setattr(module, kind, loading.parameter(f"{path}.{kind}", parameter, own))
     if source.config.tied and isinstance(network.head, nn.Linear):
         network.head.weight = network.wte.weight
     return network.eval().requires_grad_(False)
@@ -92,24 +93,28 @@ def check(source: WeightSource, part: Part = WHOLE) -> None:
 
 def held_kind(source: WeightSource, pieces: Iterable[str], kinds: Collection[str]) -> str | None:
     """The type in which a linear layer's weights are held, one of `kinds`; None: as floating-point
-    numbers. Weights of a type that no layer computes, or of several, become 8 bits."""
+    numbers. Weights of a type that no layer computes, or of several, become 8 bits; if int8 is the
+    only one of `kinds`, all weights become int8."""
     found = {source.storage(piece) for piece in pieces}
     if len(found) == 1 and found <= set(kinds):
         return found.pop()
+    if set(kinds) == {"int8"}:
+        return "int8"
     return "q8_0" if "q8_0" in kinds and found <= {*kinds, *ROUNDED} else None
 
 
 def held_bytes(source: WeightSource, part: Part, dtype: torch.dtype, kinds: Collection[str]) -> int:
-    """The memory that the weights will take on a CPU, where a head has a copy of its own unless it
-    is quantised. `kinds`: of stored weights that stay as they are."""
+    """The memory that the weights will take on a CPU, where a head is a copy of a tied embedding,
+    unless its weights are in blocks. `kinds`: as of `held_kind`."""
     bits = 0.0
     for piece, shape in shapes_of(source.config).items():
         values = torch.empty(shape, device="meta")[part.cut(piece, shape)[: len(shape)]].numel()
-        kind = held_kind(source, together(piece), kinds) if len(shape) == 2 else None
+        is_held = is_linear(piece) or piece in ("wte.weight", "head.weight")
+        kind = held_kind(source, together(piece), kinds) if is_held else None
         plain = 8 * dtype.itemsize
         as_stored = plain if kind is None else STORED_BITS[kind]
         if piece == "wte.weight":
-            shared = kind is not None and part == WHOLE
+            shared = kind not in (None, "int8") and part == WHOLE
             bits += values * ((0 if shared else plain) + as_stored if source.config.tied else plain)
         else:
             bits += values * as_stored
@@ -117,14 +122,11 @@ def held_bytes(source: WeightSource, part: Part, dtype: torch.dtype, kinds: Coll
 
 
 class _Loading:
-    def __init__(
-        self, source: WeightSource, part: Part, dtype: torch.dtype, stored: StoredLayers
-    ) -> None:
-        self._source, self._part, self._dtype, self._stored = source, part, dtype, stored
+    def __init__(self, source: WeightSource, part: Part, stored: StoredLayers) -> None:
+        self._source, self._part, self._stored = source, part, stored
         self._shapes = shapes_of(source.config)
 
-    def parameter(self, name: str, empty: Tensor, of: nn.Module) -> nn.Parameter:
-        dtype = torch.float32 if isinstance(of, RMSNorm) else self._dtype
+    def parameter(self, name: str, empty: Tensor, dtype: torch.dtype) -> nn.Parameter:
         filled, row = torch.empty(empty.shape, dtype=dtype, device="cpu"), 0
         for piece in pieces_of(name):
             rows, columns = self._part.cut(piece, self._shapes[piece])
@@ -144,7 +146,7 @@ class _Loading:
         for piece in pieces:
             cut = self._part.cut(piece, self._shapes[piece])
             as_stored = self._source.storage(piece) == kind
-            raw = self._source.raw(piece, *cut) if as_stored else self._rounded(piece, *cut)
+            raw = self._source.raw(piece, *cut) if as_stored else self._rounded(piece, *cut, kind)
             if raw is None:
                 return None
             raws.append(raw)
@@ -156,19 +158,29 @@ class _Loading:
         )
         bias = None
         if empty.bias is not None:
-            bias = self.parameter(f"{path}.bias", empty.bias, empty).detach()
+            bias = self.parameter(f"{path}.bias", empty.bias, torch.float32).detach()
         return self._stored[kind](empty, whole, bias)
 
-    def _rounded(self, piece: str, rows: slice, columns: slice) -> Raw | None:
-        """To 8 bits. None: its inputs are no whole blocks."""
-        start, stop, _ = rows.indices(self._shapes[piece][0])
-        width = len(range(self._shapes[piece][1])[columns])
-        if width % BLOCK:
-            return None
-        step = max(1, CHUNK_VALUES // width)
+    def _rounded(self, piece: str, rows: slice, columns: slice, kind: str) -> Raw | None:
+        """To int8 or q8_0. None: its inputs are no whole blocks."""
+        outputs, inputs = self._shapes[piece]
+        start, stop, _ = rows.indices(outputs)
+        step = max(1, CHUNK_VALUES // inputs)
         chunks = (slice(row, min(stop, row + step)) for row in range(start, stop, step))
-        made = [quantise_q8_0(self._source.values(piece, chunk, columns)) for chunk in chunks]
-        return Raw("q8_0", torch.cat(made))
+        if kind == "int8":
+            data = torch.empty(stop - start, len(range(inputs)[columns]), dtype=torch.int8)
+            scale = torch.empty(stop - start)
+            for chunk in chunks:  # the scale is that of whole rows: the same for all shards
+                values = self._source.values(piece, chunk, slice(None)).float()
+                own, largest = slice(chunk.start - start, chunk.stop - start), values.abs().amax(1)
+                data[own], scale[own] = quantise_int8(values[:, columns], largest)
+            return Raw(kind, data, scale)
+        if len(range(inputs)[columns]) % BLOCK:
+            return None
+        return Raw(
+            kind,
+            torch.cat([quantise_q8_0(self._source.values(piece, c, columns)) for c in chunks]),
+        )
 
 
 def _empty(config: Config, part: Part) -> Network:

@@ -1,5 +1,5 @@
-"""Weights rounded to 8 or 4 bits with a float16 scale for each 32 inputs, in the layout of GGUF
-files (llama.cpp's `ggml-common.h`)."""
+"""Weights rounded to 8 or 4 bits: with a float32 scale for each output, or with a float16 scale for
+each 32 inputs in the layout of GGUF files (llama.cpp's `ggml-common.h`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import torch
 from torch import Tensor
 
 BLOCK = 32  # inputs to a scale
+
+
+def quantise_int8(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """`[out, in]` and the largest absolute weight of each output `[out]`, which may have further
+    inputs elsewhere -> int8 weights, and the scale of each output `[out]`."""
+    scale = torch.where(largest > 0, largest, 1.0) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 def quantise_q8_0(weight: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ def _layer(precision: Precision, inputs: int, outputs: int) -> AnyLinear:
             return BlockLinear.of(kind, raw)
     linear = nn.Linear(inputs, outputs).requires_grad_(False)
     if precision == "int8":
-        return Int8Linear(linear)
+        return Int8Linear.of(linear)
     return linear.float() if precision == "float32" else linear.bfloat16()
 
 

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernels import linear_kernel
 from models.gpt2 import GeluLinear
+from models.weights.rounding import quantise_int8
 from runtime.linear.blocks import KINDS, BlockKind, BlockLinear
 
 Precision = Literal["float32", "bfloat16", "int8"] | BlockKind  # of a layer's weights
@@ -32,15 +34,6 @@ GROUP = (
 )
 
 
-def quantised(weight: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`[out, in]` -> int8 weights, and the scale of each output `[out]`."""
-    weight = weight.float()
-    if largest is None:
-        largest = weight.abs().amax(1)
-    scale = torch.where(largest > 0, largest, 1.0) / 127
-    return (weight / scale[:, None]).round().to(torch.int8), scale
-
-
 class Int8Linear(nn.Module):
     """A linear layer over int8 weights with a scale for each output.
 
@@ -52,16 +45,23 @@ class Int8Linear(nn.Module):
     weight: Tensor
     scale: Tensor
 
-    def __init__(self, linear: nn.Linear, largest: Tensor | None = None) -> None:
-        """`largest`: of the weights of each output `[out]`, where some of them are elsewhere."""
+    def __init__(
+        self, linear: nn.Linear, weight: Tensor, scale: Tensor, bias: Tensor | None
+    ) -> None:
+        """In the place of `linear`. `weight`: int8 `[out, in]`; `scale`, `bias`: `[out]`."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.approximate = linear.approximate if isinstance(linear, GeluLinear) else None
-        rounded, scale = quantised(linear.weight.detach(), largest)
-        self.register_buffer("scale", scale)  # [out]
-        self.weight = nn.Parameter(rounded, requires_grad=False)  # [out, in]
-        bias = None if linear.bias is None else linear.bias.detach().float()
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Int8Linear:
+        """From its weights, which are rounded."""
+        weight = linear.weight.detach().float()
+        bias = None if linear.bias is None else linear.bias.detach()
+        return cls(linear, *quantise_int8(weight, weight.abs().amax(1)), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[N, in_features]` -> `[N, out_features]`"""
@@ -153,7 +153,8 @@ class KernelLinear(nn.Module):
             weight = words.transpose(1, 2).contiguous()
             if isinstance(linear, Int8Linear):
                 # the integers that the kernel for unsigned inputs subtracts follow the scales
-                excess = 128 * padded.sum(1, dtype=torch.int32)
+                # (summed by numpy: torch would copy all weights as int32)
+                excess = 128 * torch.from_numpy(padded.numpy().sum(1, dtype=np.int32))
                 scale = torch.cat([F.pad(linear.scale, (0, absent)), excess.view(torch.float32)])
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)

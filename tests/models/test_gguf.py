@@ -19,7 +19,7 @@ from models.weights.loader import load
 from models.weights.source import CheckpointError
 from runtime.cache import BlockTable
 from runtime.linear.blocks import BlockLinear
-from runtime.linear.quantised import STORED, block_embedding
+from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.families import _BASE, FAMILIES, logits_of, write
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.test_decoder import BLOCKS, TOLERANCE, computed, pool_of, tokens_of
@@ -111,7 +111,7 @@ def test_k_types_are_dequantised(kind: str, tmp_path: Path) -> None:
 def test_weights_that_stay_quantised_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
     path, _ = written(FAMILIES["llama-linear"](), tmp_path, Kind[kind])
     plain = load(GGUFSource(path))
-    kept = load(GGUFSource(path), WHOLE, torch.float32, STORED, block_embedding)
+    kept = load(GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS, block_embedding)
     own = dict(kept.named_modules())
     for name, module in plain.named_modules():
         if isinstance(module, torch.nn.Linear):

@@ -20,7 +20,7 @@ from models.weights.gguf import GGUFSource
 from models.weights.loader import load
 from runtime.cache import BlockTable
 from runtime.linear.blocks import BlockLinear
-from runtime.linear.quantised import STORED, block_embedding
+from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.gguf_files import random_blocks
 from tests.models.test_decoder import BLOCKS, computed, pool_of
 from tests.peers import asked
@@ -130,7 +130,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 READ: dict[str, Callable[[Path], Network]] = {
     "float32": lambda path: load(GGUFSource(path)),
     "8 bits": lambda path: load(
-        GGUFSource(path), WHOLE, torch.float32, STORED, block_embedding
+        GGUFSource(path), WHOLE, torch.float32, BLOCK_LAYERS, block_embedding
     ),  # of --dtype auto
 }
 

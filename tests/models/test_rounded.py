@@ -16,13 +16,13 @@ from models.weights.gguf import GGUFSource
 from models.weights.loader import held_bytes, load
 from models.weights.source import CHUNK_VALUES
 from runtime.linear.blocks import BlockLinear
-from runtime.linear.quantised import STORED, block_embedding
+from runtime.linear.quantised import BLOCK_LAYERS, block_embedding
 from tests.models.families import FAMILIES
 from tests.models.test_gguf import k_file, written
 
 
 def kept(path: Path, part: Part = WHOLE) -> Any:
-    return load(GGUFSource(path), part, torch.float32, STORED, block_embedding)
+    return load(GGUFSource(path), part, torch.float32, BLOCK_LAYERS, block_embedding)
 
 
 def rounded(weights: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_the_sum_of_memory_counts_what_they_become(tmp_path: Path) -> None:
     panels = {id(p): p for p in network.buffers()}
     norms = sum(p.numel() * 4 for p in network.parameters())
     held = sum(p.numel() for p in panels.values()) + norms
-    counted = held_bytes(source, WHOLE, torch.float32, STORED)
+    counted = held_bytes(source, WHOLE, torch.float32, BLOCK_LAYERS)
     assert counted <= held <= 1.1 * counted, "panels are padded to whole ones"
 
 

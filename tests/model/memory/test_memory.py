@@ -11,9 +11,12 @@ import pytest
 import runtime.budget
 from model import LoadOptions, load_model
 from runtime.budget import WeightMemoryError
+from tests.smollm2 import FILE
 
 ROOT = Path(__file__).parents[3]
 MODEL = "random:smollm2-135m"
+PARAMETERS = 134_515_008
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = """
 import sys
 from model import LoadOptions, load_model
@@ -26,25 +29,40 @@ print(weights, int(peak.split()[1]) * 1024 - model.pool.keys.nbytes - model.pool
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_loading_takes_little_more_than_the_weights(dtype: str) -> None:
+def check_peak(model: str, dtype: str, least: float) -> None:
+    """`least`: bytes of a weight."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, MODEL, dtype],
+        [sys.executable, "-c", PROGRAM, model, dtype],
         cwd=ROOT, check=True, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     weights_bytes, peak_bytes = map(int, done.stdout.split())
-    assert weights_bytes > 134_515_008 * (4 if dtype == "float32" else 2)
+    assert weights_bytes > least * PARAMETERS
     assert peak_bytes <= 1.15 * weights_bytes + 300e6
 
 
+@ON_LINUX
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+def test_loading_takes_little_more_than_the_weights(dtype: str, least: float) -> None:
+    check_peak(MODEL, dtype, least)
+
+
+@ON_LINUX
+@pytest.mark.long
+@pytest.mark.usefixtures("smollm2_file")
+@pytest.mark.parametrize(("dtype", "least"), [("auto", 0.625), ("bfloat16", 2), ("int8", 1)])
+def test_loading_a_gguf_file_takes_little_more_than_the_weights(dtype: str, least: float) -> None:
+    check_peak(str(FILE), dtype, least)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "needed", "weights"), [("float32", "0.70", "0.61"), ("int8", "0.21", "0.18")]
+)
 def test_what_cannot_fit_is_refused_before_loading_with_the_sum(
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: str, needed: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("model.load", lambda *_: pytest.fail("loaded"))
-    monkeypatch.setattr(runtime.budget, "_available", lambda: (2**29, "on the machine"))
-    with pytest.raises(
-        WeightMemoryError,
-        match=r"needs 0\.70 GiB of memory: weights in float32 0\.61 GiB, .* 0\.50 GiB are avail",
-    ):
-        load_model(LoadOptions("dynamic", MODEL, "cpu", "float32", 0, 2))
+    monkeypatch.setattr(runtime.budget, "_available", lambda: (2**27, "on the machine"))
+    with pytest.raises(WeightMemoryError) as refused:
+        load_model(LoadOptions("dynamic", MODEL, "cpu", dtype, 0, 2))
+    assert f"needs {needed} GiB of memory: weights in {dtype} {weights} GiB" in str(refused.value)
+    assert "0.12 GiB are available (on the machine)" in str(refused.value)

@@ -60,7 +60,7 @@ def test_logits_equal_those_of_transformers(
                 assert outcome.tokens[row] == [int(expected.argmax())]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_is_resumed_and_prefilled_in_chunks(
     name: str, checkpoints: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

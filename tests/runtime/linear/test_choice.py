@@ -14,8 +14,7 @@ import runtime.linear.choice
 import runtime.linear.layers
 from models.gpt2 import GPT, GPTConfig, init_weights
 from runtime.linear.choice import Offer, choose, is_batch_invariant, pack_linears
-from runtime.linear.layers import Precision, variants
-from runtime.linear.quantised import quantise_linears
+from runtime.linear.layers import Int8Linear, Precision, variants
 from tests.forked import Forked
 from tests.server.process import free_port
 
@@ -120,9 +119,14 @@ def network(precision: Precision) -> GPT:
     made = GPT(GPTConfig(vocab_size=50, context=8, n_layer=1, n_head=2, n_embd=32))
     init_weights(made, 0)
     made.requires_grad_(False)
+    if precision == "float32":
+        return made
     if precision == "int8":
-        quantise_linears(made, torch.bfloat16)
-    return made if precision == "float32" else made.bfloat16()
+        for module in list(made.modules()):
+            for name, layer in list(module.named_children()):
+                if isinstance(layer, nn.Linear):
+                    module.set_submodule(name, Int8Linear.of(layer))
+    return made.bfloat16()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])

@@ -113,4 +113,4 @@ def layer(precision: Precision, inputs: int, dtype: torch.dtype) -> AnyLinear:
             )
         return BlockLinear.of(precision, raw)
     linear: nn.Linear = GeluLinear(inputs, 70, "tanh").to(dtype).requires_grad_(False)
-    return Int8Linear(linear) if precision == "int8" else linear
+    return Int8Linear.of(linear) if precision == "int8" else linear

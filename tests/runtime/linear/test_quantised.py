@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import GPT2LMHeadModel
 
 from model_server.quantise import quantise
 from models.gpt2 import GPT, GPTConfig, causal_attention, init_weights
+from models.networks import Network
 from models.part import Part
 from models.weights.checkpoint import load_checkpoint, load_network, save_checkpoint
+from models.weights.folder import FolderSource
+from models.weights.loader import load
 from models.weights.source import CheckpointError
 from runtime.linear.layers import Int8Linear
-from runtime.linear.quantised import STORED, quantise_linears
+from runtime.linear.quantised import INT8_LAYERS
 
 CONFIG = GPTConfig(vocab_size=31, context=16, n_layer=2, n_head=6, n_embd=24)  # 31 is odd
 TOKENS = torch.arange(16).view(1, -1)
@@ -50,6 +54,10 @@ def scheme(folder: Path) -> Any:
     return json.loads((folder / "config.json").read_text())["quantization_config"]
 
 
+def as_int8(folder: Path) -> Network:
+    return load(FolderSource(folder), dtype=torch.bfloat16, stored=INT8_LAYERS)
+
+
 @torch.no_grad()
 def logits_of(network: GPT) -> torch.Tensor:
     positions = torch.arange(TOKENS.shape[1]).expand_as(TOKENS)
@@ -60,15 +68,31 @@ def logits_of(network: GPT) -> torch.Tensor:
 def test_what_is_written_is_what_the_original_becomes_when_it_is_loaded(
     original: Path, folder: Path
 ) -> None:
-    stored, at_load = load_checkpoint(folder), load_checkpoint(original)
-    for network in (stored, at_load):
-        quantise_linears(network, torch.bfloat16)
+    stored, at_load = as_int8(folder), as_int8(original)
     wanted = at_load.state_dict()
     assert stored.state_dict().keys() == wanted.keys()
     for name, tensor in stored.state_dict().items():
         assert tensor.dtype == wanted[name].dtype
         assert torch.equal(tensor, wanted[name]), name
-    assert {type(layer) for layer in stored.blocks[0].children()} >= {Int8Linear}
+
+
+def test_only_weights_of_linear_layers_are_int8_and_scales_are_in_float32(original: Path) -> None:
+    plain, network = load_checkpoint(original), as_int8(original)
+    linears = {name for name, module in plain.named_modules() if isinstance(module, nn.Linear)}
+    found = network.state_dict()
+    for name, tensor in plain.state_dict().items():
+        layer, _, kind = name.rpartition(".")
+        wanted = torch.bfloat16
+        if layer in linears:
+            wanted = torch.int8 if kind == "weight" else torch.float32
+        assert found[name].dtype == wanted, name
+        if layer not in linears:
+            assert torch.equal(found[name], tensor.bfloat16()), name
+    assert {name for name in found if name.endswith("scale")} == {f"{n}.scale" for n in linears}
+    for linear in linears:
+        module = plain.get_submodule(linear)
+        assert isinstance(module, nn.Linear)
+        assert torch.equal(found[f"{linear}.weight"], Int8Linear.of(module).weight)
 
 
 @torch.no_grad()
@@ -92,10 +116,14 @@ def test_in_float32_its_weights_are_its_integers_times_their_scales(
 
 
 @pytest.mark.parametrize("shards", [2, 3])
-def test_shards_have_the_whole_networks_integers_and_scales(folder: Path, shards: int) -> None:
-    whole: Any = load_checkpoint(folder, stored=STORED)
+@pytest.mark.parametrize("what", ["int8", "original"])
+def test_shards_have_the_whole_networks_integers_and_scales(
+    folder: Path, what: str, shards: int
+) -> None:
+    whole: Any = load_checkpoint(folder.parent / what, stored=INT8_LAYERS)
     parts: list[Any] = [
-        load_checkpoint(folder, Part(rank, shards), STORED) for rank in range(shards)
+        load_checkpoint(folder.parent / what, Part(rank, shards), INT8_LAYERS)
+        for rank in range(shards)
     ]
     for name, axis in [("fc", 0), ("attn_proj", 1), ("mlp_proj", 1)]:
         own = [getattr(part.blocks[1], name) for part in parts]
