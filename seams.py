@@ -151,6 +151,8 @@ class Request(Protocol):
     @property
     def computed(self) -> int: ...
     @property
+    def cached_tokens(self) -> int | None: ...  # of the prompt, hits when it was first admitted
+    @property
     def generated(self) -> int: ...
     @property
     def done(self) -> bool: ...  # no further token is wanted: finished, cancelled or failed

@@ -1,6 +1,7 @@
 """The waiting requests in an order of a policy, kept from plan to plan.
 
-Requests form groups, which have a rank that may change; within its group a request has a rank that
+Requests form groups, which have a rank that may change. Of equal groups, the one that has waited
+longest comes first, so equal newcomers do not pass it. Within its group a request has a rank that
 does not change while it waits. A plan looks at O((c + k) log n) of n requests, where c have come,
 gone or moved since the last one and k are chosen. What was seen is an index of the views, not a
 count: a plan that is dropped leaves the next one as it would be.
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from seams import Request, View
 
 Group = Any  # a hashable that can be compared
-Entry = tuple[Any, int, Request]  # rank, id
+Entry = tuple[Any, int, Group, Request]  # rank, id
+GroupEntry = tuple[Any, int, Group]  # rank, `since`
 
 
 class Ranks(Protocol):
@@ -39,8 +42,18 @@ class Ranks(Protocol):
         """...until the plan is complete."""
 
 
+@dataclass(slots=True)
+class _Queue:
+    """The waiting requests of a group."""
+
+    since: int  # the id of the request with which the group began to wait
+    heap: list[Entry] = field(default_factory=list)
+    admitted: bool = False  # one of its requests, since then
+
+
 class Waiting:
-    """`last_left`: the group of which the last request left, None if none has."""
+    """`last_left`: the newest group that stopped waiting after one of its requests was admitted;
+    None if none did."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.last_left: Group | None = None
@@ -49,9 +62,10 @@ class Waiting:
         self._mixed: dict[int, Request] | None = None  # all, where there are deferred requests
 
     def _clear(self) -> None:
-        self._heaps: dict[Hashable, list[Entry]] = {}
-        self._groups: list[tuple[Any, Any, int, Group]] = []  # a heap; some are out of date
-        self._current: dict[Hashable, tuple[Any, Any, int, Group]] = {}  # those that are not
+        self._queues: dict[Hashable, _Queue] = {}
+        self._lent = set[Hashable]()  # groups from which the present plan takes requests
+        self._groups: list[GroupEntry] = []  # a heap; some are out of date
+        self._current: dict[Hashable, GroupEntry] = {}  # those that are not
         self._entries: dict[int, Entry] = {}  # of waiting requests, by id
         self._outside: dict[int, Request] = {}  # residents, which may be preempted
         self._newest = -1
@@ -62,7 +76,8 @@ class Waiting:
         taken: list[tuple[Group, Entry]] = []
         found: list[Request] = []
         while len(found) < most and (group := self.best()) is not None:
-            entry = heapq.heappop(self._heaps[group])
+            entry = heapq.heappop(self._queues[group].heap)
+            self._lent.add(group)
             taken.append((group, entry))
             if (request := self._shown(view, entry[-1])) is not None:
                 found.append(request)
@@ -70,8 +85,9 @@ class Waiting:
             self.moved(group)
         self._ranks.forget_choices()
         for group, entry in taken:
-            heapq.heappush(self._heaps[group], entry)
-        for group in {group for group, _ in taken}:
+            heapq.heappush(self._queues[group].heap, entry)
+        lent, self._lent = self._lent, set()
+        for group in lent:
             self.moved(group)
         return found
 
@@ -80,32 +96,33 @@ class Waiting:
         while self._groups:
             entry = self._groups[0]
             group = entry[-1]
-            if self._current.get(group) is not entry:
-                heapq.heappop(self._groups)
-            elif self._drop_gone(self._heaps[group]):
+            if self._current.get(group) is entry:
                 self.moved(group)
-                if not self._heaps[group]:
-                    self._left(group)
+                if self._current.get(group) is entry:
+                    return group
             else:
-                return group
+                heapq.heappop(self._groups)
         return None
 
     def first_rank(self, group: Group) -> Any:
         """Of its first request; None if there is none."""
-        heap = self._heaps.get(group)
-        return heap[0][0] if heap else None
+        queue = self._queues.get(group)
+        return queue.heap[0][0] if queue is not None and queue.heap else None
 
     def moved(self, group: Group) -> None:
         """Its rank, or its first request, may have changed."""
-        heap = self._heaps.get(group)
-        if heap is None:
+        queue = self._queues.get(group)
+        if queue is None:
             return
-        self._drop_gone(heap)
-        if not heap:
+        self._drop_gone(queue)
+        if not queue.heap:
             self._current.pop(group, None)
+            if group not in self._lent:
+                del self._queues[group]
+                if queue.admitted:
+                    self.last_left = group
             return
-        rank, id, _ = heap[0]
-        entry = (self._ranks.group_rank(group), rank, id, group)
+        entry = (self._ranks.group_rank(group), queue.since, group)
         if self._current.get(group) != entry:
             self._current[group] = entry
             heapq.heappush(self._groups, entry)
@@ -116,20 +133,25 @@ class Waiting:
     # --- following the views ----------------------------------------------------------------
 
     def _follow(self, view: View) -> None:
-        known = set[Hashable]()
+        for request in view.resident:
+            if request.id not in self._outside:
+                self._outside[request.id] = request
+                if (entry := self._entries.pop(request.id, None)) is not None:
+                    self._queues[entry[2]].admitted = True
+                    self.moved(entry[2])
+        known: Mapping[Hashable, _Queue] = {}
         if view.num_deferred or self._mixed is not None:
             # such views show some requests now and then only, and in another order
-            known = set(self._heaps)
+            for group in list(self._queues):
+                self.moved(group)
+            known = self._queues
             self._clear()
+            self._outside = {request.id: request for request in view.resident}
         mixed = {request.id: request for request in view.waiting} if view.num_deferred else None
         self._mixed = mixed
         self._preempted = bisect_left(
             view.waiting, True, key=lambda request: not request.num_preemptions
         )
-        for request in view.resident:
-            if request.id not in self._outside:
-                self._outside[request.id] = request
-                self._entries.pop(request.id, None)
         for request in [one for one in self._outside.values() if not one.resident]:
             if request.done:
                 del self._outside[request.id]
@@ -142,33 +164,35 @@ class Waiting:
             if request.id <= self._newest:
                 break
             new.append(request)
-        for request in reversed(new):
+        new.reverse()
+        if known:  # these come first: newcomers are compared with them
+            new.sort(key=lambda request: self._ranks.group(request) not in known)
+        for request in new:
             if request.id not in self._entries:
                 self._push(request, known)
         if new:
             self._newest = max(self._newest, max(request.id for request in new))
 
-    def _push(self, request: Request, known: set[Hashable]) -> None:
+    def _push(self, request: Request, known: Mapping[Hashable, _Queue]) -> None:
         group = self._ranks.group(request)
         self.moved(group)
-        if group not in self._current and group not in known:
-            if group in self._heaps:
-                self._left(group)
+        if group in self._queues:
+            queue = self._queues[group]
+        elif group in known:
+            queue = replace(known[group], heap=[])
+        else:
             self._ranks.joined(group)
-        entry = (self._ranks.rank(request), request.id, request)
+            queue = _Queue(request.id)
+        entry = (self._ranks.rank(request), request.id, group, request)
         self._entries[request.id] = entry
-        heapq.heappush(self._heaps.setdefault(group, []), entry)
+        heapq.heappush(queue.heap, entry)
+        self._queues[group] = queue
         self.moved(group)
 
-    def _left(self, group: Group) -> None:
-        del self._heaps[group]
-        self.last_left = group
-
-    def _drop_gone(self, heap: list[Entry]) -> bool:
+    def _drop_gone(self, queue: _Queue) -> None:
         """Removes what no longer waits from the top."""
-        before = len(heap)
-        while heap:
-            entry = heap[0]
+        while queue.heap:
+            entry = queue.heap[0]
             request = entry[-1]
             if self._entries.get(request.id) is entry:
                 if not (request.resident or request.done):
@@ -176,8 +200,8 @@ class Waiting:
                 del self._entries[request.id]
                 if request.resident:
                     self._outside[request.id] = request
-            heapq.heappop(heap)
-        return len(heap) < before
+                    queue.admitted = True
+            heapq.heappop(queue.heap)
 
     def _shown(self, view: View, request: Request) -> Request | None:
         """The waiting request as the view shows it."""

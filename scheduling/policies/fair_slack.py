@@ -5,8 +5,8 @@ n-th token of a request is due at its arrival + TTFT target + (n - 1) x TPOT tar
 would be late come first, then chunks of prompts in order of arrival, then the other decodes, as far
 as the predicted step time stays within the least slack. The paper reports a TTFT tail up to 2.29
 times lower and 20 % more capacity than decodes first. Without predictions, without a prompt, or
-where all decodes are late, it is `StallFree`, which puts decodes first. Bounds: no request is
-overtaken; a decode waits until it is due, and no longer. O(r log r) of r residents.
+where a decode is late even without prompts, it is `StallFree`, which puts decodes first. Bounds: no
+request is overtaken; a decode waits until it is due, and no longer. O(r log r) of r residents.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ class Shown:
     max_tokens: int = 8
     generated: int = 0
     computed: int = 0
+    cached_tokens: int | None = None
     done: bool = False
     service_class: ServiceClass = "immediate"
     deadline_s: float | None = None

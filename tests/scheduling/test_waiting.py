@@ -113,10 +113,17 @@ def test_users_are_in_the_order_of_their_counters_whatever_comes_and_goes(seed: 
 def by_hand(order: VTC, waiting: Sequence[Inference], memory: Memory, most: int) -> list[Inference]:
     served = {request.user: order.served.get(request.user, 0.0) for request in waiting}
     turns = {request.id: order.waiting._entries[request.id][0] for request in waiting}
+    since = {request.user: order.waiting._queues[request.user].since for request in waiting}
+
+    def place(request: Inference) -> tuple[float, int]:
+        return turns[request.id], request.id
+
     left, found = list(waiting), list[Inference]()
     while left and len(found) < most:
-        # within a user by turn, then by arrival; between users of equal counters by the same
-        best = min(left, key=lambda r: (served[r.user], turns[r.id], r.id))
+        # within a user by turn, then by arrival; then by who has waited longer
+        users = {request.user for request in left}
+        firsts = [min((r for r in left if r.user == user), key=place) for user in users]
+        best = min(firsts, key=lambda r: (served[r.user], since[r.user]))
         left.remove(best)
         found.append(best)
         served[best.user] += best.known

@@ -51,10 +51,10 @@ class VTC(Order):
         self._chosen.clear()
 
     def observe(self, rows: Iterable[Served]) -> None:
-        for request, computed, generated in rows:
+        for request, _, generated in rows:
             cost = GENERATED_TOKEN * generated
             if request.id not in self._prompts:
-                cost += PROMPT_TOKEN * (request.prompt_tokens - request.computed + computed)
+                cost += PROMPT_TOKEN * (request.prompt_tokens - (request.cached_tokens or 0))
                 self._prompts.add(request.id, 1)
             self.served.add(request.user, cost)
             self.waiting.moved(request.user)

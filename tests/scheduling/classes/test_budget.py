@@ -21,7 +21,7 @@ from scheduling.contract import check_plan
 from scheduling.policies.orca import Orca
 from scheduling.prediction.step_time import Work
 from seams import Advance, Plan, Policy, Request, View
-from tests.batching.virtual import POLICIES
+from tests.batching.modes import POLICIES
 from tests.hash_model import virtual_duration_s
 from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, batches, carried_out, queues, view

@@ -15,7 +15,7 @@ from scheduling.growth import with_growth
 from scheduling.policies.shortest_first import ShortestFirst
 from scheduling.registry import JOINING, PAUSING
 from seams import Plan, Policy, Request, View
-from tests.batching.virtual import POLICIES
+from tests.batching.modes import POLICIES
 from tests.scheduling.classes.test_budget import mixtures, of_class
 from tests.scheduling.law import Law
 from tests.scheduling.shown import Shown, view

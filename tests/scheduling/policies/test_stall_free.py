@@ -19,7 +19,8 @@ from scheduling.prediction.step_time import Work
 from scheduling.registry import make_policy
 from seams import Advance, View
 from serving.config import Config
-from tests.batching.virtual import MODES, TICK_S, World, check_closed
+from tests.batching.modes import MODES
+from tests.batching.virtual import TICK_S, World, check_closed
 from tests.scheduling.shown import Shown, view
 
 NO_LOAD = Load()

@@ -7,7 +7,8 @@ import pytest
 from scheduling.registry import make_policy
 from seams import Plan
 from serving.config import Config
-from tests.batching.virtual import DYNAMIC_MODES, World, check_closed
+from tests.batching.modes import DYNAMIC_MODES
+from tests.batching.virtual import World, check_closed
 from tests.scheduling.shown import Shown, view
 
 CONFIG = Config(mode="dynamic", policy="srpt", max_batch_size=1)

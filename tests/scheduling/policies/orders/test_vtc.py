@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from engine.inference import Inference
 from requested import Sampling
 from scheduling.policies.orders.vtc import VTC
 from seams import Served
+from tests.batching.modes import DYNAMIC_MODES
+from tests.batching.virtual import World, check_closed
 from tests.scheduling.shown import Shown, view
 
 IDS = itertools.count(10_000)
+MODE = next(mode for mode in DYNAMIC_MODES if mode.name == "vtc, reserve")
 
 
 def serve(order: VTC, user: int, tokens: int) -> None:
@@ -42,7 +47,7 @@ def test_a_prompt_token_costs_one_a_generated_one_two_and_a_prefix_hit_nothing()
     order = VTC()
     whole = Shown(1, user=1, prompt_tokens=100, computed=100, generated=1)
     order.observe([Served(whole, 100, 1)])
-    cached = Shown(2, user=2, prompt_tokens=100, computed=100, generated=1)
+    cached = Shown(2, user=2, prompt_tokens=100, computed=100, generated=1, cached_tokens=80)
     order.observe([Served(cached, 20, 1)])
     assert dict(order.served) == {1: 102.0, 2: 22.0}
     assert order_of(order, [asking(3, 2), asking(4, 1), asking(5, 2)]) == [3, 5, 4]
@@ -94,3 +99,113 @@ def test_if_nobody_waits_it_is_lifted_to_the_counter_of_who_left_the_queue_last(
     assert order.served[4] == 1000.0
     order_of(order, [asking(4, 4), asking(5, 3)], [first, last])
     assert order.served[3] == 5000.0, "it had more already"
+
+
+def test_who_left_last_counts_though_the_user_before_had_the_larger_counter() -> None:
+    order = VTC()
+    serve(order, 1, 300)
+    serve(order, 2, 1000)
+    last, first = asking(1, 1), asking(2, 2)
+    order_of(order, [last, first])
+    first.end = "cancelled"
+    order_of(order, [last])
+    last.resident = True
+    order_of(order, [], [last])
+    order_of(order, [asking(3, 3)], [last])
+    assert order.served[3] == 300.0
+
+
+def test_who_left_last_counts_though_it_was_observed_before_the_next_plan() -> None:
+    """Without lookahead."""
+    order = VTC()
+    serve(order, 1, 300)
+    last = asking(1, 1)
+    order_of(order, [last])
+    last.resident, last.computed = True, 4
+    order.observe([Served(last, 4, 1)])
+    order_of(order, [], [last])
+    order_of(order, [asking(3, 3)], [last])
+    assert order.served[3] == order.served[1]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_an_idle_time_is_no_credit_for_a_user_who_comes_while_no_one_waits(lookahead: int) -> None:
+    world = World(MODE, max_batch_size=1, lookahead=lookahead)
+    first = world.submit([1] * 5, 30, user=1)
+    for _ in range(3):
+        world.step()
+    order = world.policy.policy.order  # type: ignore[attr-defined]
+    world.submit([2] * 5, 2, user=2)
+    before = order.served[1]
+    world.step()
+    assert first.resident
+    assert order.served[2] >= before > 0
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("prompt", [5, 10, 15, 20])
+def test_a_prompt_is_charged_whole_though_the_next_iteration_is_in_flight(
+    lookahead: int, prompt: int
+) -> None:
+    """The budget is 10 tokens an iteration."""
+    world = World(MODE, lookahead=lookahead)
+    world.submit([1] * prompt, 4, user=1)
+    world.run()
+    check_closed(world)
+    order = world.policy.policy.order  # type: ignore[attr-defined]
+    assert order.served[1] == prompt + 2 * 4
+
+
+def test_new_users_with_an_equal_counter_do_not_pass_who_waits() -> None:
+    """Each is lifted to the counter of user 1, whose turn is not the first."""
+    order = VTC()
+    first, second = asking(1, 1), asking(2, 1)
+    order_of(order, [first, second])
+    first.resident = True
+    assert order_of(order, [second, asking(3, 2)], [first]) == [2, 3]
+
+
+def test_a_plan_that_is_dropped_leaves_the_next_one_as_it_would_be() -> None:
+    """Though the first of a user's requests now came before the one that was first: end users take
+    turns."""
+    order = VTC()
+    first, second, other, third = asking(1, 1), asking(2, 1), asking(3, 2), asking(4, 1)
+    first.end_user = second.end_user = 5
+    third.end_user = 6
+    assert order_of(order, [first, second, other, third])[0] == 1
+    first.end = "cancelled"
+    order_of(order, [second, other, third])
+    third.end = "cancelled"
+    assert order_of(order, [second, other]) == [2, 3]
+    assert order_of(order, [second, other]) == [2, 3]
+
+
+def test_who_was_admitted_left_last_though_another_of_its_requests_was_cancelled() -> None:
+    order = VTC()
+    admitted, cancelled = asking(1, 1), asking(2, 1)
+    order_of(order, [admitted, cancelled])
+    admitted.resident, admitted.computed = True, 4
+    order_of(order, [cancelled], [admitted])
+    serve(order, 1, 5000)
+    cancelled.end = "cancelled"
+    order_of(order, [], [admitted])
+    order_of(order, [asking(3, 3)], [admitted])
+    assert order.served[3] == order.served[1] == 5000.0
+
+
+def test_among_deferred_requests_a_newcomer_is_lifted_to_who_waits_not_to_who_left() -> None:
+    """The deferred policies show the newcomer first."""
+    order = VTC()
+    serve(order, 2, 100)
+    serve(order, 3, 5000)
+    left, deferred, newcomer = asking(1, 3), asking(2, 2), asking(7, 9)
+
+    def plan(waiting: Sequence[Inference], resident: Sequence[Inference] = ()) -> list[int]:
+        shown = replace(view(), waiting=waiting, resident=resident, num_deferred=1)
+        return [request.id for request in order.first(shown, 9)]
+
+    plan([deferred, left])
+    left.resident = True
+    plan([deferred], [left])
+    assert plan([newcomer, deferred], [left]) == [2, 7]
+    assert order.served[9] == 100.0
