@@ -35,7 +35,9 @@ def register_openapi(app: Flask, *, keys: bool) -> None:
             refusals = [401] if locked else []
             if not keys or method not in READS:
                 refusals.append(403)
-            operation = OPERATIONS[method, path]
+            operation = OPERATIONS.get((method, path))
+            if operation is None:
+                raise LookupError(f"{method} {path} has no row in OPERATIONS of api.document.paths")
             told = _operation(operation, sorted(rule.arguments), references, refusals)
             if not locked:
                 told["security"] = []

@@ -58,6 +58,8 @@ accesslog = "-" if _debug else None
 _handler = logging.StreamHandler()
 _handler.setFormatter(formatter(_config.log_format))
 logging.basicConfig(level=_config.log_level.upper(), handlers=[_handler])
+if not _debug:
+    logging.getLogger("alembic").setLevel("WARNING")  # it lists its plugins at every start
 
 
 def on_starting(server: Any) -> None:

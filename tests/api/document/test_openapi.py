@@ -7,12 +7,14 @@ import re
 from typing import Any
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
+from api.document.openapi import register_openapi
 from api.document.paths import OPERATIONS
 from tests.api.openai.test_openai_refusals import JSON, NAMES
 
@@ -41,6 +43,13 @@ def takes(document: Json, path: str) -> Draft202012Validator:
 
 def test_it_is_a_valid_document(document: Json) -> None:
     validate(document)
+
+
+def test_a_route_that_it_does_not_describe_is_named() -> None:
+    app = Flask(__name__, static_folder=None)
+    app.get("/limits")(lambda: "")
+    with pytest.raises(LookupError, match="GET /limits has no row in OPERATIONS"):
+        register_openapi(app, keys=False)
 
 
 def test_every_path_is_in_it(client: FlaskClient, document: Json) -> None:
