@@ -3,11 +3,11 @@
 Every position of a block holds the hash of the tokens up to it, as keys and values depend on all
 before them. A sequence is computed from what its own blocks hold, so any cross-talk between
 requests, wrong position, or block that was given away too early becomes a wrong token within
-milliseconds, in every mode and under every policy; `reference` says what a request would get if it
-were alone. With a constraint it gets up to `MOST_FORCED` of these tokens together with a drawn one.
-Of the drafts that a step asks for, some are made, and some of these are right: `drafted_after` says
-how many. Under a constraint they end before a token that forces others. What is wrong stays in its
-blocks, as keys and values of rejected drafts do.
+milliseconds, in every mode and under every policy; `reference` of `tests/hashed.py` says what a
+request would get if it were alone. With a constraint it gets up to `MOST_FORCED` of these tokens
+together with a drawn one. Of the drafts that a step asks for, some are made, and some of these are
+right: `drafted_after` says how many. Under a constraint they end before a token that forces others.
+What is wrong stays in its blocks, as keys and values of rejected drafts do.
 Nothing is computed before its result is asked for, as on a device that is late. The contract of
 `seams.py` is checked on every call: a breach raises `ContractError` and stays in `breaches`, since
 a manager that survives a failing model would otherwise hide it.
@@ -18,9 +18,6 @@ a manager that survives a failing model would otherwise hide it.
     model = HashModel(fail_on={3}, max_rows=8)             # the 3rd iteration fails, 9 rows too
     model = HashModel(lost_from=3)                         # the device is lost in the 3rd
     model = HashModel(lose_on={3}, poison=7)               # the model is, and wherever 7 is known
-    reference([1, 2, 3], 20, seed=7)                       # tokens of that request, alone
-    reference([1, 2, 3], 20, seed=None)                    # the same with temperature 0
-    reference_logprob([1, 2, 3], 4)                        # of token 4 after that prefix
 """
 
 from __future__ import annotations
@@ -34,76 +31,12 @@ from dataclasses import dataclass, field
 
 from requested import Sampling, TokenLogprobs
 from seams import DeviceLostError, DeviceMemoryError, Drafts, ModelLostError, Opening, Outcome, Step
-
-VOCAB_SIZE = 257
-MOST_FORCED = 3
-
-
-def reference(
-    prompt: Sequence[int], n: int, seed: int | None, vocab_size: int = VOCAB_SIZE
-) -> list[int]:
-    """The first `n` tokens after `prompt` for a request that is alone; `seed` None is greedy."""
-    state = _absorb(0, prompt)
-    tokens = []
-    for _ in range(n):
-        tokens.append(_choose(state, seed, vocab_size))
-        state = _absorb(state, tokens[-1:])
-    return tokens
-
-
-def reference_logprob(prefix: Sequence[int], token: int, vocab_size: int = VOCAB_SIZE) -> float:
-    """Of `token` after `prefix`: less, the further it is from the greedy one."""
-    return _logprob(_absorb(0, prefix), token, vocab_size)
-
-
-def forced_after(prefix: Sequence[int]) -> int:
-    """How many tokens a constraint forces behind the newest."""
-    return _forced(_absorb(0, prefix))
-
-
-def drafted_after(prefix: Sequence[int], most: int) -> Drafts:
-    """Behind this prefix where up to `most` are asked for."""
-    return _drafted(_absorb(0, prefix), most)
+from tests.hashed import VOCAB_SIZE, absorb, choose, drafted, forced, logprobs_of
 
 
 def virtual_duration_s(rows: float, positions: float) -> float:
     """Sums of binary fractions are exact, so tests may compare times for equality."""
     return 2**-10 + rows * 2**-13 + positions * 2**-17
-
-
-def _absorb(state: int, tokens: Sequence[int]) -> int:
-    for token in tokens:
-        state = hash((state, token))  # hashes of integers are the same in every process
-    return state
-
-
-def _choose(state: int, seed: int | None, vocab_size: int) -> int:
-    return hash((state,) if seed is None else (state, seed)) % vocab_size
-
-
-def _forced(state: int) -> int:
-    return hash((state, MOST_FORCED)) % (MOST_FORCED + 1)
-
-
-def _drafted(state: int, most: int) -> Drafts:
-    made = hash((state, 23)) % (most + 1)
-    return Drafts(made, hash((state, 17)) % (made + 1))
-
-
-def _logprob(state: int, token: int, vocab_size: int) -> float:
-    """No distribution, but finite, exact in binary, best for the greedy token, and another one
-    after every prefix."""
-    return -(1 + (token - _choose(state, None, vocab_size)) % vocab_size) / 4
-
-
-def _logprobs(state: int, token: int, alternatives: int, vocab_size: int) -> TokenLogprobs:
-    best = _choose(state, None, vocab_size)
-    top = [(best + rank) % vocab_size for rank in range(alternatives)]
-    return TokenLogprobs(
-        token,
-        _logprob(state, token, vocab_size),
-        tuple((other, _logprob(state, other, vocab_size)) for other in top),
-    )
 
 
 class ContractError(AssertionError):
@@ -372,12 +305,12 @@ class HashModel:
             end, state, scores = step.start + step.num_tokens, self._state(sequence, step.start), []
             self._require(end <= len(sequence.ids), f"{step.id} has no token at {end - 1}")
             for position in range(step.start, end):
-                state = _absorb(state, [sequence.ids[position]])
+                state = absorb(state, [sequence.ids[position]])
                 self._kv[self._slot(sequence, position)] = state
                 if sampling.prompt_logprobs is not None and position + 1 < prompt_tokens:
                     following = sequence.ids[position + 1]
                     scores.append(
-                        _logprobs(state, following, sampling.prompt_logprobs, self.vocab_size)
+                        logprobs_of(state, following, sampling.prompt_logprobs, self.vocab_size)
                     )
             if scores:
                 of_prompts[i] = step.start + 1, scores
@@ -386,7 +319,7 @@ class HashModel:
                 continue
             self._require(end == len(sequence.ids), "a token is drawn behind a part of a prompt")
             drawn, of_drawn, more = list[int](), list[TokenLogprobs](), 1
-            guesses = _drafted(state, step.drafts)
+            guesses = drafted(state, step.drafts)
             if sampling.constraint is not None:
                 guesses = self._before_forced(state, sampling, guesses)
             if guesses.computed:
@@ -396,12 +329,12 @@ class HashModel:
             while more:
                 token = self._draw(state, sampling)
                 if sampling.logprobs is not None:
-                    of_drawn.append(_logprobs(state, token, sampling.logprobs, self.vocab_size))
-                state = _absorb(state, [token])
+                    of_drawn.append(logprobs_of(state, token, sampling.logprobs, self.vocab_size))
+                state = absorb(state, [token])
                 if len(drawn) < guesses.accepted:
                     self._kv[self._slot(sequence, end + len(drawn))] = state
                 if len(drawn) == guesses.accepted and sampling.constraint is not None:
-                    more += _forced(state)
+                    more += forced(state)
                 drawn.append(token)
                 more -= 1
             for j in range(guesses.accepted, guesses.computed):
@@ -423,13 +356,13 @@ class HashModel:
     def _draw(self, state: int, sampling: Sampling) -> int:
         if sampling.logit_bias:  # it has no logits: the largest bias decides
             return max(sampling.logit_bias, key=lambda bias: bias[1])[0]
-        return _choose(state, None if sampling.temperature == 0 else sampling.seed, self.vocab_size)
+        return choose(state, None if sampling.temperature == 0 else sampling.seed, self.vocab_size)
 
     def _before_forced(self, state: int, sampling: Sampling, guesses: Drafts) -> Drafts:
         """The drafts before the first right one that has tokens forced behind it."""
         for number in range(guesses.accepted):
-            state = _absorb(state, [self._draw(state, sampling)])
-            if _forced(state):
+            state = absorb(state, [self._draw(state, sampling)])
+            if forced(state):
                 return Drafts(number, number)
         return guesses
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seams import Outcome
-from tests.hash_model import VOCAB_SIZE, HashModel, _Iteration
+from tests.hash_model import HashModel, _Iteration
+from tests.hashed import VOCAB_SIZE
 
 END_ID = VOCAB_SIZE - 1
 

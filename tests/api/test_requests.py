@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from tests.hash_model import reference
+from tests.hashed import reference
 from tests.server.hash_app import byte_tokenizer
 
 CONTEXT = 1024

@@ -18,7 +18,8 @@ from records import End
 from serving.config import Config
 from tests.api import conftest
 from tests.api.openai.openai_calls import PATHS, ask, is_error
-from tests.hash_model import HashModel, reference
+from tests.hash_model import HashModel
+from tests.hashed import reference
 from tests.server.hash_app import END_ID
 from tests.server.process import PATIENCE_S, eventually
 

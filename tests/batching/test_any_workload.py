@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 from engine.inference import Inference, TooLongError
 from requested import Constraint, ServiceClass
 from scheduling.registry import IN_ORDER as ADMIT_IN_ORDER
-from tests.batching.virtual import (
-    DYNAMIC_MODES,
-    MODES,
-    TICK_S,
-    Mode,
-    World,
-    check_closed,
-    every,
-    every_mode,
-    every_policy,
-)
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every, every_mode, every_policy
+from tests.batching.virtual import TICK_S, World, check_closed
 from tests.examples import examples
 from tests.scheduling.shown import signals
 

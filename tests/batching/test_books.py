@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from tests.batching.virtual import TICK_S, Mode, World, check_closed, every_mode
+from tests.batching.modes import Mode, every_mode
+from tests.batching.virtual import TICK_S, World, check_closed
 
 
 @every_mode

@@ -18,16 +18,11 @@ from requested import Constraint, Sampling
 from scheduling.policies.orca import Orca
 from seams import Drafts
 from tests.batching.failures.test_late_results import LATE
+from tests.batching.modes import DYNAMIC_MODES, Mode, every_policy
 from tests.batching.test_any_workload import Client, moments, play, workloads
-from tests.batching.virtual import (
-    DYNAMIC_MODES,
-    Mode,
-    World,
-    check_closed,
-    every_policy,
-)
+from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.hash_model import drafted_after, forced_after, reference, reference_logprob
+from tests.hashed import drafted_after, forced_after, reference, reference_logprob
 
 JSON = Constraint("json_schema", "{}")
 SHARING = Mode(

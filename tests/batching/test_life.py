@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.inference import DrainingError, Inference, OverloadedError
-from tests.batching.virtual import DYNAMIC_MODES, MODES, TICK_S, World, check_closed
+from tests.batching.modes import DYNAMIC_MODES, MODES
+from tests.batching.virtual import TICK_S, World, check_closed
 
 TOKENS = st.integers(0, 12)
 

@@ -6,7 +6,8 @@ import pytest
 
 from engine.inference import OverloadedError
 from engine.queue import RETRY_AFTER_S
-from tests.batching.virtual import MODES, TICK_S, Mode, World, check_closed, every_mode_and_policy
+from tests.batching.modes import MODES, Mode, every_mode_and_policy
+from tests.batching.virtual import TICK_S, World, check_closed
 
 NOBATCH, STATIC, *_ = MODES
 

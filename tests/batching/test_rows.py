@@ -13,15 +13,9 @@ from engine.inference import Inference
 from records import Arrived, Ended, History, IterationRecord, Row
 from requested import Sampling
 from telemetry.stats import Stats
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every_mode_and_policy
 from tests.batching.test_any_workload import LIMITS, TICK_S, WORKLOADS, Client, play
-from tests.batching.virtual import (
-    DYNAMIC_MODES,
-    MODES,
-    Mode,
-    World,
-    check_closed,
-    every_mode_and_policy,
-)
+from tests.batching.virtual import World, check_closed
 from tests.examples import examples
 
 SMALL = {"max_batch_size": 4, "budget": 48, "block_tokens": 1, "lookahead": 1}

@@ -10,17 +10,11 @@ from engine.inference import Inference
 from records import IterationRecord
 from requested import Constraint, Sampling
 from tests.batching.failures.test_late_results import LATE
+from tests.batching.modes import DYNAMIC_MODES, Mode, every_mode_and_policy, every_policy
 from tests.batching.test_any_workload import Client, play, workloads
-from tests.batching.virtual import (
-    DYNAMIC_MODES,
-    Mode,
-    World,
-    check_closed,
-    every_mode_and_policy,
-    every_policy,
-)
+from tests.batching.virtual import World, check_closed
 from tests.examples import examples
-from tests.hash_model import MOST_FORCED, forced_after, reference, reference_logprob
+from tests.hashed import MOST_FORCED, forced_after, reference, reference_logprob
 
 JSON = Constraint("json_schema", "{}")
 

@@ -15,7 +15,8 @@ from engine.inference import Inference, new_group
 from generate import dynamic
 from scheduling.registry import IN_ORDER
 from seams import Policy
-from tests.batching.virtual import POLICIES, TICK_S, Mode, World, check_closed, every
+from tests.batching.modes import POLICIES, Mode, every
+from tests.batching.virtual import TICK_S, World, check_closed
 from tests.examples import examples
 
 BLOCK = 4

@@ -1,4 +1,4 @@
-"""A manager in virtual time: the driver, the modes, and the books that must close.
+"""A manager in virtual time: the driver, and the books that must close.
 
 Times are multiples of 1/1024 s and the hash model's durations are binary fractions, so sums of
 times are exact and may be compared for equality.
@@ -11,32 +11,22 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import pytest
-
 from batching import BatchingManager
-from engine.blocks import Ledger
 from engine.inference import Inference
 from engine.iteration import Iteration, Wait
 from engine.speculation import Speculation
-from generate import dynamic, nobatch, static
 from generate.modes import LayOut
 from generate.rectangle import RectangleLedger
 from records import IterationRecord, Recorder, RequestRecord
 from requested import Constraint, Sampling, ServiceClass
-from scheduling.policies.nobatch import NoBatch
-from scheduling.policies.orca import Orca
-from scheduling.policies.shortest_first import ShortestFirst
-from scheduling.policies.stall_free import StallFree
-from scheduling.policies.static import Static
-from scheduling.policies.tgi import TGI
-from scheduling.registry import JOINING, PAUSING, make_policy
+from scheduling.registry import PAUSING
 from seams import Observer, Outcome, Plan, Policy, Request, Served, View
-from serving.config import Config
 from telemetry.stats import Recorders
-from tests.hash_model import HashModel, reference, virtual_duration_s
+from tests.batching.modes import Mode
+from tests.hash_model import HashModel, virtual_duration_s
+from tests.hashed import reference
 from tests.scheduling.law import Law
 
 TICK_S = 2**-10
@@ -128,68 +118,6 @@ class Watched(Wrapped):
         self.worst_stall_tokens = max(self.worst_stall_tokens, *stalls.values(), 0)
         advanced = {step.request.id for step in plan.advance}
         self._stalls = {id: 0 if id in advanced else stall for id, stall in stalls.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    name: str
-    policy: Callable[[float], Policy]  # given max_wait_s
-    lay_out: LayOut
-    ledger: Callable[[int, int], Ledger]  # of so many blocks of so many tokens
-
-
-def _without_window(make: Callable[[], Policy], _: float) -> Policy:
-    return make()
-
-
-MODES = [
-    Mode("nobatch", lambda _: NoBatch(), nobatch.lay_out, RectangleLedger),
-    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), static.lay_out, RectangleLedger),
-    Mode("static, own", lambda wait_s: Static(wait_s, "own"), static.lay_out, RectangleLedger),
-    Mode("dynamic", lambda _: Orca(), dynamic.lay_out, Ledger),
-]
-# limits as small as the tests' requests, so that they are met
-PREFILL_TOKENS, TOKEN_BUDGET, MAX_BYPASS = 16, 10, 3
-
-
-def registered(name: str) -> Policy:
-    options = Config(
-        mode="dynamic",
-        max_batch_size=8,
-        token_budget=TOKEN_BUDGET,
-        ttft_target_ms=10.0,
-        tpot_target_ms=5.0,
-    )
-    return make_policy(name, options, Law())
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "orca": Orca,
-    "tgi": lambda: TGI(PREFILL_TOKENS, 400, waiting_served_ratio=0.5, max_waiting_tokens=4),
-    "stall-free": lambda: StallFree(TOKEN_BUDGET),
-    "shortest-first": lambda: ShortestFirst(MAX_BYPASS),
-    **{name: partial(registered, name) for name in (*JOINING, *PAUSING, "fair-slack")},
-}
-SHARED = "optimistic, shared prefixes"
-ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
-    "reserve": Ledger,
-    "optimistic": partial(Ledger, growth_tokens=3),
-    SHARED: partial(Ledger, growth_tokens=3, prefix_caching=True),
-}
-DYNAMIC_MODES = [
-    Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.lay_out, ledger)
-    for name, make in POLICIES.items()
-    for admission, ledger in ADMISSIONS.items()
-    if admission != SHARED or name in ("stall-free", "hrrn", "dlpm", "mlfq")
-]
-
-
-def every(modes: Sequence[Mode]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("mode", modes, ids=lambda mode: mode.name)
-
-
-every_mode, every_policy = every(MODES), every(DYNAMIC_MODES)
-every_mode_and_policy = every([*MODES, *DYNAMIC_MODES])
 
 
 def drive(manager: BatchingManager, lay_out: LayOut, clock: Callable[[], float]) -> None:

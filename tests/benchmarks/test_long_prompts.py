@@ -33,7 +33,7 @@ def test_it_compares_orca_with_stall_free_and_draws_the_curve(
     long_prompts.main(
         ["--rounds", "1", *sizes.split(), "--curve", str(curve), "--out", str(tmp_path)]
     )
-    sides = json.loads((tmp_path / "long-prompts.json").read_text())["sides"]
+    sides = json.loads((tmp_path / "long-prompts-embedded.json").read_text())["sides"]
     assert list(sides) == ["orca", "stall-free, auto", "24"]
     assert sides["orca"]["throughput"]["value"] == 1.0
     assert all(side["stall"]["value"] > 0 for side in sides.values())

@@ -136,7 +136,7 @@ def test_the_table_names_code_and_commands_that_are_there() -> None:
             assert (ROOT / words[0]).exists()
 
 
-def test_all_regular_recordings_can_be_made_in_an_hour_and_a_quarter() -> None:
+def test_all_regular_recordings_fit_into_the_time_for_them() -> None:
     assert sum(one.minutes for one in TABLE if not one.rare) <= MOST_MINUTES
 
 

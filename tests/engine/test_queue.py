@@ -10,7 +10,8 @@ import pytest
 from engine.inference import Inference
 from engine.queue import RequestQueue
 from requested import Sampling
-from tests.batching.virtual import DYNAMIC_MODES, World, check_closed
+from tests.batching.modes import DYNAMIC_MODES
+from tests.batching.virtual import World, check_closed
 
 PATIENCE_S = 20.0  # only a failing test waits so long
 

@@ -25,7 +25,8 @@ from model_server.wire.access import Access
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from tests.batching.virtual import Books
-from tests.hash_model import HashModel, reference
+from tests.hash_model import HashModel
+from tests.hashed import reference
 from tests.model_server.hash_shard import hash_shards
 from tests.model_server.proxy import Link
 from tests.model_server.served import connected, running, served, unix

@@ -26,8 +26,10 @@ from model_server.wire import model_pb2 as wire
 from model_server.wire.access import Access, AccessError
 from requested import Constraint, Sampling
 from seams import DeviceMemoryError, ModelLostError, Opening, Step
-from tests.batching.virtual import MODES, Books, Mode, drive
-from tests.hash_model import HashModel, reference, reference_logprob
+from tests.batching.modes import MODES, Mode
+from tests.batching.virtual import Books, drive
+from tests.hash_model import HashModel
+from tests.hashed import reference, reference_logprob
 from tests.model_server.served import connected, served, stub, unix
 from tests.scheduling.law import Law
 from tests.server.process import free_port

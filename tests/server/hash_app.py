@@ -18,7 +18,8 @@ from loading import LoadError
 from serving.config import Config
 from serving.liveness import Limit
 from serving.thread import LoadedModel, find_remote_model
-from tests.hash_model import VOCAB_SIZE, HashModel
+from tests.hash_model import HashModel
+from tests.hashed import VOCAB_SIZE
 from tests.scripted_model import ScriptedModel
 from text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from serving.config import MODES
-from tests.hash_model import reference
+from tests.hashed import reference
 from tests.server.hash_app import HOLD, STEP_S, UNUSED_GPU, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
 from text.tokenizer import Detokenizer

@@ -13,7 +13,8 @@ from scheduling.policies.orca import Orca
 from scheduling.prediction.step_time import Work
 from seams import Plan, View
 from serving.liveness import Limit, Liveness
-from tests.batching.virtual import DYNAMIC_MODES, MODES, Mode, World, check_closed, drive, every
+from tests.batching.modes import DYNAMIC_MODES, MODES, Mode, every
+from tests.batching.virtual import World, check_closed, drive
 
 every_mode = every([*MODES, DYNAMIC_MODES[1]])
 HUNG = 3  # number of the iteration that hangs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from api.openai.fields.shared import seed_of_choice
 from tests.api.openai.openai_calls import CONTEXT, Json, chat, chunks, complete
-from tests.hash_model import reference, reference_logprob
+from tests.hashed import reference, reference_logprob
 from tests.server.hash_app import END_ID, byte_tokenizer
 from text.tokenizer import Detokenizer
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
 from api.tgi.schemas import Parameters
-from tests.hash_model import reference, reference_logprob
+from tests.hashed import reference, reference_logprob
 from tests.server.hash_app import END_ID, byte_tokenizer
 
 CONTEXT = 1024

@@ -14,7 +14,8 @@ from engine.inference import DrainingError, Inference, OverloadedError
 from requested import Sampling
 from scheduling.policies.orca import Orca
 from seams import Plan, Request, View
-from tests.batching.virtual import MODES, Books, Mode, World, check_closed, every, every_mode
+from tests.batching.modes import MODES, Mode, every, every_mode
+from tests.batching.virtual import Books, World, check_closed
 from tests.hash_model import HashModel
 
 NOBATCH, STATIC, STATIC_OWN, DYNAMIC = MODES

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from scheduling.policies.orca import Orca
 from seams import Advance, Plan, View
+from tests.batching.modes import DYNAMIC_MODES, Mode, every_mode_and_policy, every_policy
 from tests.batching.test_any_workload import WORKLOADS, Client, moments, play
-from tests.batching.virtual import (
-    DYNAMIC_MODES,
-    Mode,
-    World,
-    check_closed,
-    every_mode_and_policy,
-    every_policy,
-)
+from tests.batching.virtual import World, check_closed
 from tests.examples import examples
 
 LATE = st.fixed_dictionaries(

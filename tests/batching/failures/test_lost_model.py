@@ -9,18 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.failures import LOSSES_IN_A_BATCH
+from tests.batching.modes import DYNAMIC_MODES, MODES, SHARED, Mode, every_mode_and_policy
 from tests.batching.test_any_workload import LIMITS, WORKLOADS, Client, moments, play
-from tests.batching.virtual import (
-    DYNAMIC_MODES,
-    MODES,
-    SHARED,
-    TICK_S,
-    Mode,
-    World,
-    check_closed,
-    drive,
-    every_mode_and_policy,
-)
+from tests.batching.virtual import TICK_S, World, check_closed, drive
 from tests.examples import examples
 
 WITH_PREFIXES = next(mode for mode in DYNAMIC_MODES if mode.name.endswith(SHARED))

@@ -17,7 +17,8 @@ from scheduling.contract import PolicyError, check_plan, check_retired
 from scheduling.policies.orca import Orca
 from scheduling.policies.shortest_first import ShortestFirst
 from seams import Advance, Plan, Policy, Request, Served, View
-from tests.batching.virtual import MODES, World, check_closed
+from tests.batching.modes import MODES
+from tests.batching.virtual import World, check_closed
 
 
 def world_of(policy: Policy, budget: int = 4096, growth_tokens: int | None = None) -> World:

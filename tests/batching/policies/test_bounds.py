@@ -16,17 +16,16 @@ from engine.blocks import Ledger
 from engine.inference import Inference
 from scheduling.composed import Order
 from scheduling.registry import IN_ORDER, JOINING, POLICIES
-from tests.batching.test_any_workload import WORKLOADS, Client, admitted_s, play
-from tests.batching.virtual import (
+from tests.batching.modes import (
     DYNAMIC_MODES,
     MAX_BYPASS,
     PREFILL_TOKENS,
     TOKEN_BUDGET,
     Mode,
-    World,
-    check_closed,
     every,
 )
+from tests.batching.test_any_workload import WORKLOADS, Client, admitted_s, play
+from tests.batching.virtual import World, check_closed
 from tests.examples import examples
 from tests.scheduling.shown import signals
 

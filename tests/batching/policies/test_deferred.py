@@ -20,19 +20,9 @@ from scheduling.prediction.predictor import Predictor
 from scheduling.prediction.step_time import Work
 from seams import Plan, Policy, Served, View
 from telemetry.stats import Recorders
+from tests.batching.modes import ADMISSIONS, MODES, POLICIES, Mode, every, every_policy
 from tests.batching.test_any_workload import Client, moments, play, workloads
-from tests.batching.virtual import (
-    ADMISSIONS,
-    MODES,
-    POLICIES,
-    TICK_S,
-    Mode,
-    World,
-    Wrapped,
-    check_closed,
-    every,
-    every_policy,
-)
+from tests.batching.virtual import TICK_S, World, Wrapped, check_closed
 from tests.examples import examples
 from tests.hash_model import virtual_duration_s
 from tests.scheduling.law import Law

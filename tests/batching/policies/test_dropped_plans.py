@@ -20,18 +20,10 @@ from scheduling.registry import POLICIES, make_policy, options_of, with_deferred
 from seams import Plan, Policy, Served, View
 from serving.config import Config
 from telemetry.stats import Recorders
+from tests.batching.modes import MAX_BYPASS, MODES, PREFILL_TOKENS, TOKEN_BUDGET, Mode
 from tests.batching.test_any_workload import WORKLOADS, Client, play
 from tests.batching.test_rows import kinds
-from tests.batching.virtual import (
-    MAX_BYPASS,
-    MODES,
-    PREFILL_TOKENS,
-    TOKEN_BUDGET,
-    Mode,
-    World,
-    Wrapped,
-    check_closed,
-)
+from tests.batching.virtual import World, Wrapped, check_closed
 from tests.examples import examples
 from tests.scheduling.law import Law
 

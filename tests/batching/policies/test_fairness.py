@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policies.orders.vtc import GENERATED_TOKEN, PROMPT_TOKEN
-from tests.batching.virtual import DYNAMIC_MODES, World, check_closed
+from tests.batching.modes import DYNAMIC_MODES
+from tests.batching.virtual import World, check_closed
 from tests.examples import examples
 
 VTC = next(mode for mode in DYNAMIC_MODES if mode.name == "vtc, reserve")

@@ -6,7 +6,8 @@ from scheduling.classes.budget import Budget
 from scheduling.policies.orca import Orca
 from scheduling.prediction.predictor import Load, Predictor
 from seams import Policy
-from tests.batching.virtual import MODES, World, check_closed
+from tests.batching.modes import MODES
+from tests.batching.virtual import World, check_closed
 
 
 def test_the_first_deferred_request_puts_the_wrapper_on_which_knows_the_load_before_it() -> None:

@@ -13,7 +13,7 @@ import requests
 from openai import OpenAI
 
 from serving.config import MODES
-from tests.hash_model import reference
+from tests.hashed import reference
 from tests.server.hash_app import END_ID, FAIL_ON, HURRY, LOAD_GATE, STEP_S, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, closed_at_end, serving, starting
 from tests.server.wire import send

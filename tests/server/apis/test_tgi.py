@@ -17,7 +17,7 @@ import requests
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, OverloadedError, ValidationError
 
-from tests.hash_model import reference
+from tests.hashed import reference
 from tests.server.hash_app import ENDLESS, FAIL_ON, HOLD, STEP_S, byte_tokenizer
 from tests.server.process import (
     PATIENCE_S,

@@ -10,7 +10,7 @@ import requests
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.hash_model import reference
+from tests.hashed import reference
 from tests.server.hash_app import END_ID, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, closed_at_end, eventually
 from text.tokenizer import Detokenizer

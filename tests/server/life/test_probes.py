@@ -9,7 +9,7 @@ from pathlib import Path
 
 import requests
 
-from tests.hash_model import reference
+from tests.hashed import reference
 from tests.server.hash_app import HOLD, NO_THREADS, byte_tokenizer
 from tests.server.process import PATIENCE_S, Server, clients, eventually, serving
 

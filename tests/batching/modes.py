@@ -1,0 +1,90 @@
+"""The modes, and every policy with every way to admit, limits as small as the tests' requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from engine.blocks import Ledger
+from generate import dynamic, nobatch, static
+from generate.modes import LayOut
+from generate.rectangle import RectangleLedger
+from scheduling.policies.nobatch import NoBatch
+from scheduling.policies.orca import Orca
+from scheduling.policies.shortest_first import ShortestFirst
+from scheduling.policies.stall_free import StallFree
+from scheduling.policies.static import Static
+from scheduling.policies.tgi import TGI
+from scheduling.registry import POLICIES as REGISTERED
+from scheduling.registry import make_policy
+from seams import Policy
+from serving.config import Config
+from tests.scheduling.law import Law
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    name: str
+    policy: Callable[[float], Policy]  # given max_wait_s
+    lay_out: LayOut
+    ledger: Callable[[int, int], Ledger]  # of so many blocks of so many tokens
+
+
+def _without_window(make: Callable[[], Policy], _: float) -> Policy:
+    return make()
+
+
+MODES = [
+    Mode("nobatch", lambda _: NoBatch(), nobatch.lay_out, RectangleLedger),
+    Mode("static, batch", lambda wait_s: Static(wait_s, "batch"), static.lay_out, RectangleLedger),
+    Mode("static, own", lambda wait_s: Static(wait_s, "own"), static.lay_out, RectangleLedger),
+    Mode("dynamic", lambda _: Orca(), dynamic.lay_out, Ledger),
+]
+# limits as small as the tests' requests, so that they are met
+PREFILL_TOKENS, TOKEN_BUDGET, MAX_BYPASS = 16, 10, 3
+
+
+def registered(name: str) -> Policy:
+    options = Config(
+        mode="dynamic",
+        max_batch_size=8,
+        token_budget=TOKEN_BUDGET,
+        ttft_target_ms=10.0,
+        tpot_target_ms=5.0,
+    )
+    return make_policy(name, options, Law())
+
+
+_IN_SMALL: dict[str, Callable[[], Policy]] = {
+    "orca": Orca,
+    "tgi": lambda: TGI(PREFILL_TOKENS, 400, waiting_served_ratio=0.5, max_waiting_tokens=4),
+    "stall-free": lambda: StallFree(TOKEN_BUDGET),
+    "shortest-first": lambda: ShortestFirst(MAX_BYPASS),
+}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    **_IN_SMALL,
+    **{name: partial(registered, name) for name in REGISTERED if name not in _IN_SMALL},
+}
+SHARED = "optimistic, shared prefixes"
+ADMISSIONS: dict[str, Callable[[int, int], Ledger]] = {
+    "reserve": Ledger,
+    "optimistic": partial(Ledger, growth_tokens=3),
+    SHARED: partial(Ledger, growth_tokens=3, prefix_caching=True),
+}
+DYNAMIC_MODES = [
+    Mode(f"{name}, {admission}", partial(_without_window, make), dynamic.lay_out, ledger)
+    for name, make in POLICIES.items()
+    for admission, ledger in ADMISSIONS.items()
+    if admission != SHARED or name in ("stall-free", "hrrn", "dlpm", "mlfq")
+]
+
+
+def every(modes: Sequence[Mode]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("mode", modes, ids=lambda mode: mode.name)
+
+
+every_mode, every_policy = every(MODES), every(DYNAMIC_MODES)
+every_mode_and_policy = every([*MODES, *DYNAMIC_MODES])
