@@ -22,6 +22,11 @@ from model import DTYPES
 COMPANY = Company()  # from the start of the benchmark on
 
 
+def file_name(model: str) -> str:
+    """Of what `--model` names."""
+    return model.replace(":", "-").replace("/", "-")
+
+
 def options(
     doc: str | None, *, rounds: int | None = ROUNDS, model: str | None = None,
     dtype: str | None = None, dtypes: Sequence[str] | None = None,

@@ -1,6 +1,7 @@
 """The time between tokens of requests that decode while long prompts arrive: orca and stall-free.
 
     python -m benchmarks.long_prompts                    # the embedded model, two minutes
+    python -m benchmarks.long_prompts --model smollm2 --dtype auto --rounds 3
     python -m benchmarks.long_prompts --clock cpu        # seconds of one thread, on a busy machine
     python -m benchmarks.long_prompts --curve curve.png  # fixed token budgets, too, as a picture
 
@@ -27,11 +28,11 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.bare import BareRun, Job, run_bare
-from benchmarks.harness.report import machine, options, save, table
+from benchmarks.harness.report import file_name, machine, options, save, table
 from benchmarks.harness.turns import in_turns, ratio
 from benchmarks.long_prompts.picture import Point, draw
 from benchmarks.prefix.play import CLOCKS
-from model import LoadOptions, load_model
+from model import DTYPES, LoadOptions, load_model
 from scheduling.policies.orca import Orca
 from scheduling.policies.stall_free import StallFree
 from scheduling.prediction.predictor import Predictor
@@ -139,7 +140,9 @@ class Sides:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = options(__doc__, rounds=5, model="embedded", dtype="float32")
+    parser = options(
+        __doc__, rounds=5, model="embedded", dtype="float32", known_dtypes=("auto", *DTYPES)
+    )
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--decodes", type=int, default=16, help="requests that decode")
     parser.add_argument("--decode-tokens", type=int, default=400, help="of each")
@@ -181,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     columns = "| stall: | p99 ITL, ms: | mean TTFT, ms: | tokens/s to orca:"
     card = (
-        f"{args.model}, {args.dtype}, on {machine()}, {args.clock} seconds\n\n"
+        f"{args.model}, {model.info.dtype}, on {machine()}, {args.clock} seconds\n\n"
         f"{args.prompts} prompts of {args.prompt_tokens} tokens beside {args.decodes} decodes; "
         f"stall: p99 ITL of these, to their ITL without the prompts\n\n{table(columns, rows)}"
     )
@@ -189,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     figures = {name: asdict(point) for name, point in points.items()}
     if args.curve is not None:
         draw(points, args.curve)
-    save({**settings, "sides": figures}, card, args.out, "long-prompts")
+    save({**settings, "sides": figures}, card, args.out, f"long-prompts-{file_name(args.model)}")
 
 
 if __name__ == "__main__":

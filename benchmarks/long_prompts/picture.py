@@ -20,6 +20,12 @@ class Point:
     throughput: Ratio
 
 
+def _error(ratio: Ratio) -> list[list[float]]:
+    """As matplotlib takes it; one round has no interval."""
+    low, high = ratio.low or ratio.value, ratio.high or ratio.value
+    return [[ratio.value - low], [high - ratio.value]]
+
+
 def draw(points: Mapping[str, Point], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     fixed = [point for name, point in points.items() if name.isdecimal()]
@@ -27,8 +33,10 @@ def draw(points: Mapping[str, Point], path: Path) -> None:
     for name, point in points.items():
         color = "#4c78a8" if name.isdecimal() else "#e45756"
         at = point.stall.value, point.throughput.value
-        axes.scatter(*at, color=color, zorder=3)
-        axes.annotate(name, at, textcoords="offset points", xytext=(6, -12), color=color)
+        x_error, y_error = _error(point.stall), _error(point.throughput)
+        axes.errorbar(*at, y_error, x_error, fmt="o", color=color, elinewidth=0.8)
+        below = -12 if name.isdecimal() else -26
+        axes.annotate(name, at, textcoords="offset points", xytext=(6, below), color=color)
     axes.axvline(MOST_STALL, color="#999999", lw=1, ls="--")
     axes.axhline(LEAST_THROUGHPUT, color="#999999", lw=1, ls="--")
     axes.set_xscale("log")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.bare import WORKS
-from benchmarks.harness.report import options, save
+from benchmarks.harness.report import file_name, options, save
 from benchmarks.harness.turns import Ratio, in_turns
 from benchmarks.limits import measure
 from benchmarks.peers.environments import PEERS, Peer, install, python_of
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         peers, with_nobatch = chosen(args.peers)
     except ArgumentTypeError as error:
         parser.error(str(error))
-    different = [args.model.replace(":", "-").replace("/", "-")] * (args.model != MODEL)
+    different = [file_name(args.model)] * (args.model != MODEL)
     different += [args.work] * (args.work != parser.get_default("work")) + [
         "sampled"
     ] * args.sampled

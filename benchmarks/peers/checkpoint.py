@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.harness.report import file_name
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.hub import write_folder
 from embedded.vocabulary import bytes_of_characters
@@ -55,7 +56,7 @@ class Prepared:
 
 def prepare(model: str, root: Path) -> Path:
     """The folder of `model`, written unless it exists. Raises CheckpointError."""
-    folder = root / model.replace(":", "-").replace("/", "-")
+    folder = root / file_name(model)
     done = folder / "tokenizer_config.json"  # written last
     if not done.exists():
         source = open_source(model, seed=0)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.record --list            # all recordings, their time, and which are old
     python -m benchmarks.record                   # those older than the code they measure
-    python -m benchmarks.record --rare            # the rare ones, too: three hours more
+    python -m benchmarks.record --rare            # the rare ones, too: some six hours more
     python -m benchmarks.record --only embedded   # these, old or not
 
 In order, one at a time, on an idle machine: each recording begins when others do not use the cores,

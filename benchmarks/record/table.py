@@ -109,6 +109,7 @@ _FASTEST = '"OpenVINO GenAI"'  # of the peers, in batches
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _PEERS = "results/reference-peers"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
+_LONG_PROMPTS = "results/reference-long-prompts"
 _KERNELS, _PRODUCTS = "results/reference-kernels", ("runtime/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store")
 
@@ -177,8 +178,12 @@ TABLE: tuple[Recording, ...] = (
     ),
     _bench(
         "long-prompts", 4, "long_prompts --curve docs/img/long-prompts.png",
-        "results/reference-long-prompts", "long-prompts.json", LOOP, "development",
+        _LONG_PROMPTS, "long-prompts-embedded.json", LOOP, "development",
     ),
+    _rare(_bench(
+        "long-prompts-smollm2", 4, "long_prompts --model smollm2 --dtype auto --rounds 3",
+        _LONG_PROMPTS, "long-prompts-smollm2.json", LOOP,
+    )),
     _rare(_bench("deferred", 20, "deferred", _DEFERRED, "deferred.json", LOOP)),
     _rare(_bench(
         "sampling", 5, "kernels.sampling --dtypes bfloat16 --rounds 9",
