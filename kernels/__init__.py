@@ -26,7 +26,7 @@ FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math",
 ]  # fmt: skip
-LINEAR_SOURCES = ("linear/linear", "linear/blocks", "linear/amx")
+LINEAR_SOURCES = ("linear/linear", "linear/blocks", "linear/amx", "linear/blocks_amx")
 ATTENTION = ("attend_f32", "attend_bf16", "attend_dot_bf16", "attend_amx_bf16")
 HEAD_DIMS = range(16, 257, 16)  # of attention
 KEYS_TOGETHER = 16  # read by attention at once: its blocks hold a multiple of it

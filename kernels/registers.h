@@ -146,16 +146,15 @@ T* kept(int64_t size) {
 constexpr int TILE_ROWS = 16;
 constexpr int TILE = TILE_ROWS * 64;  // bytes
 
-// All eight tiles, of 16 rows of 64 bytes.
-struct Tiles {
-  struct alignas(64) Shapes {
-    uint8_t palette = 1, first_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  };
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, first_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
 
-  Tiles() {
-    const Shapes shapes;
+// Eight tiles, by default of 16 rows of 64 bytes.
+struct Tiles {
+  explicit Tiles(const TileShapes& shapes = {}) {
     asm volatile("ldtilecfg %0" : : "m"(shapes));  // GCC's intrinsic does not declare this read
   }
 

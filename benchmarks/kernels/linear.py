@@ -1,7 +1,7 @@
 """Linear layers alone, size by size: every variant that this machine can run (runtime/linear/).
 
     python -m benchmarks.kernels.linear
-    python -m benchmarks.kernels.linear --sizes 768x3072 --rows 1 8 64 --precisions int8
+    python -m benchmarks.kernels.linear --sizes 768x3072 --rows 1 8 64 --precisions int8 q4_1
 
 Each runs through more matrices than a cache can hold, as a model's layers do. The variants take
 turns, and ratios are taken within a round: the better of oneDNN's and torch's time over that of
@@ -21,12 +21,15 @@ from torch import Tensor, nn
 from benchmarks.harness.report import options, save, table
 from benchmarks.harness.turns import Ratio, in_turns, ratio
 from benchmarks.limits import WEIGHT_BYTES
-from model import DTYPES
-from runtime.linear.layers import Int8Linear, Precision, variants
+from models.weights.source import STORED_BITS
+from runtime.linear.blocks import KINDS
+from runtime.linear.choice import layer_of
+from runtime.linear.layers import Precision, variants
 
 SIZES = [(1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024)]  # a block of gpt2-medium
 ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
+ALL = (*PRECISIONS, *KINDS)
 KEPT_BYTES = 160 * 2**20
 ROUNDS = 7
 OTHERS = ("oneDNN", "torch")
@@ -47,7 +50,7 @@ class Point:
 
     @property
     def read_gb_per_s(self) -> float:
-        return self.inputs * self.outputs * WEIGHT_BYTES[self.precision] / self.best_us / 1e3
+        return self.inputs * self.outputs * _bytes_of(self.precision) / self.best_us / 1e3
 
     @property
     def gflop_per_s(self) -> float:
@@ -58,15 +61,15 @@ class Point:
 def measure(
     precision: Precision, inputs: int, outputs: int, rows: Sequence[int], rounds: int
 ) -> list[Point]:
-    size, dtype = inputs * outputs * WEIGHT_BYTES[precision], DTYPES[precision]
-    matrices: list[nn.Module] = [
-        nn.Linear(inputs, outputs).to(dtype) for _ in range(max(2, KEPT_BYTES // size))
+    size = inputs * outputs * _bytes_of(precision)
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    matrices = [
+        layer_of(precision, inputs, outputs) for _ in range(max(2, int(KEPT_BYTES // size)))
     ]
-    if precision == "int8":
-        matrices = [Int8Linear.of(matrix) for matrix in matrices]  # type: ignore[arg-type]
     layers = {
-        variant.name: [variant.make(matrix) for matrix in matrices]  # type: ignore[arg-type]
+        variant.name: [variant.make(matrix) for matrix in matrices]
         for variant in variants(precision)
+        if precision not in KINDS or variant.name != "torch"  # which unpacks all weights
     }
     points = []
     for count in rows:
@@ -82,6 +85,11 @@ def measure(
         gain = ratio(found[others], found[ours]) if ours and others else None
         points.append(Point(precision, inputs, outputs, count, us, gain))
     return points
+
+
+def _bytes_of(precision: Precision) -> float:
+    """Of a weight."""
+    return STORED_BITS[precision] / 8 if precision in KINDS else WEIGHT_BYTES[precision]
 
 
 def _seconds(layers: Sequence[nn.Module], x: Tensor) -> float:
@@ -113,7 +121,7 @@ def main() -> None:
     parser = options(__doc__, rounds=ROUNDS)
     parser.add_argument("--sizes", nargs="+", type=_size, default=SIZES, metavar="INPUTSxOUTPUTS")
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
-    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=ALL)
     args = parser.parse_args()
     points = []
     for precision in args.precisions:

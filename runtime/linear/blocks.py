@@ -4,7 +4,7 @@
 minimum m; scales and minima are float16. A weight is d (n - 8) in Q4_0, d n + m in Q4_1 and d n in
 Q8_0. The layouts in a file are those of llama.cpp's `ggml-common.h`.
 
-In memory the same bytes lie in panels of 16 outputs, as the kernels of `kernels/linear/blocks.cpp`
+In memory the same bytes lie in panels of 16 outputs, as the kernels of `kernels/linear/blocks.h`
 read them. Nothing is kept twice: the embedding that shares
 the head's weights reads its rows from the same panels.
 """

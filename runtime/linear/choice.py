@@ -177,7 +177,7 @@ def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Var
     """The fastest for the shape; variants take turns, and the best of several rounds counts."""
     inputs, outputs = shape
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
-    plain = _layer(precision, inputs, outputs)
+    plain = layer_of(precision, inputs, outputs)
     layers = [variant.make(plain) for variant in tried]
     mean = [1.0] * len(tried)
     for rows in ROWS:
@@ -197,7 +197,8 @@ def measure(precision: Precision, shape: Shape, tried: Sequence[Variant]) -> Var
     return tried[min(range(len(tried)), key=lambda i: mean[i] * handicap[i])]
 
 
-def _layer(precision: Precision, inputs: int, outputs: int) -> AnyLinear:
+def layer_of(precision: Precision, inputs: int, outputs: int) -> AnyLinear:
+    """A layer of that size, to measure."""
     for kind, form in FORMATS.items():
         if kind == precision:
             raw = torch.zeros(outputs, inputs // BLOCK * form.size, dtype=torch.uint8)

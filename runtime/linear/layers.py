@@ -114,6 +114,7 @@ KERNELS: dict[Precision, list[KernelFunction]] = {
     ],
     **{
         kind: [
+            KernelFunction("amx", f"linear_amx_{kind}", 4),
             KernelFunction("vnni", f"linear_vnni_{kind}", 4),
             KernelFunction("maddubs", f"linear_maddubs_{kind}", 4),
         ]

@@ -108,6 +108,21 @@ def test_every_kernel_computes_the_layer(
         assert (error <= 2.0**-7 * expected.abs() + 2.0**-18 * size).all(), rows
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_for_tiles_and_for_vectors_agree_to_the_last_bit(kind: BlockKind) -> None:
+    ours = [v for v in variants(kind) if v.name != "torch"]
+    if len(ours) < 2:
+        pytest.skip("this processor has one kernel")
+    torch.manual_seed(0)
+    for inputs, outputs in SIZES:
+        linear = BlockLinear.of(kind, random_raw(kind, inputs, outputs))
+        made = [variant.make(linear) for variant in ours]
+        for rows in (*range(1, 40), 700):
+            x = torch.randn(rows, inputs).bfloat16()
+            first, *others = [each(x) for each in made]
+            assert all(torch.equal(first, other) for other in others), rows
+
+
 @pytest.mark.parametrize(("kind", "variant"), OURS, ids=name)
 def test_sums_within_a_block_are_exact(kind: BlockKind, variant: Variant) -> None:
     """With one block, scales of 1 and outputs that bfloat16 holds, to the last bit."""
