@@ -38,6 +38,10 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: shutil.which("ruff", path=str(Path(sys.executable).parent)) is not None,
         "the packages of requirements-dev.txt",
     ),
+    "amx": (
+        lambda: " amx_int8" in Path("/proc/cpuinfo").read_text(),
+        "a processor with AMX",
+    ),
     "chromium": (lambda: shutil.which("chromium") is not None, "chromium"),
     "wrk": (lambda: shutil.which("wrk") is not None, "wrk"),
     "text-inference-batcher": (

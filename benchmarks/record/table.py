@@ -106,9 +106,17 @@ def _decoder(model: str, file: str, work: str, minutes: float, options: str) -> 
 _FASTEST = '"OpenVINO GenAI"'  # of the peers, in batches
 
 
+def _with_amx(recording: Recording) -> Recording:
+    """The same command on a processor with AMX."""
+    return replace(
+        recording, name=f"{recording.name}-amx", folder=_AMX, needs=(*recording.needs, "amx")
+    )
+
+
 _HTTP, _DEFERRED = "results/reference-http", "results/reference-deferred"
 _PEERS = "results/reference-peers"
 _STORE, _MODES = "results/reference-store", "results/reference-modes"
+_AMX = "results/reference-amx"
 _LONG_PROMPTS = "results/reference-long-prompts"
 _KERNELS, _PRODUCTS = "results/reference-kernels", ("runtime/linear", "kernels")
 _STORED = ("deferred", "benchmarks/store")
@@ -164,6 +172,9 @@ TABLE: tuple[Recording, ...] = (
     _smollm2("sampled", 11, "--sampled"),
     _smollm2("prefill", 8, "--work prefill"),
     _smollm2("single", 4, "--work single"),
+    _with_amx(_smollm2("", 9)),
+    _with_amx(_smollm2("prefill", 7, "--work prefill")),
+    _with_amx(_smollm2("single", 4, "--work single")),
     # a batch takes llama.cpp half an hour in three rounds
     _qwen3("", 12, f"--peers {_FASTEST}"),
     _qwen3("mixed", 10, f"--work mixed --peers {_FASTEST}"),
@@ -190,6 +201,10 @@ TABLE: tuple[Recording, ...] = (
         "results/reference-sampling", "sampling.json", LOOP,
     )),
     _bench("linear", 3, "kernels.linear", _KERNELS, "linear.json", _PRODUCTS),
+    _rare(_with_amx(_bench(
+        "linear", 1, "kernels.linear --precisions bfloat16 q8_0 q4_0 q4_1 --rows 1 8 16 64 256",
+        _AMX, "linear.json", _PRODUCTS,
+    ))),
     _bench(
         "roofline", 2, "kernels.roofline --picture docs/img/kernels-roofline.png", _KERNELS,
         "roofline.json", _PRODUCTS, "development",
