@@ -66,11 +66,10 @@ def measure(
     matrices = [
         layer_of(precision, inputs, outputs) for _ in range(max(2, int(KEPT_BYTES // size)))
     ]
-    layers = {
-        variant.name: [variant.make(matrix) for matrix in matrices]
-        for variant in variants(precision)
-        if precision not in KINDS or variant.name != "torch"  # which unpacks all weights
-    }
+    offered = variants(precision)
+    if precision in KINDS and len(offered) > 1:
+        del offered[-1]  # torch's own, which unpacks all weights in each call
+    layers = {variant.name: [variant.make(matrix) for matrix in matrices] for variant in offered}
     points = []
     for count in rows:
         x = torch.randn(count, inputs).to(dtype)

@@ -223,7 +223,7 @@ inline Inputs quantised(const bf16* x) {
   return made;
 }
 
-// Pairs, inputs, weights, `fresh`, `first`, the panel's place among those that take turns, sums.
+// Pairs, inputs, weights, `fresh`, `first`, the panel's place in its turn, sums.
 using Tile = void (*)(int64_t, const Inputs*, const uint8_t*, bool, bool, int64_t, float*);
 
 // Tiles of two sizes, the larger ones first.
@@ -240,9 +240,10 @@ struct Split {
   }
 };
 
-// How rows are divided, how many pairs and panels meet a tile in turn, and what computes it.
+// How rows are divided, how many panels and pairs of blocks take turns, and what computes a tile.
 struct ByVectors {
-  struct State {};  // of a thread meanwhile
+  struct State {};  // what a thread sets up: nothing
+  static constexpr int64_t UNIT = 1;  // parts are multiples of so many rows
 
   static int64_t panels(int64_t) { return 1; }
 
@@ -319,8 +320,9 @@ void linear(const Layer& layer) {
   const int64_t row_bytes = layer.depth / BLOCK * sizeof(Inputs);
   const int64_t most = std::max<int64_t>(MAX_ROWS, BLOCK_BYTES / row_bytes);
   const int64_t parts = (layer.rows + most - 1) / most;
-  for (int64_t p = 0; p < parts; ++p) {
-    const int64_t begin = layer.rows * p / parts, end = layer.rows * (p + 1) / parts;
+  for (int64_t p = 0, begin = 0, end; p < parts; ++p, begin = end) {
+    const int64_t even = layer.rows * (p + 1) / parts;
+    end = p + 1 < parts ? even / By::UNIT * By::UNIT : layer.rows;
     Layer part = layer;
     part.x = static_cast<const bf16*>(layer.x) + begin * layer.depth;
     part.y = static_cast<bf16*>(layer.y) + begin * layer.outputs;

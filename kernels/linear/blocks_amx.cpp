@@ -7,7 +7,7 @@
 
 #include "blocks.h"
 
-#if defined(HAS_AMX)
+#if defined(HAS_AMX) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 
 namespace {
 
@@ -34,6 +34,7 @@ struct ByTiles {
   // A pair of blocks. Inputs are [block][R]: what is read past them gives sums that nobody reads.
   template <int R>
   static inline void multiply(const Inputs* x, const int8_t* weights, int32_t (*sums)[TILE_ROWS * W]) {
+    asm volatile("" : : : "memory");  // GCC's intrinsic does not declare what it reads
     _tile_zero(0);
     _tile_loadd(2, x, sizeof(Inputs));
     _tile_loadd(4, weights, 64);
@@ -98,6 +99,8 @@ struct ByTiles {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) store(to + r * W, sums[r]);
   }
+
+  static constexpr int64_t UNIT = TILE_ROWS;
 
   static Split split(int64_t rows) {
     return {rows / TILE_ROWS, TILE_ROWS, rows % TILE_ROWS != 0, rows % TILE_ROWS};

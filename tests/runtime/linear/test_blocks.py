@@ -114,13 +114,20 @@ def test_kernels_for_tiles_and_for_vectors_agree_to_the_last_bit(kind: BlockKind
     if len(ours) < 2:
         pytest.skip("this processor has one kernel")
     torch.manual_seed(0)
-    for inputs, outputs in SIZES:
-        linear = BlockLinear.of(kind, random_raw(kind, inputs, outputs))
-        made = [variant.make(linear) for variant in ours]
-        for rows in (*range(1, 40), 700):
-            x = torch.randn(rows, inputs).bfloat16()
-            first, *others = [each(x) for each in made]
-            assert all(torch.equal(first, other) for other in others), rows
+    threads = torch.get_num_threads()
+    try:
+        for number in {1, threads}:
+            torch.set_num_threads(number)
+            for inputs, outputs in SIZES:
+                raw = random_raw(kind, inputs, outputs)
+                linear = BlockLinear.of(kind, raw, torch.randn(outputs))
+                made = [variant.make(linear) for variant in ours]
+                for rows in (*range(1, 40), 1000):
+                    x = torch.randn(rows, inputs).bfloat16()
+                    first, *others = [each(x) for each in made]
+                    assert all(torch.equal(first, other) for other in others), rows
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("kind", "variant"), OURS, ids=name)
