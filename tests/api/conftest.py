@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -60,7 +61,7 @@ def running(app: Flask) -> Iterator[FlaskClient]:
     engine.start()
     client = app.test_client()
     while client.get("/health").status_code != 200:
-        pass
+        time.sleep(0.002)  # requests without a pause would keep the loading thread from the lock
     yield client
     engine.drain()
     engine.jobs.close()
