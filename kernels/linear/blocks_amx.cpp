@@ -31,7 +31,7 @@ struct ByTiles {
     }
   };
 
-  // A pair of blocks. Inputs are [block][R]: what is read past them gives sums that nobody reads.
+  // A pair of blocks. Inputs are [block][R]: the rows read past them are not used.
   template <int R>
   static inline void multiply(const Inputs* x, const int8_t* weights, int32_t (*sums)[TILE_ROWS * W]) {
     asm volatile("" : : : "memory");  // GCC's intrinsic does not declare what it reads
