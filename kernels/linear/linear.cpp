@@ -194,8 +194,10 @@ struct Int8 {
 #endif
 
 // R rows times a stretch of one group, added to sums [R][OUTPUTS], or stored there when `fresh`.
-// Meanwhile the next weights are fetched, from `next` on, `stride` bytes in each panel at each word.
-template <typename V, int R>
+// Meanwhile the next weights are fetched, from `next` on, `stride` bytes in each panel at each word: into
+// the second-level cache if they are used ONCE, since more requests to memory may wait there. (A single
+// row waits in both alike.)
+template <typename V, bool ONCE, int R>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
           bool fresh, void* sums_at, const char* next, int64_t stride) {
   typedef typename V::Sum Sum;
@@ -207,8 +209,8 @@ void tile(int64_t words, const typename V::Input* inputs, const typename V::Word
     for (int v = 0; v < VECTORS; ++v)
       sums[r][v] = fresh ? Sum{} : load<Sum>(at + r * OUTPUTS * 4 + v * sizeof(Sum));
   for (int64_t k = 0; k < words; ++k, inputs += R * V::PARTS, weights += OUTPUTS, next += stride) {
-    __builtin_prefetch(next);
-    __builtin_prefetch(next + 64);
+    __builtin_prefetch(next, 0, ONCE ? 2 : 3);
+    __builtin_prefetch(next + 64, 0, ONCE ? 2 : 3);
     V::template add<R>(sums, weights, inputs);
   }
 #pragma GCC unroll 16
@@ -255,9 +257,10 @@ using Tile = void (*)(int64_t, const typename V::Input*, const typename V::Word*
                       const char*, int64_t);
 
 template <typename V, int... I>
-Tile<V> tile_of(int64_t rows, std::integer_sequence<int, I...>) {
-  static constexpr Tile<V> tiles[] = {tile<V, I + 1>...};
-  return tiles[rows - 1];
+Tile<V> tile_of(int64_t rows, bool once, std::integer_sequence<int, I...>) {
+  static constexpr Tile<V> tiles[][V::MAX_ROWS] = {{tile<V, false, I + 1>...},
+                                                   {tile<V, true, I + 1>...}};
+  return tiles[once][rows - 1];
 }
 
 inline Floats value(const Layer&, int64_t, float, const float* sums) { return load<Floats>(sums); }
@@ -296,8 +299,8 @@ void linear_block(const Layer& layer) {
   const int64_t tiles = (rows + V::MAX_ROWS - 1) / V::MAX_ROWS;
   const int64_t shorter = rows / tiles, longer = rows % tiles;  // the first tiles have a row more
   const auto sizes = std::make_integer_sequence<int, V::MAX_ROWS>();
-  const Tile<V> short_tile = tile_of<V>(shorter, sizes);
-  const Tile<V> long_tile = longer ? tile_of<V>(shorter + 1, sizes) : short_tile;
+  const Tile<V> short_tile = tile_of<V>(shorter, tiles == 1 && rows > 1, sizes);
+  const Tile<V> long_tile = longer ? tile_of<V>(shorter + 1, false, sizes) : short_tile;
   // [stretch][tile][word][part][row of tile]
   Input* const packed = kept<Input, PACKED>(rows * words * V::PARTS);
   Line* const lines = kept<Line, LINES>(rows);
