@@ -195,8 +195,8 @@ struct Int8 {
 
 // R rows times a stretch of one group, added to sums [R][OUTPUTS], or stored there when `fresh`.
 // Meanwhile the next weights are fetched, from `next` on, `stride` bytes in each panel at each word: into
-// the second-level cache if they are used ONCE, since more requests to memory may wait there. (A single
-// row waits in both alike.)
+// the second-level cache if they are used ONCE, since more requests to memory may wait there. (For a
+// single row both take the same time.)
 template <typename V, bool ONCE, int R>
 void tile(int64_t words, const typename V::Input* inputs, const typename V::Word* weights,
           bool fresh, void* sums_at, const char* next, int64_t stride) {
