@@ -125,10 +125,12 @@ class Inference:
 
     @property
     def predicted_tokens(self) -> int:
-        """More than it has generated, and at most `max_tokens`."""
+        """At most `max_tokens`. A request that outlives its prediction is likely to generate as
+        much again as it has, so that a client gains little by one that is too low."""
         if self.predicted is None:
             return self.max_tokens
-        return max(min(self.predicted, self.max_tokens), min(self.generated + 1, self.max_tokens))
+        likely = self.predicted if self.generated < self.predicted else 2 * self.generated
+        return min(likely, self.max_tokens)
 
     @property
     def known(self) -> int:

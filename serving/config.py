@@ -304,7 +304,8 @@ class Config(Options):
         """Requests that may hold KV memory at once."""
         if self.max_resident is not None:
             return self.max_resident
-        pauses = self.mode == "dynamic" and self.policy in PAUSING
+        own = ":" in self.policy  # which may pause requests
+        pauses = self.mode == "dynamic" and (own or self.policy in PAUSING)
         return (RESIDENT_WHERE_PAUSED if pauses else 1) * self.max_batch_size
 
     @property

@@ -52,9 +52,9 @@ def _overload(load: float, *flows: Flow) -> tuple[Traffic, Traffic]:
 _BY_LENGTH = _overload(
     1.5, Flow(0.85, SHORT_PROMPT, "uniform:8,24"), Flow(0.15, LONG_PROMPT, "uniform:8,24")
 )
-# where those with long prompts also ask for more, so that `shortest-first` puts them last
-_LONG_ASK_FOR_MORE = Traffic(
-    (Flow(0.85, SHORT_PROMPT, "uniform:4,8"), Flow(0.15, LONG_PROMPT, "uniform:32,64")), 1.5
+# those who ask for little would fill the server alone, so `shortest-first` puts the others last
+_SOME_ASK_FOR_MUCH = Traffic(
+    (Flow(0.9, SHORT_PROMPT, "uniform:8,16"), Flow(0.1, SHORT_PROMPT, "uniform:96,128")), 3.0
 )
 _TWO_USERS = _overload(2.0, replace(CHAT, share=1, user="a"), replace(CHAT, share=2, user="b"))
 _DOCUMENTS = _overload(
@@ -104,7 +104,7 @@ CLAIMS = {
             "hrrn", "stall-free", "SGLang, pull request 32911; Brinch Hansen, 1971",
             "mean TTFT 24.2 s → 7.5 s, p99 60.5 s → 55.5 s",
             "ttft_mean", *_BY_LENGTH, "starvation", paper=0.31, also=("shortest-first",),
-            drawn=_LONG_ASK_FOR_MORE, options=("--max-bypass", "1000000"),  # without ageing
+            drawn=_SOME_ASK_FOR_MUCH, options=("--max-bypass", "1000000"),  # without ageing
         ),
         Claim(
             "vtc", "stall-free", "Sheng et al., OSDI '24",

@@ -25,12 +25,14 @@ _MOMENTS = 400
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``rank``: of the percentile; None for the mean. ``less``: smaller is better."""
+    """``rank``: of the percentile; None for the mean. ``less``: smaller is better. ``share``: the
+    mean is one, and values are 1 for what it counts."""
 
     name: str
     values: Callable[[Run], Floats]
     rank: float | None = None
     less: bool = True
+    share: bool = False
 
 
 def signals(run: Run, outcome: Outcome) -> Mapping[str, Any]:
@@ -176,7 +178,7 @@ METRICS = {
     ),
     "service_gap": Metric("largest service gap", _service_gap),
     "jain": Metric("Jain index of users' service", _jain, less=False),
-    "missed": Metric("share of missed objectives", _missed),
+    "missed": Metric("share of missed objectives", _missed, share=True),
     "goodput": Metric("goodput", _goodput, less=False),
     "program_per_token_mean": Metric(
         "mean latency per token of a program",

@@ -53,10 +53,10 @@ def measured(policy: str, found: Sequence[dict[str, Any]], folder: str) -> str:
 def _one(found: dict[str, Any]) -> str:
     traffic, calm = found["traffic"], found["calm"]
     # of the others, the page says what they mean
-    why = f": {traffic['reason']}" if _OPPOSITE in traffic["reason"] else ""
+    why, calm_why = (f": {_OPPOSITE}" if _OPPOSITE in p["reason"] else "" for p in (traffic, calm))
     return (
         f"{found['model']} **{ratio(traffic)}, {traffic['verdict']}**{why} (smallest visible "
-        f"effect {smallest(found, 'traffic')}); calm {ratio(calm)}, {calm['verdict']}."
+        f"effect {smallest(found, 'traffic')}); calm {ratio(calm)}, {calm['verdict']}{calm_why}."
     )
 
 

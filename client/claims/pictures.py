@@ -27,7 +27,7 @@ from client.report.pictures.comparison import latency_by_tokens
 
 COLOURS = {BASELINE: "#8a8f98", POLICY: "#1f77b4"}
 FURTHER, OTHER_USER = "#d1603d", "#e8833a"
-LONG_TOKENS = 400  # of a prompt that is drawn large
+LONG_TOKENS = 64  # of a response that is drawn large
 _POINTS = 200  # of a curve
 
 
@@ -146,11 +146,12 @@ def _starvation(played: Played) -> list[Chart]:
     most = max(ttft_s(o) for run in runs.values() for o in run.outcomes)
     panels = []
     for side, run in runs.items():
-        long = [o for o in run.outcomes if (o.prompt_tokens or 0) >= LONG_TOKENS]
+        asked = {o.index: run.workload.requests[o.index].output_tokens for o in run.outcomes}
+        long = [o for o in run.outcomes if asked[o.index] >= LONG_TOKENS]
         name = _sides(played)[side]
         marks = [
             Mark(o.origin_s, ttft_s(o), FURTHER if o in long else COLOURS[POLICY],
-                 f"{o.prompt_tokens} tokens: {seconds(ttft_s(o))}", small=o not in long)
+                 f"{asked[o.index]} tokens: {seconds(ttft_s(o))}", small=o not in long)
             for o in run.outcomes
         ]  # fmt: skip
         mean = seconds(float(np.mean([ttft_s(o) for o in run.outcomes])))
@@ -159,7 +160,7 @@ def _starvation(played: Played) -> list[Chart]:
                 title=f"{name}: mean {mean}",
                 finding=f"Time to the first token of each request under {name}, {mean} on average.",
                 x=Axis("seconds at which the request came", low=0.0, high=run.workload.duration_s),
-                y=Axis("time to first token; large: long prompts", low=0.0, high=1.05 * most,
+                y=Axis("time to first token; large: long responses", low=0.0, high=1.05 * most,
                        text=seconds),
                 marks=marks,
             )

@@ -13,7 +13,7 @@ from client.analysis.comparison.bootstrap import pooled_ratio
 from client.analysis.statistics import Floats, Interval, ranked
 from client.claims.figures import METRICS, Metric, shown
 from client.claims.play import BASELINE, BLOCK, CONTROL, POLICY, Played
-from client.claims.verdict import Block, find, trust, trusted
+from client.claims.verdict import Block, counted, find, trust, trusted
 from client.load.records import Run
 from client.report.html.page import Row, Table, seconds
 from client.report.tables import ratio_text
@@ -35,14 +35,14 @@ def conclude(played: Played) -> dict[str, Any]:
     for part in PARTS:
         runs = played.blocks(part)
         blocks = [_block(block, metric) for block in runs]
-        finding = find(blocks, metric.rank, less=metric.less)
-        if part == "traffic":
-            repeats = trust(blocks, metric.rank, less=metric.less)
-            found["trust"] = None if repeats is None else asdict(repeats)
-            finding = trusted(finding, repeats)
+        repeats = trust(blocks, metric.rank, less=metric.less)
+        finding = trusted(find(blocks, metric.rank, less=metric.less), repeats)
+        if metric.share:
+            finding = counted(finding, blocks)
         sent = sum(len(run.outcomes) for block in runs for run in block.values()) // len(BLOCK)
         found[part] = {
             **asdict(finding),
+            "trust": None if repeats is None else asdict(repeats),
             "load": (claim.traffic if part == "traffic" else claim.calm).load,
             "requests": sent,
             "late_s": _late_s(runs),
@@ -107,7 +107,7 @@ def as_text(found: dict[str, Any]) -> str:
         f"  verdict   {traffic['verdict'].upper()}: {traffic['reason']}",
         f"  calm      load {calm['load']:g}: {ratio(calm)}, {calm['verdict']}: {calm['reason']}",
     ]
-    if (repeats := found["trust"]) is not None:
+    if (repeats := traffic["trust"]) is not None:
         lines.append(
             f"  trust     in 1,000 resampled repeats the baseline against itself was seen in "
             f"{repeats['nothing']:.1%}, an effect of twice the visible one in "

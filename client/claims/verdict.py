@@ -18,6 +18,7 @@ from client.analysis.statistics import Floats, Interval
 
 SEEN, NOT_SEEN, TOO_CLOSE = "seen", "not seen", "too close to call"
 WORTH = 1.2  # the smallest factor that is worth a claim; papers claim 1.3 and more
+LEAST_EVENTS = 10  # in all runs together, from which shares have a ratio that says something
 REPLAYS = 1000
 MOST_FALSE, LEAST_TRUE = 0.07, 0.9  # shares of `Trust` with which an effect counts as seen
 _SAMPLES = 100  # of the bootstrap in each of them
@@ -107,6 +108,16 @@ def trusted(finding: Finding, found: Trust | None) -> Finding:
         )
         return replace(finding, verdict=TOO_CLOSE, reason=reason)
     return finding
+
+
+def counted(finding: Finding, blocks: Sequence[Block]) -> Finding:
+    """The finding about a share, whose values are 1 for an event, unless the events are few."""
+    runs = [values for b in blocks for values in (b.policy, b.baseline, b.control)]
+    events = sum(int((values == 1).sum()) for values in runs)
+    if events >= LEAST_EVENTS:
+        return finding
+    reason = f"{events} such requests in all runs together are too few, {LEAST_EVENTS} are needed"
+    return replace(finding, verdict=TOO_CLOSE, reason=reason)
 
 
 def _effects(blocks: Sequence[Block], rank: float | None) -> tuple[Effect | None, Effect | None]:

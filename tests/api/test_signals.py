@@ -118,10 +118,14 @@ def test_no_one_is_more_urgent_than_the_server_allows() -> None:
         signalled(most_urgent=-3, priority=-4)
 
 
-def test_a_prediction_is_more_than_was_generated_and_no_more_than_may_be() -> None:
+def test_a_request_that_outlives_its_prediction_may_generate_as_much_again() -> None:
     assert signalled().predicted_tokens == 9
     assert signalled(predicted_tokens=50).predicted_tokens == 9
     inference = signalled(predicted_tokens=2)
     assert inference.predicted_tokens == 2
-    inference.receive([1, 1, 1], 0.0)
-    assert inference.predicted_tokens == 4
+    inference.receive([1], 0.0)
+    assert inference.predicted_tokens == 2
+    inference.receive([1, 1], 0.0)
+    assert inference.predicted_tokens == 6
+    inference.receive([1, 1], 0.0)
+    assert inference.predicted_tokens == 9, "at most max_tokens"

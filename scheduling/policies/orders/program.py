@@ -2,7 +2,7 @@
 of programs that have had much more.
 
 Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs" (arXiv
-2502.13965): a call's rank is the service that the earlier calls of its program attained, in levels
+2502.13965): a call's rank is the service that the calls of its program have attained, in levels
 that double, so that programs of similar service run in order of arrival and do not take turns
 token by token. A call without a program is one of its own. The paper reports 4 to 15 times the
 program throughput of vLLM at equal latency. It promotes calls that starve; here one iteration in

@@ -55,6 +55,6 @@ class VTC(Order):
             cost = GENERATED_TOKEN * generated
             if request.id not in self._prompts:
                 cost += PROMPT_TOKEN * (request.prompt_tokens - (request.cached_tokens or 0))
-                self._prompts.add(request.id, 1)
+            self._prompts.raise_to(request.id, 1)  # the longest idle are forgotten
             self.served.add(request.user, cost)
             self.waiting.moved(request.user)

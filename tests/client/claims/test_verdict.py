@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from client.claims.verdict import (
+    LEAST_EVENTS,
     LEAST_TRUE,
     MOST_FALSE,
     NOT_SEEN,
@@ -15,6 +16,7 @@ from client.claims.verdict import (
     TOO_CLOSE,
     Block,
     Trust,
+    counted,
     find,
     trust,
     trusted,
@@ -101,6 +103,17 @@ def test_an_effect_is_seen_only_where_resampled_repeats_can_tell_it_from_noise(
     assert judged.verdict == verdict
     assert ("resampled repeats" in judged.reason) == (verdict == TOO_CLOSE)
     assert judged.ratio == finding.ratio
+
+
+@pytest.mark.parametrize("events", [0, LEAST_EVENTS - 1, LEAST_EVENTS])
+def test_a_share_of_few_events_is_too_close_to_call(events: int) -> None:
+    ones = np.array([1.0] * events + [0.0] * (REQUESTS - events) + [0.5])
+    none = np.array([0.0] * REQUESTS + [0.5])
+    blocks = [Block(none, ones, none)] + [Block(none, none, none)] * (SEEDS - 1)
+    finding = find(next(experiments(np.random.default_rng(5), factor=0.2)), None, less=True)
+    judged = counted(finding, blocks)
+    assert judged.verdict == (SEEN if events == LEAST_EVENTS else TOO_CLOSE)
+    assert (f"{events} such requests" in judged.reason) == (events < LEAST_EVENTS)
 
 
 def test_no_seed_is_no_verdict() -> None:
