@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             fill(args.page, out)
             return 0
         if args.again:
-            return _show([again(path.parent) for path in sorted(out.rglob("about.json"))], args)
+            return _again(args, out)
     except (RawError, WorkloadError, OSError) as error:
         say(f"error: {error}")
         return 1
@@ -119,6 +119,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("EB_POLICY_FOLDER", str(Path.cwd()))  # where servers find module:Class
     end_as_ctrl_c()
     return _play(policies, args, out, options)
+
+
+def _again(args: argparse.Namespace, out: Path) -> int:
+    folders = [path.parent for path in sorted(out.rglob("about.json"))]
+    named = {_folder_of(policy) for policy in args.policies}
+    folders = [folder for folder in folders if not named or folder.name in named]
+    if not folders:
+        say(f"error: {out} has no runs of {', '.join(args.policies) or 'a claim'}")
+        return 1
+    return _show([again(folder) for folder in folders], args)
 
 
 def _play(policies: Sequence[str], args: argparse.Namespace, out: Path, options: list[str]) -> int:

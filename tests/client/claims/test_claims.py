@@ -89,6 +89,18 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         again(tmp_path)
 
 
+def test_runs_that_are_not_there_cannot_be_concluded_again(
+    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--again", "--out", str(tmp_path)]) == 1
+    write(tmp_path / "sleep" / "fast", played, "srpt")
+    assert main(["vtc", "--again", "--out", str(tmp_path)]) == 1
+    assert "has no runs of a claim" in (told := capsys.readouterr().err)
+    assert "has no runs of vtc" in told
+    assert main(["fast", "--again", "--out", str(tmp_path)]) == 0
+    assert "fast" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -73,5 +73,5 @@ def test_the_clients_prediction_counts_and_without_one_what_was_learnt() -> None
     untold = world.submit([3] * 5, 40, user=1)
     world.run()
     check_closed(world)
-    ends_s = [i.last_token_s for i in (untold, told_short, told_long)]
-    assert ends_s == sorted(ends_s, key=lambda end_s: end_s or 0.0)
+    began_s = [i.first_token_s for i in (untold, told_short, told_long)]
+    assert began_s == sorted(began_s, key=lambda at_s: at_s or 0.0)
