@@ -1,0 +1,45 @@
+"""Strict priority: the lowest number first, residents included."""
+
+from __future__ import annotations
+
+from scheduling.registry import make_policy
+from seams import Plan
+from serving.config import Config
+from tests.scheduling.shown import Shown, view
+
+CONFIG = Config(mode="dynamic", policy="priority", max_batch_size=2)
+
+
+def plan(waiting: list[Shown], resident: list[Shown], used: int = 0, budget: int = 1000) -> Plan:
+    """Of two rows, where eight requests may be resident."""
+    shown = view(waiting, resident, limit=2, max_resident=8, budget=budget, used=used)
+    return make_policy("priority", CONFIG).plan(shown)
+
+
+def runs(decided: Plan) -> set[int]:
+    return {step.request.id for step in decided.advance}
+
+
+def test_a_lower_number_runs_first_and_equals_go_by_arrival() -> None:
+    waiting = [Shown(1, priority=2), Shown(2, priority=-1), Shown(3), Shown(4)]
+    assert runs(plan(waiting, [])) == {2, 3}
+
+
+def test_an_urgent_request_pauses_the_least_urgent_resident_which_keeps_its_memory() -> None:
+    residents = [
+        Shown(1, computed=4, generated=1, priority=1),
+        Shown(2, computed=4, generated=1, priority=2),
+    ]
+    decided = plan([Shown(3, priority=0)], residents)
+    assert runs(decided) == {1, 3}
+    assert list(decided.preempt) == []
+    assert runs(plan([Shown(3, priority=2)], residents)) == {1, 2}, "an equal one does not"
+
+
+def test_it_takes_memory_from_the_least_urgent_only_if_it_needs_it() -> None:
+    held = {"computed": 4, "generated": 1, "room": 12}
+    residents = [Shown(1, priority=1, **held), Shown(2, priority=2, **held)]
+    for budget, preempted in ((36, []), (35, [2])):
+        decided = plan([Shown(3, priority=0)], residents, used=24, budget=budget)
+        assert runs(decided) == {1, 3}
+        assert [request.id for request in decided.preempt] == preempted
