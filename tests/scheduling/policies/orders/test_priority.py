@@ -20,6 +20,11 @@ def runs(decided: Plan) -> set[int]:
     return {step.request.id for step in decided.advance}
 
 
+def running(id: int, *, priority: int) -> Shown:
+    """It holds twelve tokens' memory."""
+    return Shown(id, computed=4, generated=1, priority=priority, room=12)
+
+
 def test_a_lower_number_runs_first_and_equals_go_by_arrival() -> None:
     waiting = [Shown(1, priority=2), Shown(2, priority=-1), Shown(3), Shown(4)]
     assert runs(plan(waiting, [])) == {2, 3}
@@ -37,8 +42,7 @@ def test_an_urgent_request_pauses_the_least_urgent_resident_which_keeps_its_memo
 
 
 def test_it_takes_memory_from_the_least_urgent_only_if_it_needs_it() -> None:
-    held = {"computed": 4, "generated": 1, "room": 12}
-    residents = [Shown(1, priority=1, **held), Shown(2, priority=2, **held)]
+    residents = [running(1, priority=1), running(2, priority=2)]
     for budget, preempted in ((36, []), (35, [2])):
         decided = plan([Shown(3, priority=0)], residents, used=24, budget=budget)
         assert runs(decided) == {1, 3}
