@@ -1,8 +1,9 @@
 """What clients may tell policies of a request: the same fields and headers on every API.
 
-No client can invent urgency. With keys, the user is the key, and what the client names divides
-within it; `--max-priority` bounds what anyone may ask for. Names are kept as hashes that differ
-from process to process.
+With keys, the user is the key, and what the client names divides within it; `--max-priority` bounds
+what anyone may ask for. Targets and predicted lengths are believed: a request whose target cannot
+be met comes last, and one that outlives its prediction counts as longer. Names are kept as hashes
+that differ from process to process.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Requests form groups, which have a rank that may change. Of equal groups, the one that has waited
 longest comes first, so equal newcomers do not pass it. Within its group a request has a rank that
 does not change while it waits. A plan looks at O((c + k) log n) of n requests, where c have come,
-gone or moved since the last one and k are chosen. What was seen is an index of the views, not a
-count: a plan that is dropped leaves the next one as it would be.
+gone or moved since the last one and k are chosen, and at all n while there are deferred ones. What
+was seen is an index of the views, not a count: a plan that is dropped leaves the next one as it
+would be.
 """
 
 from __future__ import annotations

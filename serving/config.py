@@ -164,12 +164,14 @@ class Config(Options):
     """when a response is sent: when its batch ends, or when its own request is complete"""
 
     policy: str = DYNAMIC.option("stall-free")
-    """which requests run next: stall-free (prompts in chunks beside decodes), orca (first come,
-    first served), tgi (prefill interrupts decode), shortest-first (fewest tokens to generate), hrrn
-    (longest wait for the work), vtc (the user who was served least), dlpm (the same, with prefix
-    hits), deadline (deadline and work), mlfq (who was served little), priority (X-Priority),
-    program (the program that was served least), srpt (least predicted work), fair-slack (prompts
-    use the slack of decodes), or your own policy as MODULE:CLASS"""
+    """which requests run next. In order of arrival: stall-free (prompts in chunks beside decodes),
+    fair-slack (more of a prompt while no decode is late for it), orca (prompts whole), tgi (prompts
+    interrupt decodes). First: shortest-first (fewest tokens to generate), hrrn (longest wait for
+    its prompt's length), vtc (of the user who was served least), dlpm (the same, but prefix hits
+    may go before), deadline (earliest deadline, work added; too late ones last). First, while
+    others pause: mlfq (fewest tokens computed for it so far), program (for its program so far),
+    priority (lowest X-Priority), srpt (fewest tokens predicted to be left). Or your own policy as
+    MODULE:CLASS"""
     admission: Literal["reserve", "optimistic"] = DYNAMIC.option("reserve")
     """reserve: a request is admitted when the KV memory can hold all tokens that it may generate,
     and is never preempted; optimistic: when it can hold its prompt; it is preempted if memory runs
@@ -201,7 +203,7 @@ class Config(Options):
     ttft_target_ms: float = TARGETS.option(1000.0, least=0.001, most=86_400_000)
     """time to the first token that is due for requests that give no target"""
     tpot_target_ms: float = TARGETS.option(100.0, least=0.001, most=86_400_000)
-    """time between tokens that is due for requests that give no target"""
+    """policy fair-slack: time between tokens that is due for requests that give no target"""
     max_bypass: int = SHORTEST_FIRST.option(32, least=1, most=2**31)
     """how many later arrivals may overtake a request"""
 

@@ -9,6 +9,8 @@ request does not fit, those behind it wait, too.
 Bounds. Waiting: a request is overtaken by fewer than `max_bypass` + batch limit later arrivals
 (those of one iteration are admitted together). Decoding: as in `orca`, every iteration advances
 every resident, so between two tokens lie at most (batch limit - 1) x context tokens of prefill.
+
+O(n log n) of n waiting requests, since their ranks change with time, while there is a free place.
 """
 
 from __future__ import annotations

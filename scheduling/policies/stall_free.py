@@ -51,9 +51,8 @@ class StallFree:
         """Raises PolicyOptionError."""
         if token_budget != "auto" and token_budget <= max_batch_size:
             raise PolicyOptionError(
-                f"--token-budget is {token_budget}; allowed with --policy stall-free: auto, or "
-                f"more than --max-batch-size ({max_batch_size}), or decodes leave no tokens for "
-                "prompts"
+                f"--token-budget is {token_budget}; allowed: auto, or more than --max-batch-size "
+                f"({max_batch_size}), or decodes leave no tokens for prompts"
             )
         self.token_budget = token_budget
         self.predictor = predictor
