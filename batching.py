@@ -32,7 +32,7 @@ from engine.iteration import (
     enter,
 )
 from engine.lifecycle import Lifecycle
-from engine.queue import RequestQueue
+from engine.queue import ReadOnly, RequestQueue
 from engine.siblings import without_siblings
 from engine.speculation import Speculation
 from generate.modes import MODES, LayOut, ModeName
@@ -167,7 +167,7 @@ class BatchingManager(Front):
         limit = self._failures.batch_limit
         view = View(
             now_s,
-            waiting,
+            ReadOnly(waiting),
             resident,
             limit,
             life.ledger,

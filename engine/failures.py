@@ -83,10 +83,11 @@ class Failures:
 
     def loop_failed(self, error: Exception, now_s: float) -> None:
         """An error of the loop or of a policy: all requests fail."""
-        log.exception("the loop failed; all requests are failed, and it continues")
+        log.exception("the loop failed; all its requests are failed")
         self._judge(self._life.present(), error)
         self._give_up_in_flight()
-        self._life.fail(self._life.present(), f"internal error: {error}", now_s)
+        reason = f"internal error: {type(error).__name__}: {error}"
+        self._life.fail(self._life.present(), reason, now_s)
 
     def alone(self) -> Inference | None:
         """The request that must run alone until it receives a token."""

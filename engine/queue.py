@@ -8,8 +8,9 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import overload
 
 from engine.inference import DrainingError, Inference, OverloadedError, TooLongError
 from records import End
@@ -26,6 +27,28 @@ class Changes:
     arrivals: Sequence[Inference]
     departures: Sequence[tuple[Inference, End]]
     aborting: str | None
+
+
+class ReadOnly(Sequence[Inference]):
+    """Waiting requests for a policy, which cannot take any out of the queue by mistake."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: Sequence[Inference]) -> None:
+        self._requests = requests
+
+    @overload
+    def __getitem__(self, at: int) -> Inference: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Inference]: ...
+    def __getitem__(self, at: int | slice) -> Inference | Sequence[Inference]:
+        return self._requests[at]
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Inference]:
+        return iter(self._requests)
 
 
 class RequestQueue:

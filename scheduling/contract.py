@@ -20,8 +20,10 @@ def check_plan(plan: Plan, view: View, most_rows: int | None = None) -> None:
     """Raises PolicyError where `plan` is not one that `seams.Plan` describes for this view.
     `most_rows`: that residents alone may have, since the batch limit of the view may have
     fallen below their number; None: no more than this limit."""
-    if not plan.advance and plan.wake_s is None:
-        raise PolicyError("the policy planned nothing and set no wake_s")
+    if not isinstance(plan, Plan):
+        raise PolicyError(f"the policy returned {type(plan).__name__}, not a seams.Plan")
+    if not plan.advance:
+        _check_waits(plan.wake_s, view.now_s)
     rows = len(plan.advance) + len(plan.hold)
     resident = {request.id for request in view.resident}
     preempted = {request.id for request in plan.preempt}
@@ -47,13 +49,24 @@ def check_plan(plan: Plan, view: View, most_rows: int | None = None) -> None:
     if rows > limit:
         raise PolicyError(f"the policy plans {rows} rows; the batch limit is {limit}")
     for request, tokens in plan.advance:
-        if not 0 < tokens <= request.known - request.computed:
+        whole = type(tokens) is int or hasattr(tokens, "__index__")
+        if not (whole and 0 < tokens <= request.known - request.computed):
             raise PolicyError(
                 f"the policy advances request {request.id} by {tokens} tokens; it has "
                 f"{request.computed} of {request.known} computed"
             )
     if plan.hold:
         _check_held(plan, resident, preempted | advanced)
+
+
+def _check_waits(wake_s: object, now_s: float) -> None:
+    if wake_s is None:
+        raise PolicyError("the policy planned nothing and set no wake_s")
+    if not (isinstance(wake_s, int | float) and wake_s > now_s):
+        raise PolicyError(
+            f"the policy planned nothing with wake_s {wake_s!r}; allowed: a time after view.now_s, "
+            f"which is {now_s}"
+        )
 
 
 def _check_memory(new: Sequence[Request], plan: Plan, view: View) -> None:

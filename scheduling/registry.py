@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -102,7 +103,7 @@ def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> P
         make = getattr(importlib.import_module(module_name), class_name)
         policy: Policy = _made(make, options, predictor)
     except Exception as error:  # any error of the module is reported to its author
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}{_where(error, module_name)}"
         raise PolicyOptionError(
             f"--policy '{name}' cannot be loaded: {reason}; {allowed}"
         ) from error
@@ -111,7 +112,24 @@ def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> P
         raise PolicyOptionError(
             f"--policy '{name}' is not a policy: it lacks {', '.join(missing)} (see seams.Policy)"
         )
+    if policy.answers not in ("own", "batch"):
+        raise PolicyOptionError(
+            f"--policy '{name}' has answers {policy.answers!r}; allowed: 'own', 'batch'"
+        )
     return policy
+
+
+def _where(error: Exception, module_name: str) -> str:
+    """The line of the author's code that failed, if one did."""
+    if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+        return " in the folder where the server was started, nor on Python's path"
+    ours = {__file__, importlib.__file__}
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in ours and not frame.filename.startswith("<")
+    ]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def with_deferred(

@@ -64,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--seeds", type=int, default=SEEDS,
-        help="workloads, each played to the baseline, the policy and the baseline (%(default)s)",
+        help="workloads, each played to the baseline, the policy and the baseline (%(default)s; at "
+        f"least {_LEAST_SEEDS})",
     )  # fmt: skip
     p.add_argument(
         "--out", type=Path, help="folder for results, pictures and runs (results/claims)"

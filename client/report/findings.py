@@ -71,7 +71,7 @@ class Findings:
         name = self.system.name
         if self.brackets:
             found = over_seeds(self.brackets)
-            interval = "one seed"
+            interval = "too few seeds for an interval"
             if found.low is not None and found.high is not None:
                 interval = f"[{found.low:.4g}, {found.high:.4g}], 95 % over seeds"
             lines.append(f"capacity of {name}: {found.value:.4g} requests/s ({interval})")

@@ -166,7 +166,7 @@ def ratio_text(interval: Interval | None) -> str:
     if interval is None:
         return "-"
     if interval.low is None or interval.high is None:
-        return f"{interval.value:.2f} (one seed)"
+        return f"{interval.value:.2f} (too few seeds)"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 

@@ -95,7 +95,7 @@ def _latency(
     assert ratio is not None  # as chosen above
     sentence = f"{ratio.value:.2g} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
-        sentence += " (one seed, so no interval)"
+        sentence += " (too few seeds for an interval)"
     else:
         sentence += ", paired over seeds"
         if ratio.low <= 1 <= ratio.high:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -96,8 +97,14 @@ def raises(_: object) -> Plan:
     raise ZeroDivisionError("a policy of one's own")
 
 
+def takes(view: Any) -> Plan:
+    return Plan([Advance(view.waiting.pop(0), 3)])
+
+
 WRONG_PLANS: dict[str, Callable[[View], Plan]] = {
     "it raises": raises,
+    "it takes a request out of the queue": takes,
+    "it is no plan": lambda view: cast(Any, [Advance(view.waiting[0], 3)]),
     "nothing is planned": lambda _: Plan(),
     "nothing is computed": lambda view: Plan([Advance(r, 0) for r in view.waiting]),
     "more is computed than is known": lambda view: Plan([Advance(view.waiting[0], 99)]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import numpy as np
 import pytest
 
 from scheduling.contract import PolicyError, check_plan, check_retired
@@ -74,6 +77,25 @@ def test_an_iteration_has_no_more_rows_than_the_batch_limit_allows() -> None:
 def test_pausing_chunks_and_waiting_for_a_moment_are_allowed() -> None:
     check_plan(Plan([Advance(WAITING, 2)]), view([WAITING], [RESIDENT]))
     check_plan(Plan(wake_s=101.0), view([WAITING], [RESIDENT]))
+    check_plan(Plan([Advance(WAITING, cast(Any, np.int64(2)))]), view([WAITING], [RESIDENT]))
+
+
+@pytest.mark.parametrize("wake_s", [0.05, 100.0, float("nan"), "soon"])
+def test_a_policy_waits_for_a_moment_to_come(wake_s: Any) -> None:
+    with pytest.raises(PolicyError, match=r"wake_s .* a time after view.now_s, which is 100"):
+        check_plan(Plan(wake_s=wake_s), view([WAITING], [RESIDENT]))
+
+
+@pytest.mark.parametrize("plan", [None, [Advance(WAITING, 4)], iter(())])
+def test_a_policy_returns_a_plan(plan: Any) -> None:
+    with pytest.raises(PolicyError, match=f"returned {type(plan).__name__}, not a seams.Plan"):
+        check_plan(plan, view([WAITING], []))
+
+
+def test_tokens_are_whole_numbers() -> None:
+    wrong: Any = 2.0
+    with pytest.raises(PolicyError, match=r"advances request \d+ by 2\.0 tokens"):
+        check_plan(Plan([Advance(WAITING, wrong)]), view([WAITING], []))
 
 
 def test_only_residents_that_are_done_may_retire() -> None:

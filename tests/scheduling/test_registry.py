@@ -35,6 +35,9 @@ class Named(Orca):
 class Greedy:
     pass
 
+class Sometimes(Orca):
+    answers = "sometimes"
+
 class Broken(Orca):
     def __init__(self):
         raise ZeroDivisionError("its author's mistake")
@@ -83,10 +86,11 @@ def test_every_policy_is_made_from_the_defaults_and_plans() -> None:
         ("fifo", "--policy is 'fifo'; allowed: stall-free, orca, tgi, shortest-first, hrrn, "),
         ("module:", "--policy is 'module:'; allowed"),
         (":Class", "allowed: stall-free"),
-        ("nowhere_to_be_found:Class", "No module named 'nowhere_to_be_found'"),
+        ("nowhere:Class", "No module named 'nowhere' in the folder where the server was started"),
         ("no_python:Class", "SyntaxError"),
         ("my_policies:Missing", "no attribute 'Missing'"),
-        ("my_policies:Broken", "ZeroDivisionError: its author's mistake"),
+        ("my_policies:Broken", r"ZeroDivisionError: its author's mistake \(.*my_policies.py:\d+\)"),
+        ("my_policies:Sometimes", "answers 'sometimes'; allowed: 'own', 'batch'"),
         ("my_policies:Greedy", "is not a policy: it lacks answers, plan, retire"),
     ],
 )

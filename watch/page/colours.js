@@ -69,7 +69,7 @@ export class Groups {
 
   /** @param {number|null} value @param {Palette} p @param {boolean} pale while it waits or pauses */
   colour(value, p, pale) {
-    if (value === null) return pale ? p.waiting : p.held;
+    if (value === null) return pale ? p.waiting : p.paused;
     if (!this.seen.has(value)) this.seen.set(value, this.seen.size);
     const hue = HUES[/** @type {number} */ (this.seen.get(value)) % HUES.length];
     const dark = document.documentElement.dataset.theme === "dark";

@@ -96,7 +96,8 @@ class Loss:
 
     @property
     def headline(self) -> str:
-        return f"{self.system} failed {self.when}: {self.reason.splitlines()[0]}"
+        first, *log = self.reason.splitlines()
+        return f"{self.system} failed {self.when}: {first}{f' {log[-1]}' if log else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def test_a_policy_that_names_a_request_twice_is_told_so() -> None:
     request = arrived(1, 3)
     view = View(0.0, [], [request], 4, Ledger(99), 0, 4)
     with pytest.raises(PolicyError, match="preempts a request twice"):
-        check_plan(Plan(preempt=[request, request], wake_s=1.0), view)
+        check_plan(Plan([Advance(request, 1)], preempt=[request, request]), view)
     request.end = "length"
     with pytest.raises(PolicyError, match="retires a request twice"):
         check_retired([request, request], [request])

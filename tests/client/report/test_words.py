@@ -100,7 +100,7 @@ def test_a_ratio_that_may_be_one_is_no_difference() -> None:
 def test_a_ratio_of_one_seed_has_no_interval_and_says_so() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.065, None, None)})
     latency = sentences(headline(pairs=(pair,)), POINTS, {})[1]
-    assert latency.endswith("0.065 times as long (one seed, so no interval).")
+    assert latency.endswith("0.065 times as long (too few seeds for an interval).")
 
 
 @pytest.mark.parametrize(
