@@ -275,6 +275,8 @@ TABLE: tuple[Recording, ...] = (
             "client/report", "results/reference-embedded", "results/reference-run",
         ), "development", "chromium",
     ),
-    _bench("load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png", ("client",),
-           "development"),
+    _bench(
+        "load-pictures", 1, "client.pictures", "docs/img", "load-shapes.png",
+        ("client/workloads", "client/report/pictures/shape.py"), "development",
+    ),
 )  # fmt: skip
