@@ -35,8 +35,11 @@ def draw(points: Mapping[str, Point], path: Path) -> None:
         at = point.stall.value, point.throughput.value
         x_error, y_error = _error(point.stall), _error(point.throughput)
         axes.errorbar(*at, y_error, x_error, fmt="o", color=color, elinewidth=0.8)
-        below = -12 if name.isdecimal() else -26
-        axes.annotate(name, at, textcoords="offset points", xytext=(6, below), color=color)
+        if name.isdecimal():
+            axes.annotate(name, at, textcoords="offset points", xytext=(6, -12), color=color)
+        else:  # above its interval: `auto` lies on the curve, close to a fixed budget
+            top, short = (at[0], at[1] + y_error[1][0]), name.removeprefix("stall-free, ")
+            axes.annotate(short, top, textcoords="offset points", xytext=(4, 4), color=color)
     axes.axvline(MOST_STALL, color="#999999", lw=1, ls="--")
     axes.axhline(LEAST_THROUGHPUT, color="#999999", lw=1, ls="--")
     axes.set_xscale("log")
