@@ -255,3 +255,19 @@ def test_rows_are_coloured_by_user_program_or_priority(browser: Browser, watched
         assert page.evaluate(values) == colours
     page.select_option("#colour", "kind")
     assert page.is_visible("#live-legend")
+
+
+def test_residents_that_pause_have_rows_beyond_the_batch_limit(
+    browser: Browser, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "max_batch_size": 2, "policy": "mlfq", "hash_model": {STEP_S: 0.02, ENDLESS: 1},
+    }  # fmt: skip
+    with serving(tmp_path, **options) as server:
+        page = opened(browser, server, "live")
+        assert page.inner_text("#what").endswith("up to 2 rows an iteration")
+        wanted = [{"prompt": "x", "num_tokens": 100, "after_s": 0} for _ in range(6)]
+        page.evaluate("wanted => watch.room.send(wanted)", wanted)
+        page.wait_for_function("watch.tracks.slots > watch.tracks.limit")
+        assert page.evaluate("watch.tracks.limit") == 2
+        page.close()

@@ -74,7 +74,7 @@ function connect() {
       store.greet(hello);
       view.offset = null;
       byId("what").textContent = `${hello.mode}${hello.mode === "dynamic" ? ` (${hello.policy})` : ""}, model ${hello.model}, `
-        + `${hello.slots} ${hello.slots === 1 ? "slot" : "slots"} in the batch`;
+        + `up to ${hello.slots} ${hello.slots === 1 ? "row" : "rows"} an iteration`;
       byId("live").setAttribute("aria-busy", "false");
     },
     frame(frame) {

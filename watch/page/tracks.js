@@ -34,8 +34,14 @@ export class Tracks {
     this.frames = 0; // drawn, for measurements
   }
 
+  /** Rows of the batch track: under a policy that pauses, more requests are resident than advance at once. */
   get slots() {
-    return Math.max(this.store.hello?.slots ?? 8, this.store.slots.length);
+    return Math.max(this.limit, this.store.slots.length);
+  }
+
+  /** Most rows of an iteration. */
+  get limit() {
+    return this.store.hello?.slots ?? 8;
   }
 
   get slotPx() {
@@ -111,7 +117,7 @@ export class Tracks {
     /** @type {Record<string, [string, string]>} */
     const words = {
       queue: ["queue", waiting.length ? `${waiting.length}, oldest ${seconds(oldest)}` : "empty"],
-      batch: ["batch", `${slots} of ${this.slots} slots`],
+      batch: ["batch", this.slots > this.limit ? `${slots} residents` : `${slots} of ${this.limit} slots`],
       tokens: ["tokens/s", count(store.rate(t))],
       waste: ["padding", "computed but not used"],
       kv: ["KV memory", blocks ? `${count((100 * at(USED)) / blocks)} % in use` : ""],
