@@ -93,8 +93,8 @@ class BatchingManager(Front):
     def serve(self, model: Model, ledger: Ledger) -> None:
         """Requests are accepted from now on."""
         self._life.ledger = ledger
-        self.model = model
         self.queue.open(model.context, ledger.num_blocks * ledger.block_tokens)
+        self.model = model  # last: with it the server says that it is ready
 
     # --- a step of the loop -----------------------------------------------------------------
 

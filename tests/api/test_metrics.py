@@ -130,7 +130,7 @@ def test_requests_are_counted_by_what_became_of_them(client: FlaskClient) -> Non
 
 
 def test_a_reset_of_the_statistics_leaves_the_counters_alone(client: FlaskClient) -> None:
-    generate(client)
+    assert generate(client) == 200
     client.post("/stats/reset")
     assert scrape(client)["tgi_request_success", ()] == 1
 

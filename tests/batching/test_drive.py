@@ -384,6 +384,19 @@ def test_one_who_leaves_during_an_iteration_is_gone_after_it() -> None:
     assert stayer.generated == 100
 
 
+def test_a_server_that_says_it_is_ready_refuses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, model = manager_of(Orca()), HashModel()
+    accept = manager.queue.open
+
+    def not_ready_yet(*limits: int) -> None:
+        assert not manager.ready
+        accept(*limits)
+
+    monkeypatch.setattr(manager.queue, "open", not_ready_yet)
+    manager.serve(model, make_ledger("dynamic", model))
+    assert manager.ready
+
+
 def test_each_modes_loop_ends_all_requests_and_then_itself() -> None:
     policies: dict[str, Policy] = {
         "nobatch": NoBatch(),
