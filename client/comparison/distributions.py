@@ -25,6 +25,7 @@ from client.load.servers.stats import settled_stats
 from client.options.compare import SEEDS, CompareOptions
 from client.report.html.page import Row, Table, seconds
 from client.report.tables import ratio_text
+from client.report.words import factor
 from client.workloads.recipe import make
 
 SHAPES = {
@@ -127,8 +128,8 @@ def findings(found: Sequence[Shape]) -> list[str]:
         )
     fades = "fades" if spreads[1] < spreads[0] else "does not fade"
     lines.append(
-        f"The largest mean TTFT is {spreads[0]:.2g} times the smallest at the low rate and "
-        f"{spreads[1]:.2g} times at the high one: the difference {fades}."
+        f"The largest mean TTFT is {factor(spreads[0])} times the smallest at the low rate and "
+        f"{factor(spreads[1])} times at the high one: the difference {fades}."
     )
     return lines
 

@@ -35,6 +35,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def factor(value: float) -> str:
+    """Two digits, zeros too: 1.0, 0.93, 14."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
+
+
 def sentences(found: Headline, points: Sequence[Point], waits_s: Mapping[str, float]) -> list[str]:
     """Throughput at the limit, latency where both keep up, capacity: of dynamic against the
     reference, or of the last system if dynamic is the reference. ``waits_s``: how long a static
@@ -62,7 +67,7 @@ def _limit(found: Headline, system: str, names: Sequence[str]) -> str:
     )
     ratios = {r.over: r.throughput for r in found.limit_ratios if r.of == system}
     others = [
-        f"{ratios[name].value:.2g} times{_within(ratios[name])} those of {spoken(name)} "
+        f"{factor(ratios[name].value)} times{_within(ratios[name])} those of {spoken(name)} "
         f"(load {limits[name].load:g})"
         for name in names
         if name in ratios
@@ -93,7 +98,7 @@ def _latency(
     mine, theirs = here[system], here[pair.over]
     ratio = pair.ratios["ttft"]
     assert ratio is not None  # as chosen above
-    sentence = f"{ratio.value:.2g} times{_within(ratio)} as long"
+    sentence = f"{factor(ratio.value)} times{_within(ratio)} as long"
     if ratio.low is None or ratio.high is None:
         sentence += " (too few seeds for an interval)"
     else:
@@ -106,7 +111,7 @@ def _latency(
         f"{spoken(system)} and within {_median(theirs)} with {spoken(pair.over)}: {sentence}."
     )
     if (tail := pair.tails.get(f"ttft_p{TAIL}")) is not None:
-        text += f" The p{TAIL} was {tail.value:.2g} times{_within(tail)} as long."
+        text += f" The p{TAIL} was {factor(tail.value)} times{_within(tail)} as long."
     if wait_s := waits_s.get(pair.over):
         text += (
             f" The time of {spoken(pair.over)} contains a wait of up to {seconds(wait_s)} for "
@@ -178,5 +183,4 @@ def objectives_text(objectives: Objectives) -> str:
 def _within(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return ""
-    low, high = (f"{x:.2g}" if x < 99.5 else number(x) for x in (interval.low, interval.high))
-    return f" [{low}, {high}]"
+    return f" [{factor(interval.low)}, {factor(interval.high)}]"

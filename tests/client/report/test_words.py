@@ -14,7 +14,7 @@ from client.analysis.objectives import Objectives
 from client.analysis.statistics import Interval
 from client.load.servers.system import NO_WAIT
 from client.report.tables import limit_table
-from client.report.words import rate, sentences
+from client.report.words import factor, rate, sentences
 
 
 def point(name: str, load: float, verdict: str, ttft_s: float) -> Point:
@@ -52,7 +52,7 @@ def test_limit_latency_and_capacity_are_told_with_their_numbers() -> None:
     )
     throughput, latency, capacity = sentences(found, POINTS, {})
     assert "load 8), dynamic batching delivered 2,190 output tokens a second" in throughput
-    assert "6 times [5.4, 6.7] those of one request at a time (load 2.7)" in throughput
+    assert "6.0 times [5.4, 6.7] those of one request at a time (load 2.7)" in throughput
     (row,) = (row.cells for row in limit_table(found).rows if row.cells[0] == "dynamic")
     assert row[1:] == ("8", "2,190", "70", "8 s", "6.00 [5.40, 6.70]")
     assert "within 19 ms (10 requests) with dynamic batching and within 140 ms (10" in latency
@@ -95,6 +95,13 @@ def test_a_policy_that_is_compared_with_the_default_is_what_the_sentences_are_ab
 def test_a_ratio_that_may_be_one_is_no_difference() -> None:
     pair = Pair("dynamic", "nobatch", 1.0, {"ttft": Interval(0.9, 0.7, 1.2)})
     assert "so no difference is certain" in sentences(headline(pairs=(pair,)), POINTS, {})[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "1.0"), (0.1, "0.10"), (14.2, "14"), (99.6, "100"), (1234.0, "1,234")]
+)
+def test_a_factor_keeps_its_second_digit_without_an_exponent(value: float, text: str) -> None:
+    assert factor(value) == text
 
 
 def test_a_ratio_of_one_seed_has_no_interval_and_says_so() -> None:
