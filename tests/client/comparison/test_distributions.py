@@ -31,7 +31,8 @@ def test_the_statement_about_the_claim_follows_from_the_figures() -> None:
     assert "zipfian arrivals hurt most (mean TTFT 4 s, uniform 1 s)" in low
     assert "number 2 of 2" in high
     assert both.endswith(
-        "4.0 times the smallest at the low rate and 1.5 times at the high one: the difference fades."
+        "4.0 times the smallest at the low rate and 1.5 times at the high one: "
+        "the difference fades."
     )
 
 
