@@ -1,5 +1,5 @@
-"""The contract of policies. Every plan is checked, in some 5 us with 64 residents. A wrong one
-fails with a sentence that says what is wrong, before it changes anything."""
+"""The contract of policies. Every plan is checked, which takes some 10 us with 64
+residents. A wrong one fails with a sentence that says what is wrong, before it changes anything."""
 
 from __future__ import annotations
 
