@@ -11,10 +11,11 @@ import heapq
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from scheduling.decoding import is_decoding
 from scheduling.lending import LentMemory
 from scheduling.waiting import Group, Waiting
 from seams import Observer, Plan, Policy, Request, Served, View
@@ -91,18 +92,23 @@ class Attained(OrderedDict[Any, float]):
 
 class Turns:
     """Within a user, the end users take turns: start-time fair queueing with requests of equal cost
-    (Goyal et al., SIGCOMM '96)."""
+    (Goyal et al., SIGCOMM '96). A request keeps its turn when it is preempted, and its end user
+    does not get back the turn of one that is cancelled."""
 
     def __init__(self) -> None:
         self._last = Attained()  # by user, and by user and end user: the newest turn
+        self._given = Attained()  # by request
 
-    def next(self, request: Request, first: float | None) -> float:
+    def of(self, request: Request, first: float | None) -> float:
         """The turn of a request. `first`: the turn that is first now; None: no request waits."""
+        if (given := self._given.get(request.id)) is not None:
+            return given
         own = request.user, request.end_user
         now = self._last.get(request.user, 0.0) if first is None else first
         turn = max(self._last.get(own, 0.0) + 1, now)
         self._last.raise_to(own, turn)
         self._last.raise_to(request.user, turn)
+        self._given.raise_to(request.id, turn)
         return turn
 
 
@@ -130,7 +136,8 @@ class Joining:
 
 class Pausing(Joining):
     """The first of all run, resident or not; other residents pause and keep their memory, unless
-    a request before them needs it."""
+    a request before them needs it. That of a running one is taken where the order has no
+    `oldest_every`, and in an iteration by arrival."""
 
     def __init__(self, order: Order, chunks: Policy) -> None:
         super().__init__(order, chunks)
@@ -140,25 +147,32 @@ class Pausing(Joining):
         limit, order = view.max_batch_size, self.order
         every = order.oldest_every
         by_age = every is not None and self._iterations % every == every - 1
-        chosen = order.first(view, limit)
-        if by_age:
-            chosen = heapq.nsmallest(limit, view.waiting[:limit], key=_age)
+        chosen = _oldest(view, limit) if by_age else order.first(view, limit)
         key = _age if by_age else order.key
         residents = sorted((r for r in view.resident if not r.done), key=key)
         top = heapq.nsmallest(limit, [*residents, *chosen], key=key)
         new = [request for request in top if not request.resident]
         running = [request for request in top if request.resident]
         paused = residents[len(running) :]
-        oldest = min((r.id for r in residents), default=None) if every is not None else None
-        victims = [request for request in paused if request.id != oldest]
-        new, dropped = _admitted(view, new, victims)
+        victims = residents
+        if every is not None and not by_age:
+            oldest = min((r.id for r in residents), default=None)
+            victims = [request for request in paused if request.id != oldest]
+        new, dropped = _admitted(view, new, victims, key)
+        if new:  # a prompt does not continue before a newcomer that precedes it
+            running = [r for r in running if is_decoding(r) or key(r) < key(new[0])]
         gone = {request.id for request in dropped}
+        running = [request for request in running if request.id not in gone]
         spare = [request for request in paused if request.id not in gone]
         running += spare[: limit - len(running) - len(new)]
         if not (running or new):  # their last tokens are in flight
             running = list(view.resident[:limit])
         memory = LentMemory(view.memory, dropped)
         plan = self.chunks.plan(replace(view, waiting=new, resident=running, memory=memory))
+        planned = {step.request.id for step in plan.advance}
+        if dropped and not all(request.id in planned for request in new):
+            new = [request for request in new if request.id in planned]
+            _, dropped = _admitted(view, new, victims, key)
         return replace(plan, preempt=dropped)
 
     def observe(self, rows: Iterable[Served]) -> None:
@@ -170,21 +184,33 @@ def _age(request: Request) -> int:
     return request.id
 
 
+def _oldest(view: View, most: int) -> list[Request]:
+    """The oldest of the waiting requests."""
+    waiting = view.waiting
+    if not view.num_deferred:  # preempted ones in order of arrival, then the others
+        others = bisect_left(waiting, True, key=lambda request: not request.num_preemptions)
+        waiting = [*waiting[: min(most, others)], *waiting[others : others + most]]
+    return heapq.nsmallest(most, waiting, key=_age)
+
+
 def _admitted(
-    view: View, new: Sequence[Request], paused: Sequence[Request]
+    view: View, new: Sequence[Request], residents: Sequence[Request], key: Callable[[Request], Any]
 ) -> tuple[list[Request], list[Request]]:
-    """The first of `new` that can be admitted, and the last of `paused` that have to be preempted
-    for them."""
+    """The first of `new` that can be admitted, and the last of `residents` that have to be
+    preempted for them, of those behind the first that does not fit."""
     places = view.max_resident - len(view.resident)
-    free = new[: max(0, places)]
-    count = view.memory.fit(free)
-    if count == len(new) or not paused:
+    count = view.memory.fit(new[: max(0, places)])
+    if count == len(new):
+        return list(new), []
+    victims = residents[bisect_left(residents, key(new[count]), key=key) :]
+    if not victims:
         return list(new[:count]), []
-    count = view.memory.fit(new[: places + len(paused)], paused)
+    new = new[: bisect_left(new, key(victims[0]), key=key)]
+    count = view.memory.fit(new[: max(0, places + len(victims))], victims)
 
     def fits(dropped: int) -> bool:
-        leaving = paused[len(paused) - dropped :]
+        leaving = victims[len(victims) - dropped :]
         return count <= places + dropped and view.memory.fit(new[:count], leaving) == count
 
-    dropped = bisect_left(range(len(paused)), True, key=fits)
-    return list(new[:count]), list(paused[len(paused) - dropped :])
+    dropped = bisect_left(range(len(victims)), True, key=fits)
+    return list(new[:count]), list(victims[len(victims) - dropped :])

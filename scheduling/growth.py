@@ -1,10 +1,11 @@
 """Optimistic admission: a request holds memory for its tokens and a few more, and grows.
 
 A policy plans before requests grow, so its plan may need more blocks than there are. Then residents
-are preempted until it fits: deferred ones first, and within a class those with the fewest computed
-tokens, since least is computed again, but never the oldest, where immediate requests count as
-older. So the oldest request always continues, ends, and makes another one the oldest: no request is
-preempted for ever, under any policy, unless immediate requests never cease.
+are preempted until it fits: deferred ones first, and within a class those that the plan does not
+advance, then those with the fewest computed tokens, since least is computed again, but never the
+oldest, where immediate requests count as older. So the oldest request always continues, ends, and
+makes another one the oldest: no request is preempted for ever, under any policy, unless immediate
+requests never cease.
 
 Preemption by recomputation: Kwon et al., "Efficient Memory Management for Large Language Model
 Serving with PagedAttention", SOSP '23, section 4.5.
@@ -12,7 +13,7 @@ Serving with PagedAttention", SOSP '23, section 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from seams import Advance, Plan, Request, Trial, View
@@ -34,7 +35,8 @@ def with_growth(plan: Plan, view: View) -> Plan:
     stays = [request for request in view.resident if request.id not in gone]
     oldest = min(stays, key=lambda r: (r.service_class == "deferred", r.id)).id
     preempt = list(plan.preempt)
-    victims = (r for r in sorted(stays, key=_preemption_order) if r.id != oldest)
+    runs = {step.request.id for step in plan.advance}
+    victims = (r for r in sorted(stays, key=lambda r: _preemption_order(r, runs)) if r.id != oldest)
     while _missing(growing, preempt, view) and (victim := next(victims, None)) is not None:
         preempt.append(victim)
         growing = [step for step in growing if step.request.id != victim.id]
@@ -48,9 +50,11 @@ def _missing(growing: Sequence[Advance], preempt: Sequence[Request], view: View)
     return not all(trial.take(step) for step in growing)
 
 
-def _preemption_order(request: Request) -> tuple[bool, int, int]:
-    """Deferred requests first, then those with the fewest tokens to compute again."""
-    return request.service_class == "immediate", request.computed, -request.id
+def _preemption_order(request: Request, runs: Container[int]) -> tuple[bool, bool, int, int]:
+    """Deferred requests first, then those that pause, then those with the fewest tokens to compute
+    again."""
+    immediate = request.service_class == "immediate"
+    return immediate, request.id in runs, request.computed, -request.id
 
 
 def _admissible(advance: Sequence[Advance], trial: Trial) -> list[Advance]:

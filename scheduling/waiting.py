@@ -150,6 +150,8 @@ class Waiting:
             self._outside = {request.id: request for request in view.resident}
         mixed = {request.id: request for request in view.waiting} if view.num_deferred else None
         self._mixed = mixed
+        if len(self._entries) > 2 * len(view.waiting) + 64:
+            self._drop_all_gone()
         self._preempted = bisect_left(
             view.waiting, True, key=lambda request: not request.num_preemptions
         )
@@ -203,6 +205,17 @@ class Waiting:
                     self._outside[request.id] = request
                     queue.admitted = True
             heapq.heappop(queue.heap)
+
+    def _drop_all_gone(self) -> None:
+        """Also below the top, where requests that were cancelled would stay as long as others come
+        before them."""
+        for group, queue in list(self._queues.items()):
+            for entry in queue.heap:
+                if entry[-1].done and self._entries.get(entry[1]) is entry:
+                    del self._entries[entry[1]]
+            queue.heap = [e for e in queue.heap if self._entries.get(e[1]) is e]
+            heapq.heapify(queue.heap)
+            self.moved(group)
 
     def _shown(self, view: View, request: Request) -> Request | None:
         """The waiting request as the view shows it."""

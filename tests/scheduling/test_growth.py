@@ -108,3 +108,14 @@ def test_memory_of_requests_that_the_policy_preempts_counts_as_free() -> None:
     plan = Plan([Advance(stays, 1)], [goes])
     grown = with_growth(plan, view([], [stays, goes], budget=12, used=11, growth_tokens=6))
     assert grown == plan
+
+
+def test_residents_that_pause_leave_before_those_that_run() -> None:
+    def decoding(id: int, computed: int) -> Shown:
+        return Shown(id, computed=computed, generated=computed - 3, max_tokens=40, room=computed)
+
+    oldest, paused, urgent = decoding(1, 20), decoding(2, 18), decoding(3, 6)
+    shown = view([], [oldest, paused, urgent], budget=44, used=44, growth_tokens=4)
+    grown = with_growth(Plan([Advance(oldest, 1), Advance(urgent, 1)]), shown)
+    assert [request.id for request in grown.preempt] == [2]
+    assert [step.request.id for step in grown.advance] == [1, 3]

@@ -129,3 +129,16 @@ def by_hand(order: VTC, waiting: Sequence[Inference], memory: Memory, most: int)
         found.append(best)
         served[best.user] += best.known
     return found
+
+
+def test_cancelled_requests_are_forgotten_also_while_others_come_before_them() -> None:
+    policy: Any = make_policy("priority", Config(mode="dynamic", policy="priority"))
+    urgent: list[Any] = [arriving(random.Random(1), id) for id in range(3)]
+    for request in urgent:
+        request.priority = -1
+    for id in range(3, 1000):
+        cancelled = arriving(random.Random(1), id)
+        policy.order.first(replace(view(), waiting=[*urgent, cancelled]), 1)
+        cancelled.end = "cancelled"
+    policy.order.first(replace(view(), waiting=urgent), 1)
+    assert len(policy.order.waiting._entries) < 100

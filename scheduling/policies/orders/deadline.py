@@ -43,6 +43,8 @@ class Deadline(Sorted):
         if request.ttft_target_s is None and request.deadline_s is not None:
             within_s = request.deadline_s
             work_s += self._step_s * (request.predicted_tokens - request.generated)
+        elif request.generated:  # it was preempted after its first token
+            return False, request.arrival_s
         else:
             within_s = request.ttft_target_s or self.ttft_target_s
         due_s = request.arrival_s + within_s

@@ -8,8 +8,8 @@ reports 31.4 times the throughput of vLLM in the preprint, 6.1 times in the publ
 authors' code (github.com/LLMServe/FastServe) does the same with seconds instead of tokens, and
 moves requests that starve to the first level; here one iteration in `oldest_every` goes by arrival.
 
-O((c + k) log n) of n waiting requests, and O(r log r) of r residents. Without more requests than
-rows it does nothing.
+O((c + k) log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
+rows it only chooses whose prompt is computed first.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ token by token. A call without a program is one of its own. The paper reports 4 
 program throughput of vLLM at equal latency. It promotes calls that starve; here one iteration in
 `oldest_every` goes by arrival.
 
-O((c + k) log n) of n waiting requests, and O(r log r) of r residents. Without more requests than
-rows, or if all programs are new, it does nothing.
+O((c + k) log n) of n waiting requests, and O(r log r) of r residents. With no more requests than
+rows, it only chooses whose prompt is computed first; if all programs are new, it does nothing.
 """
 
 from __future__ import annotations

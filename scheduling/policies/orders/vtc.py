@@ -35,7 +35,7 @@ class VTC(Order):
         return self.served.get(group, 0.0) + self._chosen.get(group, 0.0)
 
     def rank(self, request: Request) -> float:
-        return self._turns.next(request, self.waiting.first_rank(request.user))
+        return self._turns.of(request, self.waiting.first_rank(request.user))
 
     def joined(self, group: int) -> None:
         least = self.waiting.best()

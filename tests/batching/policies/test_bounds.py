@@ -219,3 +219,19 @@ def test_optimistic_admission_holds_more_requests_in_the_same_memory(mode: Mode)
         if admission is not mode:
             assert all(record.num_preemptions == 0 for record in world.books.requests)
     assert list(rows.values()) == [8, 2]
+
+
+@modes_of({"mlfq", "program"})
+def test_a_large_request_does_not_wait_for_ever_amid_small_ones(mode: Mode) -> None:
+    """It needs nearly all of the memory, and small ones never cease."""
+    world = World(mode, max_batch_size=4, budget=100, context=128)
+    for n in range(4):
+        world.submit([n] * 4, 12)
+    large = world.submit([2] * 60, 36)
+    for n in range(2000):
+        world.step()
+        if large.end is not None:
+            break
+        while world.manager.queue.size < 3:
+            world.submit([n % 13] * 4, 12)
+    assert large.end == "length"

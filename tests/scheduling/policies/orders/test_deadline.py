@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -107,3 +108,11 @@ def test_the_policy_of_this_name_has_its_target_and_the_servers_step_time() -> N
     waiting = [without, long, short]
     plan = make_policy("deadline", config, Law()).plan(view(waiting, limit=1, budget=9000))
     assert [step.request.id for step in plan.advance] == [3]
+
+
+def test_a_request_that_was_preempted_after_its_first_token_is_not_hopeless() -> None:
+    """Its target is met, however long ago; a deadline of the whole response still counts."""
+    resumed = Shown(1, NOW_S - 50.0, generated=20, num_preemptions=1)
+    assert order_of(resumed, due(2, 0.5), due(3, 0.2)) == [1, 3, 2]
+    late = replace(resumed, deadline_s=1.0)
+    assert order_of(late, due(2, 0.5), due(3, 0.2)) == [3, 2, 1]

@@ -47,3 +47,13 @@ def test_it_takes_memory_from_the_least_urgent_only_if_it_needs_it() -> None:
         decided = plan([Shown(3, priority=0)], residents, used=24, budget=budget)
         assert runs(decided) == {1, 3}
         assert [request.id for request in decided.preempt] == preempted
+
+
+def test_it_takes_the_memory_of_a_running_one_where_rows_are_free() -> None:
+    residents = [running(1, priority=1), running(2, priority=2)]
+    shown = view([Shown(3, priority=0)], residents, limit=8, budget=35, used=24)
+    decided = make_policy("priority", CONFIG).plan(shown)
+    assert runs(decided) == {1, 3}
+    assert [request.id for request in decided.preempt] == [2]
+    shown = view([Shown(3, priority=2)], residents, limit=8, budget=35, used=24)
+    assert not make_policy("priority", CONFIG).plan(shown).preempt, "an equal one does not"

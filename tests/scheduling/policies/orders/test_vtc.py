@@ -209,3 +209,29 @@ def test_among_deferred_requests_a_newcomer_is_lifted_to_who_waits_not_to_who_le
     plan([deferred], [left])
     assert plan([newcomer, deferred], [left]) == [2, 7]
     assert order.served[9] == 100.0
+
+
+@pytest.mark.parametrize("name", ["vtc", "dlpm"])
+def test_with_one_user_it_does_nothing_also_where_requests_are_preempted(name: str) -> None:
+    ends = []
+    for policy in (name, "stall-free"):
+        mode = next(mode for mode in DYNAMIC_MODES if mode.name == f"{policy}, optimistic")
+        world = World(mode, max_batch_size=3, budget=60)
+        requests = [world.submit([n % 13] * 4, 24, n) for n in range(40)]
+        world.run()
+        check_closed(world)
+        assert any(request.num_preemptions for request in requests)
+        ends.append([request.record.end_s for request in requests if request.record])
+    assert ends[0] == ends[1]
+
+
+def test_end_users_take_turns_also_beside_deferred_requests() -> None:
+    world = World(MODE, max_batch_size=1)
+    for _ in range(2):
+        world.submit([1] * 4, 120, user=9, service_class="deferred", stored=True)
+    first = [world.submit([n] * 4, 6, user=1, end_user=1) for n in range(6)]
+    second = [world.submit([n] * 4, 6, user=1, end_user=2) for n in range(3)]
+    world.run()
+    check_closed(world)
+    admitted = sorted((*first, *second), key=lambda request: request.admitted_s or 0.0)
+    assert [request.end_user for request in admitted] == [1, 2, 1, 2, 1, 2, 1, 1, 1]
