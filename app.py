@@ -147,7 +147,7 @@ def create_app(
 
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    register_errors(app, {"/v1/": error_shape, "/generate": tgi_shape})
+    register_errors(app, {"/v1/": error_shape, "/detokenize": error_shape, "/generate": tgi_shape})
     departures = Departures()
     grammars = None if config.disable_grammar_support else Grammars(lambda: tokenizer)
     service = Service(

@@ -9,6 +9,7 @@ that differ from process to process.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -27,12 +28,12 @@ SALT = secrets.token_bytes(16)
 class Signals(BaseModel):
     """None: left out. Policies that do not use a field ignore it."""
 
-    user: InstanceOf[str] | None = Field(None, description="a string; header X-User-Id")
+    user: InstanceOf[str] | None = Field(None, description="a string (as a header: X-User-Id)")
     program: InstanceOf[str] | None = Field(
-        None, description="a string that the calls of one program share; header X-Program-Id"
+        None, description="a string that the calls of one program share (as a header: X-Program-Id)"
     )
     priority: Priority | None = Field(
-        None, description=f"{PRIORITY}: a lower number is more urgent; header X-Priority"
+        None, description=f"{PRIORITY} (a lower number is more urgent; as a header: X-Priority)"
     )
     ttft_target_s: Target | None = Field(None, description=f"{TARGET}, to the first token")
     tpot_target_s: Target | None = Field(None, description=f"{TARGET}, from token to token")
@@ -85,13 +86,9 @@ def _name(headers: Headers, header: str) -> str:
 
 def _priority(headers: Headers) -> int:
     told = headers.get(PRIORITY_HEADER, "0")
-    try:
-        priority = int(told) if len(told) <= len(str(-(2**31))) else None
-    except ValueError:
-        priority = None
-    if priority is None or not -(2**31) <= priority < 2**31:
+    if not re.fullmatch(r"[+-]?[0-9]{1,10}", told) or not -(2**31) <= int(told) < 2**31:
         raise ApiError(400, f"header {PRIORITY_HEADER} must be {PRIORITY}, got {show(told)}")
-    return priority
+    return int(told)
 
 
 def _number(*names: str) -> int:

@@ -172,7 +172,7 @@ class Pausing(Joining):
         planned = {step.request.id for step in plan.advance}
         if dropped and not all(request.id in planned for request in new):
             new = [request for request in new if request.id in planned]
-            _, dropped = _admitted(view, new, victims, key)
+            _, dropped = _admitted(view, new, dropped, key)
         return replace(plan, preempt=dropped)
 
     def observe(self, rows: Iterable[Served]) -> None:
@@ -212,5 +212,7 @@ def _admitted(
         leaving = victims[len(victims) - dropped :]
         return count <= places + dropped and view.memory.fit(new[:count], leaving) == count
 
-    dropped = bisect_left(range(len(victims)), True, key=fits)
+    dropped = max(0, count - places)
+    if not fits(dropped):
+        dropped = bisect_left(range(len(victims)), True, dropped + 1, key=fits)
     return list(new[:count]), list(victims[len(victims) - dropped :])

@@ -54,6 +54,7 @@ def check_plan(plan: Plan, view: View, most_rows: int | None = None) -> None:
             raise PolicyError(
                 f"the policy advances request {request.id} by {tokens} tokens; it has "
                 f"{request.computed} of {request.known} computed"
+                + (", and is done, so retire has to return it" if request.done else "")
             )
     if plan.hold:
         _check_held(plan, resident, preempted | advanced)
@@ -92,6 +93,8 @@ def _check_held(plan: Plan, resident: set[int], planned: set[int]) -> None:
 
 def check_retired(retired: Sequence[Request], resident: Sequence[Request]) -> None:
     """Raises PolicyError unless all that retire are resident and done."""
+    if not isinstance(retired, Sequence):
+        raise PolicyError(f"retire returned {type(retired).__name__}, not a list of requests")
     if not retired:
         return
     here = {request.id for request in resident}

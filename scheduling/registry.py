@@ -101,6 +101,8 @@ def make_policy(name: str, options: Any, predictor: StepTime | None = None) -> P
         raise PolicyOptionError(f"--policy is '{name}'; {allowed}")
     try:
         make = getattr(importlib.import_module(module_name), class_name)
+        if not callable(make):
+            raise TypeError(f"{class_name} is {make!r}, neither a class nor a function")
         policy: Policy = _made(make, options, predictor)
     except Exception as error:  # any error of the module is reported to its author
         reason = f"{type(error).__name__}: {error}{_where(error, module_name)}"

@@ -19,7 +19,8 @@ from werkzeug.exceptions import HTTPException
 
 from api.follow import awaited, follow
 from api.http.body import read_object
-from api.http.errors import ApiError, http_error, internal_error
+from api.http.errors import ApiError, error_response, http_error, internal_error
+from api.openai.answers import error_shape
 from api.openai.routes import Calls, with_openai_errors
 from api.openai.served import ServedModel
 from api.service import READY, Service, busy_compiling
@@ -282,6 +283,8 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
         return jsonify(READY)
 
     def answer(error: ApiError) -> Response:
+        if request.path == "/detokenize":  # vLLM's
+            return error_response(error, error_shape)
         response = jsonify(shape(error))
         response.status_code = STATUS.get(error.status, error.status)
         response.headers.extend(error.headers)

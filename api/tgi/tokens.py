@@ -114,13 +114,12 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
 
     @blueprint.post("/detokenize")
     def detokenize() -> Response:
-        return with_openai_errors(lambda: jsonify(prompt(read_object(request, most_bytes))))
-
-    def prompt(data: dict[str, object]) -> Prompt:
-        wanted = of_schema(data, DetokenizeRequest)
+        wanted = of_schema(read_object(request, most_bytes), DetokenizeRequest)
         served.require_served(wanted.model)
         served.require_tokens(wanted.tokens, "tokens")
-        return {"prompt": b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")}
+        text = b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")
+        told: Prompt = {"prompt": text}
+        return jsonify(told)
 
     @blueprint.post("/chat_tokenize")
     def chat_tokenize() -> Response:

@@ -101,8 +101,8 @@ def as_text(found: dict[str, Any]) -> str:
     lines = [
         f"{head}: {found['source']}",
         f"  claim     {found['claim']}",
-        f"  load      {traffic['load']:g} of what the server can serve, {traffic['blocks']} seeds, "
-        f"{traffic['requests']} requests a side",
+        f"  load      {traffic['load']:g} times what the server can serve, {traffic['blocks']} "
+        f"seeds, {traffic['requests']} requests a side",
         f"  measured  {measured(found)}",
         f"  verdict   {traffic['verdict'].upper()}: {traffic['reason']}",
         f"  calm      load {calm['load']:g}: {ratio(calm)}, {calm['verdict']}: {calm['reason']}",
@@ -151,7 +151,9 @@ def _shown_value(key: str, value: float | None) -> str:
         return "-"
     if key in ("jain", "missed"):
         return f"{value:.2f}"
-    if key in ("service_gap", "completed", "goodput", "throughput"):
+    if key == "service_gap":
+        return f"{value:,.0f}"
+    if key in ("completed", "goodput", "throughput"):
         return f"{value:.3g}{_UNITS.get(key, '')}"
     return seconds(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -196,7 +197,7 @@ def _systems(args: argparse.Namespace) -> tuple[System, ...]:
     if text is None:
         text = ",".join(MODES if args.original else COMPARED)
     modes = [m for m in text.split(",") if m]
-    unknown = [m for m in modes if m not in COMPARED and not m.startswith("dynamic:")]
+    unknown = [m for m in modes if m not in COMPARED and not re.fullmatch("dynamic:.+", m)]
     if unknown or len(set(modes)) != len(modes):
         raise SpecError(
             f"--modes {text!r}: expected some of {', '.join(COMPARED)} and dynamic:POLICY "

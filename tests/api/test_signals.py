@@ -71,6 +71,7 @@ def test_a_wrong_signal_is_refused_by_its_name(
     [
         ("X-Priority", "high"),
         ("X-Priority", "-1"),
+        ("X-Priority", "1_0"),
         ("X-Priority", "9" * 99),
         ("X-User-Id", "u" * 300),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -34,6 +35,14 @@ BREACHES = [
 def test_a_plan_that_breaks_the_contract_is_named(plan: Plan, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         check_plan(plan, view([WAITING], [RESIDENT]))
+
+
+def test_one_that_should_have_retired_is_named_as_such() -> None:
+    left = replace(DONE, computed=12)
+    with pytest.raises(PolicyError, match="computed, and is done, so retire has to return it"):
+        check_plan(Plan([Advance(left, 0)]), view([], [left]))
+    with pytest.raises(PolicyError, match="retire returned NoneType, not a list of requests"):
+        check_retired(None, [left])  # type: ignore[arg-type]
 
 
 def test_no_more_requests_are_resident_than_their_limit_allows() -> None:

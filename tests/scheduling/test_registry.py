@@ -32,6 +32,8 @@ class Named(Orca):
     def __init__(self, token_budget, max_bypass=7, *, own=3):
         self.given = token_budget, max_bypass, own
 
+LIMIT = 5
+
 class Greedy:
     pass
 
@@ -89,6 +91,7 @@ def test_every_policy_is_made_from_the_defaults_and_plans() -> None:
         ("nowhere:Class", "No module named 'nowhere' in the folder where the server was started"),
         ("no_python:Class", "SyntaxError"),
         ("my_policies:Missing", "no attribute 'Missing'"),
+        ("my_policies:LIMIT", "LIMIT is 5, neither a class nor a function"),
         ("my_policies:Broken", r"ZeroDivisionError: its author's mistake \(.*my_policies.py:\d+\)"),
         ("my_policies:Sometimes", "answers 'sometimes'; allowed: 'own', 'batch'"),
         ("my_policies:Greedy", "is not a policy: it lacks answers, plan, retire"),

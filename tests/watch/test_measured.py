@@ -95,6 +95,8 @@ def test_the_page_shows_all_servers_side_by_side_while_they_are_measured(
         page.wait_for_function(
             "watch.modes.panels[0].score.textContent === 'has not run this workload yet'"
         )
+    ended = "watch.modes.measured.servers[2].seen.requests.filter(r => r.end !== null).length"
+    page.wait_for_function(f"{ended} === {REQUESTS}")  # the last frame may follow the last response
     assert page.evaluate("watch.modes.measured.servers.map(s => s.name)") == [*MODES]
     ends = page.evaluate(
         "watch.modes.measured.servers.map(s => s.seen.requests.map(r => r.generated))"

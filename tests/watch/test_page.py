@@ -109,10 +109,23 @@ def test_the_three_modes_play_to_their_end_and_say_what_they_show(
     page.close()
 
 
+def test_one_server_alone_is_compared_with_no_other(browser: Browser, watched: Server) -> None:
+    page = browser.new_page(bypass_csp=True)
+    page.goto(f"{watched.url}/watch?with={watched.url}#modes")
+    page.select_option("#modes-source", "servers")
+    page.wait_for_selector(".panel")
+    page.wait_for_function("document.querySelector('#verdict').textContent.startsWith('All 20')")
+    told = page.inner_text("#verdict")
+    assert " with dynamic batching. Half of the requests had" in told
+    assert "as fast" not in told
+    page.close()
+
+
 def test_it_pauses_goes_back_and_shows_one_iteration(browser: Browser, watched: Server) -> None:
     page = opened(browser, watched, "live")
     watched.ask(num_tokens=12)
     page.wait_for_function("watch.store.next > 10")
+    page.click("#canvas")  # which gets the focus
     page.keyboard.press(" ")
     assert page.evaluate("watch.view.follows") is False
     page.keyboard.press(" ")

@@ -112,6 +112,7 @@ byId("out").addEventListener("click", () => view.zoom(1 / 1.7, view.follows ? 1 
 byId("into").addEventListener("click", () => into());
 byId("colour").addEventListener("change", () => {
   tracks.by = byId("colour").value;
+  tracks.groups.seen.clear();
   byId("live-legend").hidden = tracks.by !== "kind";
   dirty = true;
 });

@@ -43,7 +43,7 @@ async function recorded() {
 /** Each server in its turn, so that none takes the cores from another. @param {Servers} servers
  * @param {(text: string) => void} say @returns {Promise<Run[]>} */
 async function asked(servers, say) {
-  const runs = [];
+  const runs = [], policies = [];
   for (const server of servers.all) {
     const store = new Store(), key = servers.key(server);
     let problem = "";
@@ -62,11 +62,13 @@ async function asked(servers, say) {
       const all = () => ids.map((id) => store.requests.get(id)).filter((r) => r !== undefined);
       await until(() => all().length === ids.length && all().every((r) => r.end !== null));
       runs.push(runOf(name, all()));
+      policies.push(store.hello?.policy);
     } finally {
       end();
     }
   }
-  return runs;
+  const alike = new Set(runs.map((run) => run.name)).size < runs.length;
+  return alike ? runs.map((run, i) => ({ ...run, name: `${run.name} (${policies[i]})` })) : runs;
 }
 
 /** @param {() => boolean} met */
@@ -235,13 +237,16 @@ function verdict(runs) {
   const sorted = [...runs].sort((a, b) => a.end - b.end);
   const [best] = sorted, worst = sorted[sorted.length - 1];
   const first = (/** @type {Run} */ run) => median(run.requests.map((r) => (r.first ?? Infinity) - r.arrival));
-  const how = (/** @type {string} */ name) => (name === "nobatch" ? "one at a time" : `with ${name} batching`);
+  const how = (/** @type {string} */ name) =>
+    (name === "nobatch" ? "one at a time" : name.includes("(") ? `under ${name}` : `with ${name} batching`);
+  const all = `All ${best.requests.length} responses took ${seconds(best.end)} ${how(best.name)}`;
+  if (runs.length === 1) return `${all}. Half of the requests had their first token within ${seconds(first(best))}.`;
   const others = sorted.slice(1).map((run) => `${seconds(run.end)} ${how(run.name)}`).join(" and ");
-  const why = best.name === "dynamic"
+  const why = best.name === "dynamic" && ["nobatch", "static"].every((name) => runs.some((run) => run.name === name))
     ? " One at a time, the others wait (grey). A static batch keeps its slots until its longest request is done"
       + " (hatched). With dynamic batching a slot goes to the next request the moment it is free."
     : "";
-  return `All ${best.requests.length} responses took ${seconds(best.end)} ${how(best.name)}, ${others}: `
+  return `${all}, ${others}: `
     + `up to ${(worst.end / best.end).toFixed(1)} times as fast. `
     + `Half of the requests had their first token within ${seconds(first(best))} instead of ${seconds(first(worst))}.${why}`;
 }

@@ -120,7 +120,7 @@ export class Tracks {
       batch: ["batch", this.slots > this.limit ? `${slots} residents` : `${slots} of ${this.limit} slots`],
       tokens: ["tokens/s", count(store.rate(t))],
       waste: ["padding", "computed but not used"],
-      kv: ["KV memory", blocks ? `${count((100 * at(USED)) / blocks)} % in use` : ""],
+      kv: ["KV memory", blocks ? `${count(slots ? (100 * at(USED)) / blocks : 0)} % in use` : ""],
     };
     pen.textBaseline = "top";
     for (const track of this.tracks) {
@@ -152,8 +152,8 @@ export class Tracks {
   /** @param {number} slot @param {number} t */
   slotAt(slot, t) {
     const runs = this.store.slots[slot];
-    return runs && this.store.runs(slot, t - 1e-6, t).find(
-      (run) => run.end >= t - 1e-6 && (this.store.requests.get(run.request)?.end ?? Infinity) > t);
+    return runs && this.store.runs(slot, t - 1e-6, t).find( // times are rounded to microseconds
+      (run) => run.end >= t - 1e-6 && (this.store.requests.get(run.request)?.end ?? Infinity) > t + 2e-6);
   }
 
   /** Waiting requests packed into rows, each from its arrival to its admission.

@@ -159,8 +159,8 @@ export function keys(view, on) {
   };
   return (/** @type {KeyboardEvent} */ e) => {
     const target = /** @type {HTMLElement} */ (e.target);
-    if (e.ctrlKey || e.metaKey || e.altKey || /INPUT|TEXTAREA|SELECT/.test(target.tagName)) return;
-    if (/BUTTON|A/.test(target.tagName) && (e.key === " " || e.key === "Enter")) return;
+    if (e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
+    if (/^(BUTTON|A)$/.test(target.tagName) && (e.key === " " || e.key === "Enter")) return;
     const act = does[e.key];
     if (act) e.preventDefault(), act();
   };

@@ -30,6 +30,6 @@ def test_a_policy_of_ones_own_keeps_the_colon_of_its_class() -> None:
 
 
 def test_policies_of_other_modes_and_the_same_policy_twice_are_refused() -> None:
-    for modes in ("static:vtc,dynamic", "dynamic:vtc,dynamic:vtc", "vtc"):
+    for modes in ("static:vtc,dynamic", "dynamic:", "dynamic:vtc,dynamic:vtc", "vtc"):
         with pytest.raises(SpecError, match="and dynamic:POLICY"):
             options_from(parser().parse_args(["--modes", modes]))
