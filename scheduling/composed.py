@@ -152,19 +152,18 @@ class Pausing(Joining):
         residents = sorted((r for r in view.resident if not r.done), key=key)
         top = heapq.nsmallest(limit, [*residents, *chosen], key=key)
         new = [request for request in top if not request.resident]
-        running = [request for request in top if request.resident]
-        paused = residents[len(running) :]
         victims = residents
         if every is not None and not by_age:
+            paused = residents[len(top) - len(new) :]
             oldest = min((r.id for r in residents), default=None)
             victims = [request for request in paused if request.id != oldest]
         new, dropped = _admitted(view, new, victims, key)
-        if new:  # a prompt does not continue before a newcomer that precedes it
-            running = [r for r in running if is_decoding(r) or key(r) < key(new[0])]
         gone = {request.id for request in dropped}
-        running = [request for request in running if request.id not in gone]
-        spare = [request for request in paused if request.id not in gone]
-        running += spare[: limit - len(running) - len(new)]
+        running = [request for request in residents if request.id not in gone]
+        if new:  # a prompt does not continue before a newcomer that precedes it
+            first = key(new[0])
+            running = [r for r in running if is_decoding(r) or key(r) < first]
+        running = running[: limit - len(new)]
         if not (running or new):  # their last tokens are in flight
             running = list(view.resident[:limit])
         memory = LentMemory(view.memory, dropped)

@@ -4,8 +4,8 @@ A policy plans before requests grow, so its plan may need more blocks than there
 are preempted until it fits: deferred ones first, and within a class those that the plan does not
 advance, then those with the fewest computed tokens, since least is computed again, but never the
 oldest, where immediate requests count as older. So the oldest request always continues, ends, and
-makes another one the oldest: no request is preempted for ever, under any policy, unless immediate
-requests never cease.
+makes another one the oldest: growth preempts no request for ever, unless immediate requests never
+cease.
 
 Preemption by recomputation: Kwon et al., "Efficient Memory Management for Large Language Model
 Serving with PagedAttention", SOSP '23, section 4.5.

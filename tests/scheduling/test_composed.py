@@ -47,6 +47,14 @@ def test_a_prompt_does_not_continue_before_a_newcomer_that_precedes_it() -> None
     assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(2, 20)]
 
 
+def test_no_paused_prompt_takes_the_row_of_a_prompt_that_waits_for_a_newcomer() -> None:
+    paused = replace(PROMPT, id=4, priority=7)
+    waiting, residents = [Shown(3, priority=-1)], [PROMPT, paused]
+    shown = view(waiting, residents, limit=2, max_resident=3, budget=2000, used=1020)
+    plan = Pausing(ByPriority(), StallFree(20)).plan(shown)
+    assert [(step.request.id, step.num_tokens) for step in plan.advance] == [(3, 4)]
+
+
 def test_none_is_preempted_for_a_newcomer_that_the_token_budget_leaves_out() -> None:
     urgent = [Shown(k, prompt_tokens=20, max_tokens=4, priority=-1) for k in (3, 4)]
     shown = view(urgent, [DECODE, PROMPT], limit=2, max_resident=8, budget=546, used=522)
