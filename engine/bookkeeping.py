@@ -151,7 +151,7 @@ def request_record(inference: Inference, end: End, end_s: float) -> RequestRecor
         end_s=end_s,
         prompt_tokens=inference.prompt_tokens,
         max_tokens=inference.max_tokens,
-        generated=len(inference.ids) - inference.prompt_tokens,
+        generated=inference.received,
         num_preemptions=inference.num_preemptions,
         service_class=inference.service_class,
         end=end,

@@ -52,7 +52,8 @@ class Inference:
 
     The loop's thread alone writes, but see `Lifecycle.give_up`. A handler waits on `event`, which
     is set when the answer is complete, or on `updated`, which is set whenever there is more to
-    read, and reads `ids`, `end`, `error` and `record`.
+    read, and reads `ids`, `received`, `end`, `error` and `record`. `computed`, `known`, `generated`
+    and `done` count what is in flight, so they are for the loop's thread alone.
     """
 
     prompt: InitVar[Sequence[int]]
@@ -139,6 +140,11 @@ class Inference:
     @property
     def generated(self) -> int:
         return len(self.ids) + self.expected - self.prompt_tokens
+
+    @property
+    def received(self) -> int:
+        """Generated tokens, without those in flight."""
+        return len(self.ids) - self.prompt_tokens
 
     @property
     def must_wait(self) -> bool:

@@ -85,7 +85,7 @@ class Choice:
             self._service.outcome(self.inference)
         pieces: list[Piece] = []
         if self._prompt_due:
-            if not self._prompt_is_known():
+            if not self.inference.received:  # then all logprobs of the prompt are there, too
                 return
             pieces += self._parsed(self._prompt())
         while not self._is_complete() and (token := next(new, None)) is not None:
@@ -144,15 +144,6 @@ class Choice:
         ready, rest = self._unsent[:shown], self._unsent[shown:]
         self._unsent = rest if self.finish is None else []
         return ready, [] if self.finish is None else rest
-
-    def _prompt_is_known(self) -> bool:
-        """It is when something was generated, unless the request was preempted since and is at its
-        prompt again."""
-        inference = self.inference
-        asked = inference.sampling.prompt_logprobs is not None
-        return inference.generated > 0 and (
-            not asked or len(inference.prompt_logprobs) >= inference.prompt_tokens - 1
-        )
 
     def _prompt(self) -> str:
         self._prompt_due = False

@@ -1,18 +1,123 @@
-"""Readers of a request's tokens, beside the loop that makes them."""
+"""Readers of a request, beside the loop that advances it."""
 
 from __future__ import annotations
 
+import logging
 import time
+from typing import cast
+
+import pytest
+from flask import Flask
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from api.follow import Follower
+from api.http.departed import Departures
+from api.http.hooks.logs import belongs_to_request, register_log
+from api.http.hooks.traces import register_traces, trace_generations
+from api.http.writer import Writer
+from api.metrics import Metrics
+from api.openai.choices import Choice, Segment
+from api.openai.generation import forced
+from api.service import Description, Service
 from batching import BatchingManager
 from engine.inference import Inference
 from generate.modes import MODES, make_ledger
 from records import IterationRecord, RequestRecord
 from requested import Sampling
 from scheduling.policies.orca import Orca
+from serving.config import Config
+from telemetry.stats import Stats
+from telemetry.tracing import Tracing
+from tests.batching.virtual import Books
 from tests.hash_model import HashModel
 from tests.server.hash_app import byte_tokenizer
+from text.tokenizer import Detokenizer
+
+LAY_OUT = MODES["dynamic"].lay_out
+OUTPUT = "gen_ai.usage.output_tokens"
+
+
+def now_s() -> float:
+    return 1.0
+
+
+@pytest.fixture
+def manager() -> BatchingManager:
+    """Plans an iteration while another one is in flight."""
+    manager = BatchingManager(Orca(), Books(), max_batch_size=4, max_waiting=9, lookahead=1)
+    model = HashModel()
+    manager.serve(model, make_ledger("dynamic", model))
+    return manager
+
+
+@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_what_is_in_flight_is_not_there_for_a_reader(
+    manager: BatchingManager, most: int, logprobs: int | None
+) -> None:
+    """Choices of one call are read whenever one of them has something new: the others may have
+    their first token in flight."""
+    stats, prompt = Stats(0.0), list(b"abab")
+    parts = Departures(), Writer(), now_s, lambda: cast(Description, {})
+    service = Service(
+        Config(mode="dynamic"), manager, byte_tokenizer(), stats, Metrics(stats), *parts
+    )
+    sampling = Sampling(temperature=0.0, logprobs=logprobs, prompt_logprobs=logprobs)
+    known = prompt
+    if most == 0:  # the last token of the prompt is generated
+        known, sampling = prompt[:-1], forced(prompt[-1], sampling)
+    inference = Inference(known, max(most, 1), sampling, 0.0, streaming=True)
+    choice = Choice(
+        0, inference, service, [], prompt_tokens=len(prompt), echo=True, most_tokens=most
+    )
+    manager.enqueue(inference)
+    read: list[Segment] = []
+    while not choice.ended:
+        manager.begin(now_s(), LAY_OUT)
+        read += choice.read()
+        if len(manager.in_flight) > 1 or inference.done:
+            manager.finish(now_s(), manager.in_flight[0].outcome())
+            read += choice.read()
+    ids = inference.ids[: len(prompt) + most]
+    assert "".join(segment.text for segment in read) == Detokenizer(byte_tokenizer()).decode(
+        bytes(ids)
+    )
+    told = [token.id for segment in read for token in segment.tokens]
+    assert told == ([] if logprobs is None else ids)
+
+
+def test_the_log_and_the_trace_tell_what_the_client_received(
+    manager: BatchingManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client leaves while a token is in flight, which never arrives."""
+    inference, spans = Inference([1, 2, 3], 9, Sampling(seed=1), 0.0), InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    app = Flask(__name__)
+    register_log(app, now_s)
+    register_traces(app, Tracing(provider.get_tracer("test"), provider), "hash")
+
+    @app.post("/")
+    def generate() -> str:
+        belongs_to_request(inference)
+        trace_generations(now_s, inference)
+        manager.enqueue(inference)
+        for _ in range(4):
+            manager.step(LAY_OUT, now_s)
+        manager.cancel(inference)
+        manager.begin(now_s(), LAY_OUT)
+        return ""
+
+    with caplog.at_level(logging.INFO, "api.http.hooks.logs"):
+        app.test_client().post("/").close()
+    assert inference.record is not None
+    assert inference.generated > inference.record.generated > 0
+    (span,) = [span for span in spans.get_finished_spans() if span.name == "generate"]
+    (line,) = caplog.records
+    told = [vars(line)["fields"]["generated_tokens"], dict(span.attributes or {})[OUTPUT]]
+    assert told == [inference.record.generated] * 2
 
 
 def test_a_response_ends_for_its_reader_once_it_is_counted() -> None:

@@ -75,7 +75,7 @@ def _cost(inferences: Sequence[Inference]) -> dict[str, Any]:
     records = [inference.record for inference in inferences]
     told: dict[str, Any] = {
         "prompt_tokens": sum(inference.prompt_tokens for inference in inferences),
-        "generated_tokens": sum(inference.generated for inference in inferences),
+        "generated_tokens": sum(inference.received for inference in inferences),
         # one that is just ending: its client has disconnected
         "ends": [record.end if record is not None else "cancelled" for record in records],
     }

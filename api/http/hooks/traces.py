@@ -86,7 +86,7 @@ class _Generation:
             self._trace.part("prefill", self._at(admitted_s), self._at(first_s))
         if inference.first_token_s is not None:
             self._trace.part("decode", self._at(first_s), self._at(end_s))
-        tokens = inference.generated
+        tokens = inference.received
         self._trace.end(
             self._at(end_s),
             {
