@@ -35,6 +35,12 @@ _CONTRACTIONS = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+# lower and upper case as llama.cpp tells them apart: in ASCII only
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?((?=\p{L})[^a-z])*((?=\p{L})[^A-Z])+"
+    r"|[^\r\n\p{L}\p{N}]?((?=\p{L})[^a-z])+((?=\p{L})[^A-Z])*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +52,19 @@ class _Cut:
     adds_bos: bool = False  # where the file does not say
 
 
+_OF_LLAMA3 = _Cut([_LLAMA3], whole_words=True, adds_bos=True)
 CUTS = {
     "gpt-2": _Cut([_GPT2]),
     "smollm": _Cut([_DIGIT, _GPT2]),
-    "llama-bpe": _Cut([_LLAMA3], whole_words=True, adds_bos=True),
+    "llama-bpe": _OF_LLAMA3,
+    "llama3": _OF_LLAMA3,
+    "llama-v3": _OF_LLAMA3,
+    "falcon3": _OF_LLAMA3,
+    "tekken": _Cut([_TEKKEN], whole_words=True, adds_bos=True),
     "smaug-bpe": _Cut([_LLAMA3]),
     "qwen2": _Cut([_QWEN2]),
     "deepseek-r1-qwen": _Cut([_QWEN2]),
+    "default": _Cut([r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"]),
 }
 
 
@@ -116,7 +128,7 @@ class _Vocabulary:
         )
 
     def _byte_level(self) -> tuple[HubTokenizer, bool]:
-        name = self._get("pre")
+        name = self._get("pre", "default")
         if name not in CUTS:
             raise VocabularyError(
                 f"{self._source}: the pre-tokenizer (tokenizer.ggml.pre) is {name!r}; allowed: "

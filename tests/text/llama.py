@@ -37,7 +37,8 @@ print(json.dumps(ids))
 
 # name -> what of the metadata differs
 BYTE_LEVEL: dict[str, dict[str, Any]] = {
-    name: {"pre": name} for name in ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2")
+    name: {"pre": name}
+    for name in ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "tekken", "default")
 }
 SENTENCEPIECE: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -18,7 +18,7 @@ from tests.text import llama
 from tests.text.strings import CHOSEN, mixed
 from text import chat
 from text.chat import ConversationError, load_chat_template
-from text.gguf_vocabulary import from_metadata
+from text.gguf_vocabulary import CUTS, from_metadata
 from text.tokenizer import EncodingError, Tokenizer, VocabularyError
 from text.vocabulary import load_tokenizer
 
@@ -83,9 +83,18 @@ def test_a_prompt_begins_once_with_the_token_that_the_file_asks_for() -> None:
 def test_where_the_file_is_silent_the_family_says_whether_prompts_have_a_first_token() -> None:
     fields = {**recorded("byte-level")["fields"]}
     del fields["add_bos_token"]
-    for name, begins in {"llama-bpe": True, "smaug-bpe": False, "qwen2": False}.items():
+    for name, begins in {"llama-bpe": True, "tekken": True, "qwen2": False}.items():
         tokenizer = from_metadata(llama.named({**fields, "pre": name}), "vocabulary.gguf")
         assert (tokenizer.bos_id == 1) == begins
+
+
+def test_pre_tokenizers_have_the_other_names_of_llama_cpp() -> None:
+    for name in ("llama3", "llama-v3", "falcon3"):
+        assert CUTS[name] is CUTS["llama-bpe"]
+    fields = {**recorded("byte-level")["fields"]}
+    assert "pre" not in fields
+    unnamed = from_metadata(llama.named(fields), "vocabulary.gguf")
+    assert [unnamed.encode(text) for text in llama.TEXTS] == recorded("byte-level")["default"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,6 @@ def test_all_that_the_file_calls_an_end_ends_an_answer(
     [
         ("byte-level", {"model": "bert"}, "model is 'bert'; allowed: gpt2, llama"),
         ("byte-level", {"pre": "viking"}, "'viking'; allowed: gpt-2, smollm, llama-bpe"),
-        ("byte-level", {"pre": None}, "None; allowed: gpt-2"),
         ("byte-level", {"merges": None}, "merges is missing"),
         ("byte-level", {"merges": ["ab"]}, "cannot be read"),
         ("byte-level", {"merges": [7]}, "cannot be read"),
