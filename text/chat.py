@@ -39,6 +39,7 @@ NAMED_TOKENS = {  # as templates name them -> as GGUF files do
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+RESERVED = "messages", "tools", "documents", "add_generation_prompt"  # set by the other fields
 LEAST_CHARACTERS = 2**18  # that any conversation may become,
 MOST_PER_CHARACTER = 8  # and more where messages are long
 
@@ -49,8 +50,8 @@ class ConversationError(ValueError):
 
 class ChatTemplate:
     """`of_tools`: the template for conversations with tools, where the model has one apart.
-    `is_plain`: the model has none of its own. `form`: how the model writes calls. Raises
-    VocabularyError for a source that is not a template."""
+    `is_plain`: the model has none of its own. `reserved`: names that clients cannot set. `form`:
+    how the model writes calls. Raises VocabularyError for a source that is not a template."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class ChatTemplate:
         self.is_plain = source == PLAIN
         self._tokenizer = tokenizer
         self._names = names
+        self.reserved = frozenset((*RESERVED, *names))
         self._knows_tools = "tools" in self._of_tools.variables
         self.form = form_of(of_tools or source) if self._knows_tools else HERMES
         self._arguments_are_text = self._knows_tools and self._expects_text()
@@ -78,9 +80,11 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool = True,
+        names: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """`add_generation_prompt`: the text ends with the beginning of the assistant's answer.
-        Raises ConversationError, and EncodingError."""
+        `names`: that the template reads, as a client sets them; none of `reserved`. Raises
+        ConversationError, and EncodingError."""
         template = self._template
         if tools or any(map(_has_calls, messages)):
             template = self._of_tools
@@ -90,7 +94,11 @@ class ChatTemplate:
                 messages = conversation.with_arguments_as_text(messages)
         try:
             text = self._render(
-                template, messages, tools, add_generation_prompt=add_generation_prompt
+                template,
+                messages,
+                tools,
+                names or {},
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # a template may do anything with what it is given
             raise ConversationError(
@@ -103,17 +111,19 @@ class ChatTemplate:
         template: SandboxedTemplate,
         messages: Sequence[Message],
         tools: Sequence[Tool],
+        own: Mapping[str, Any],
         **switches: bool,
     ) -> str:
         shield = self._tokenizer.shield
         names = {
+            **_mapped(own, shield),
             **self._names,
             **switches,
             "messages": _mapped(messages, shield),
             "tools": _mapped(tools, shield) or None,
             "documents": None,  # as `transformers` passes what is left out
         }
-        given = len(to_json([messages, tools]))
+        given = len(to_json([messages, tools, own]))
         return template.render(names, max(LEAST_CHARACTERS, MOST_PER_CHARACTER * given))
 
     def _expects_text(self) -> bool:
@@ -125,6 +135,7 @@ class ChatTemplate:
                     self._of_tools,
                     messages,
                     [conversation.EXAMPLE_TOOL],
+                    {},
                     add_generation_prompt=True,
                 )
             except Exception:  # as in `encode`

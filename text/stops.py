@@ -8,10 +8,12 @@ from collections.abc import Sequence
 class StopFinder:
     """Text that ends where the first of `stops` begins. First is the one that is complete first;
     of those complete at the same character, the longest. What may yet become a stop string is
-    held back, so the pieces joined are the same however the text was cut."""
+    held back, so the pieces joined are the same however the text was cut. `included`: the text ends
+    with the stop string instead."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
         self._stops = stops
+        self._included = included
         self._held = ""
         self.found = False
 
@@ -25,7 +27,7 @@ class StopFinder:
         ]
         if ends:
             self.found = True
-            safe = min(ends)[1]
+            safe = min(ends)[0 if self._included else 1]
         else:
             safe = min(begins(text, stop) for stop in self._stops)
         self._held = text[safe:]

@@ -24,6 +24,7 @@ from api.openai.shapes import (
 Chunk = CompletionChunk | ChatChunk
 Answer = Completion | ChatCompletion
 
+FINGERPRINT = "fp_effective_batching"  # of every server: typed clients require one
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -77,6 +78,7 @@ def head_of(prefix: str, model: str, wanted: GenerationRequest) -> Head:
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "created": int(time.time()),
         "model": model,
+        "system_fingerprint": FINGERPRINT,
     }
     if wanted.service_tier is not None:
         head["service_tier"] = "flex" if wanted.service_tier == "flex" else "default"

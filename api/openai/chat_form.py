@@ -37,6 +37,9 @@ class ChatForm:
         self._chunk_head = chunk_head_of(self._head, wanted)
         self._tokenizer = tokenizer
         self._call_form = call_form
+        self._each: ChatDelta = {}
+        if wanted.model == "tgi":  # TGI's own client wants these in each delta, as TGI sends them
+            self._each = {"role": "assistant", "tool_calls": None}
 
     def opening(self, choices: int) -> Iterator[ChatChunk]:
         for index in range(choices):
@@ -113,7 +116,12 @@ class ChatForm:
             **self._chunk_head,
             "object": "chat.completion.chunk",
             "choices": [
-                {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+                {
+                    "index": index,
+                    "delta": {**self._each, **delta},
+                    "logprobs": logprobs,
+                    "finish_reason": finish,
+                }
             ],
         }
 
@@ -148,8 +156,9 @@ class FunctionForm(ChatForm):
         return message
 
     def _delta(self, piece: CallPiece) -> ChatDelta:
-        (call,) = super()._delta(piece)["tool_calls"]
-        return {"function_call": call["function"]}
+        calls = super()._delta(piece)["tool_calls"]
+        assert calls
+        return {"function_call": calls[0]["function"]}
 
     def _finish(self, finish: Finish | None) -> Finish | None:
         return "function_call" if finish == "tool_calls" else finish

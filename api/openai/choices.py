@@ -41,7 +41,8 @@ class Segment:
 class Choice:
     """An api.follow.Reader of one choice. `prompt_tokens`: how many of the request's first tokens
     are the client's prompt. `echo`: it is part of the text. `most_tokens`: further generated tokens
-    are left out. `parser`: finds calls in the text."""
+    are left out. `stop_included`: the text ends with the stop string. `parser`: finds calls in the
+    text."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Choice:
         prompt_tokens: int,
         echo: bool = False,
         most_tokens: int,
+        stop_included: bool = False,
         parser: Parser | None = None,
     ) -> None:
         self.index = index
@@ -63,7 +65,7 @@ class Choice:
         self._most_tokens = most_tokens
         self._prompt_due = echo
         self._follower = Follower(inference, service.tokenizer, prompt_tokens)
-        self._finder = StopFinder(stops)
+        self._finder = StopFinder(stops, included=stop_included)
         self._parser = parser
         self._end_token = False  # the newest one is
         self._decoded = 0  # characters, those held back included

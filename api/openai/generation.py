@@ -28,7 +28,7 @@ from requested import Constraint, Sampling
 
 log = logging.getLogger(__name__)
 
-MOST_NOTED = 100  # names of unknown fields that are logged
+MOST_NOTED = 100  # fields and tools without effect that are logged
 FORCE = 1e9  # more than any logit
 
 
@@ -102,18 +102,27 @@ class Generations:
                 400, "field 'top_logprobs' needs 'logprobs' to be true", param="top_logprobs"
             )
         served, offer = self.served, wanted.offer
-        ids = served.conversation_ids(wanted.messages, offer)
+        ids = served.conversation_ids(
+            wanted.messages,
+            offer,
+            add_generation_prompt=wanted.add_generation_prompt is not False,
+            names=wanted.template_names,
+        )
         make = FunctionForm if wanted.of_functions else ChatForm
         form = make(served.name, wanted, self._service.tokenizer, served.call_form)
         most = wanted.max_completion_tokens or wanted.max_tokens
         return self._generation(wanted, [ids], most, form, arrival_s, offer)
 
+    def note(self, what: str, why: str) -> None:
+        """Logs it once."""
+        if what not in self._noted and len(self._noted) < MOST_NOTED:
+            self._noted.add(what)
+            log.warning("%s: %s", what, why)
+
     def _require_offered(self, wanted: GenerationRequest) -> None:
         self.served.require_served(wanted.model)
         for name in wanted.model_extra or {}:
-            if name not in self._noted and len(self._noted) < MOST_NOTED:
-                self._noted.add(name)
-                log.warning("the field %s is unknown on /v1 and ignored", show(name))
+            self.note(f"the field {show(name)}", "unknown on /v1 and ignored")
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(
                 400, "field 'stream_options' needs 'stream' to be true", param="stream_options"
@@ -134,8 +143,10 @@ class Generations:
         if most > room:
             raise ApiError(
                 400,
-                f"a prompt of {known} tokens and a response of {most} exceed the model's context "
-                f"of {context} tokens",
+                # OpenAI's words, by which LiteLLM and others recognise this error
+                f"This model's maximum context length is {context} tokens. However, you requested "
+                f"{known + most} tokens ({known} in the {form.prompt_field}, {most} in the "
+                "completion). Please shorten either.",
                 param=form.prompt_field,
                 code="context_length_exceeded",
             )
@@ -220,6 +231,7 @@ class Generations:
                         prompt_tokens=len(prompt),
                         echo=echo,
                         most_tokens=most,
+                        stop_included=bool(wanted.include_stop_str_in_output),
                         parser=None if calls is None else calls.parser(),
                     )
                 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from api.http.errors import ApiError, show
 from api.openai.fields.messages import Message, for_template
@@ -88,13 +89,21 @@ class ServedModel:
         offer: Offer | None = None,
         *,
         add_generation_prompt: bool = True,
+        names: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """As the model's chat template writes it."""
+        """As the model's chat template writes it. `names`: that it also gets."""
+        if reserved := (names or {}).keys() & self._template.reserved:
+            raise ApiError(
+                400,
+                f"field 'chat_template_kwargs': {show(min(reserved))} is not the client's to set",
+                param="chat_template_kwargs",
+            )
         try:
             return self._template.encode(
                 for_template(messages),
                 [] if offer is None else offer.for_template(),
                 add_generation_prompt=add_generation_prompt,
+                names=names or {},
             )
         except (ConversationError, EncodingError) as error:
             raise ApiError(400, str(error), param="messages") from error

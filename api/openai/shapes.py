@@ -62,6 +62,7 @@ class Head(TypedDict):
     id: str
     created: int
     model: str
+    system_fingerprint: str
     service_tier: NotRequired[Literal["default", "flex"]]
 
 
@@ -160,7 +161,8 @@ class CallDelta(TypedDict):
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
-    tool_calls: NotRequired[list[CallDelta]]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallDelta] | None]
     function_call: NotRequired[FunctionDelta]
 
 

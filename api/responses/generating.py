@@ -11,8 +11,8 @@ from api.openai.fields.schemas import ChatRequest
 from api.openai.fields.shared import GenerationRequest
 from api.openai.generation import Generation, Generations
 from api.responses.items import Message
-from api.responses.schemas import AllowedChoice, ResponseRequest, ToolChoice
-from api.responses.shapes import GeneratedResponse, Json
+from api.responses.schemas import AllowedChoice, OtherTool, ResponseRequest, ToolChoice, name_in
+from api.responses.shapes import GeneratedResponse, Json, TextConfig
 
 SHARED = set(GenerationRequest.model_fields) - {"n", "stream_options", "response_format"}
 NAMES = {  # of fields of a chat -> what clients call them here
@@ -92,10 +92,22 @@ def _chat(wanted: ResponseRequest) -> Json:
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif form["type"] != "text":
         fields["response_format"] = form
+    if wanted.reasoning is not None:
+        fields["reasoning_effort"] = wanted.reasoning.effort
+    if wanted.text is not None:
+        fields["verbosity"] = wanted.text.verbosity
+    if wanted.chat_template_kwargs is not None:
+        fields["chat_template_kwargs"] = wanted.chat_template_kwargs
     if wanted.tools:
         fields["tools"] = [
-            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-            for tool in (one.model_dump(exclude_none=True) for one in wanted.tools)
+            {
+                "type": "function",
+                "function": {
+                    **tool.model_dump(exclude_none=True, exclude={"type"}),
+                    "name": name_in(namespace, tool.name),
+                },
+            }
+            for namespace, tool in wanted.functions
         ]
     if wanted.tool_choice is not None:
         fields["tool_choice"] = _of_chat(wanted.tool_choice)
@@ -108,7 +120,7 @@ def _of_chat(choice: str | ToolChoice | AllowedChoice) -> str | Json:
     if isinstance(choice, str):
         return choice
     if isinstance(choice, ToolChoice):
-        return {"type": "function", "function": {"name": choice.name}}
+        return {"type": "function", "function": {"name": name_in(choice.namespace, choice.name)}}
     allowed = {"mode": choice.mode, "tools": list(map(_of_chat, choice.tools))}
     return {"type": "allowed_tools", "allowed_tools": allowed}
 
@@ -146,11 +158,14 @@ def begun(
         "output": [],
         "parallel_tool_calls": wanted.parallel_tool_calls is not False,
         "previous_response_id": wanted.previous_response_id,
+        "reasoning": None if wanted.reasoning is None else wanted.reasoning.model_dump(),
         "store": stores,
         "temperature": 1.0 if wanted.temperature is None else wanted.temperature,
-        "text": {"format": text_format(wanted)},
+        "text": _text(wanted),
         "tool_choice": _tool_choice(wanted),
-        "tools": [tool.model_dump() for tool in wanted.tools or ()],
+        "tools": [
+            tool.model_dump() for tool in wanted.tools or () if not isinstance(tool, OtherTool)
+        ],
         "top_logprobs": wanted.top_logprobs or 0,
         "top_p": 1.0 if wanted.top_p is None else wanted.top_p,
         "truncation": wanted.truncation or "disabled",
@@ -162,8 +177,15 @@ def begun(
     return response
 
 
+def _text(wanted: ResponseRequest) -> TextConfig:
+    told: TextConfig = {"format": text_format(wanted)}
+    if wanted.text is not None and wanted.text.verbosity is not None:
+        told["verbosity"] = wanted.text.verbosity
+    return told
+
+
 def _tool_choice(wanted: ResponseRequest) -> str | Json:
     choice = wanted.tool_choice
     if choice is None:
         return "auto"
-    return choice if isinstance(choice, str) else choice.model_dump()
+    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)

@@ -7,8 +7,15 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from api.responses.schemas import CallItem, Item, MessageItem, Part
-from api.responses.shapes import InputItem, InputText, OutputItem, OutputText
+from api.responses.schemas import CallItem, Item, MessageItem, Part, ReasoningItem, name_in
+from api.responses.shapes import (
+    FunctionCall,
+    InputItem,
+    InputText,
+    OutputItem,
+    OutputText,
+    ReasoningText,
+)
 
 Message = dict[str, Any]  # of `/v1/chat/completions`
 
@@ -33,8 +40,16 @@ def _stored(item: Item) -> InputItem:
             "role": item.role,
             "content": [_part(item.role, text) for text in _texts(item.content)],
         }
-    if isinstance(item, CallItem):
+    if isinstance(item, ReasoningItem):
         return {
+            "id": item.id or new_id("rs"),
+            "type": "reasoning",
+            "status": "completed",
+            "summary": [],
+            "content": [thought(part.text) for part in item.content or ()],
+        }
+    if isinstance(item, CallItem):
+        call: FunctionCall = {
             "id": item.id or new_id("fc"),
             "type": "function_call",
             "status": "completed",
@@ -42,6 +57,7 @@ def _stored(item: Item) -> InputItem:
             "name": item.name,
             "arguments": item.arguments,
         }
+        return call if item.namespace is None else {**call, "namespace": item.namespace}
     return {
         "id": item.id or new_id("fco"),
         "type": "function_call_output",
@@ -61,17 +77,29 @@ def _part(role: str, text: str) -> InputText | OutputText:
     return {"type": "input_text", "text": text}
 
 
+def thought(text: str) -> ReasoningText:
+    return {"type": "reasoning_text", "text": text}
+
+
 def messages_of(items: Iterable[InputItem | OutputItem]) -> list[Message]:
-    """Calls belong to the assistant's message before them, or to one without a text."""
+    """Calls belong to the assistant's message before them, or to one without a text; reasoning to
+    what follows it."""
     messages: list[Message] = []
+    reasoning: Message = {}
     for item in items:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            reasoning = {"reasoning_content": "".join(part["text"] for part in item["content"])}
+        elif item["type"] == "message":
             text = "".join(part["text"] for part in item["content"])
-            messages.append({"role": item["role"], "content": text})
+            own = reasoning if item["role"] == "assistant" else {}
+            messages.append({"role": item["role"], "content": text, **own})
+            reasoning = {}
         elif item["type"] == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            function = {"name": item["name"], "arguments": item["arguments"]}
+                messages.append({"role": "assistant", "content": None, **reasoning})
+                reasoning = {}
+            name = name_in(item.get("namespace"), item["name"])
+            function = {"name": name, "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         else:

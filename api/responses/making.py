@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from api.http.body import of_schema
-from api.http.errors import ApiError
+from api.http.errors import ApiError, show
 from api.openai.generation import Generations
 from api.responses.call import Call
 from api.responses.generating import begun, generation_of
 from api.responses.items import as_json, messages_of, new_id, stored_items
 from api.responses.output import Output
-from api.responses.schemas import ResponseRequest, refuse_by_name
+from api.responses.schemas import ResponseRequest, name_in, refuse_by_name
 from api.responses.shapes import InputItem, OutputItem
 from api.responses.stored.kept import Kept
 
@@ -37,6 +37,8 @@ class Maker:
         whether it is. Raises ApiError."""
         refuse_by_name(data)
         wanted = of_schema(data, ResponseRequest)
+        for kind in wanted.left_out:
+            self._generations.note(f"tools of type {show(kind)}", "left out of a response")
         if wanted.store is not None:
             stores = wanted.store
         if wanted.background and not stores:
@@ -53,4 +55,9 @@ class Maker:
             self._kept.require_room(owner, len(as_json(own)))
         id = new_id(f"resp_{mark}" if mark else "resp")
         response = begun(wanted, id, self._generations.served.name, stores=stores)
-        return Call(owner, wanted, generation, Output(response), own, previous)
+        spaces = {
+            name_in(space, one.name): (space, one.name)
+            for space, one in wanted.functions
+            if space is not None
+        }
+        return Call(owner, wanted, generation, Output(response, spaces), own, previous)

@@ -4,11 +4,11 @@ is made here: without a stream its events are dropped."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, cast
 
 from api.openai.shapes import CallDelta, ChatChunk, ChatToken, Usage
-from api.responses.items import new_id
+from api.responses.items import new_id, thought
 from api.responses.shapes import (
     Event,
     GeneratedResponse,
@@ -16,6 +16,7 @@ from api.responses.shapes import (
     OutputItem,
     OutputMessage,
     OutputText,
+    ReasoningText,
     ResponseEvent,
     ResponseUsage,
 )
@@ -23,10 +24,13 @@ from api.responses.shapes import (
 
 class Output:
     """`response` is complete as far as it was generated, except for its newest item's text or
-    arguments."""
+    arguments. `spaces`: the namespaces and names of functions that the model knows by others."""
 
-    def __init__(self, response: GeneratedResponse) -> None:
+    def __init__(
+        self, response: GeneratedResponse, spaces: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
         self.response = response
+        self._spaces = spaces or {}
         self._events = 0
         self._open: OutputItem | None = None  # the newest item, which is not complete
         self._pieces: list[str] = []  # of its text or arguments
@@ -50,9 +54,11 @@ class Output:
         for choice in chunk["choices"]:
             delta, logprobs = choice["delta"], choice["logprobs"]
             self._tokens += [] if logprobs is None else logprobs["content"]
+            if reasoning := delta.get("reasoning_content"):
+                yield from self._reasoning(reasoning)
             if text := delta.get("content"):
                 yield from self._text(text)
-            for call in delta.get("tool_calls", ()):
+            for call in delta.get("tool_calls") or ():
                 yield from self._arguments(call)
             self._finish = choice["finish_reason"] or self._finish
 
@@ -120,6 +126,29 @@ class Output:
                 "logprobs": logprobs,
             }
 
+    def _reasoning(self, delta: str) -> Iterator[Event]:
+        item = self._open
+        if item is None:
+            item = self._open = {
+                "id": new_id("rs"),
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+            yield self._item_event("response.output_item.added", item)
+            yield self._part_event("response.content_part.added", item["id"], thought(""))
+        self._tokens = []
+        self._pieces.append(delta)
+        yield {
+            "type": "response.reasoning_text.delta",
+            "sequence_number": self._next(),
+            "item_id": item["id"],
+            "output_index": self._index,
+            "content_index": 0,
+            "delta": delta,
+        }
+
     def _arguments(self, call: CallDelta) -> Iterator[Event]:
         """The first delta of a call names its function."""
         function, item = call["function"], self._open
@@ -133,6 +162,8 @@ class Output:
                 "name": function["name"],
                 "arguments": "",
             }
+            if (known := self._spaces.get(function["name"])) is not None:
+                item["namespace"], item["name"] = known
             self._tokens = []
             yield self._item_event("response.output_item.added", item)
         assert item is not None
@@ -166,6 +197,17 @@ class Output:
                 "logprobs": self._logprobs,
             }
             yield self._part_event("response.content_part.done", item["id"], part)
+        elif item["type"] == "reasoning":
+            item["content"] = [thought(whole)]
+            yield {
+                "type": "response.reasoning_text.done",
+                "sequence_number": self._next(),
+                "item_id": item["id"],
+                "output_index": index,
+                "content_index": 0,
+                "text": whole,
+            }
+            yield self._part_event("response.content_part.done", item["id"], thought(whole))
         else:
             item["arguments"] = whole
             yield {
@@ -220,7 +262,7 @@ class Output:
         self,
         kind: Literal["response.content_part.added", "response.content_part.done"],
         item_id: str,
-        part: OutputText,
+        part: OutputText | ReasoningText,
     ) -> Event:
         return {
             "type": kind,

@@ -6,6 +6,7 @@ values without effect.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -21,14 +22,16 @@ from api.limits import (
     TopLogprobs,
     at_most,
 )
-from api.openai.fields.messages import MOST_MESSAGES, Filled, Text
-from api.openai.fields.shared import GenerationRequest, StreamOptions, left_out
-from api.openai.fields.tools import MOST_TOOLS, NAME
+from api.openai.fields.messages import MOST_MESSAGES, TEMPLATE_NAMES, Filled, TemplateNames, Text
+from api.openai.fields.shared import GenerationRequest, StreamOptions, Verbosity, left_out
+from api.openai.fields.tools import MOST_NAME, MOST_TOOLS, NAME
 
 MOST_INCLUDED = 16
 
-ITEMS = ("message", "function_call", "function_call_output")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 PARTS = ("input_text", "output_text")
+THOUGHTS = ("reasoning_text",)
+TOOLS = ("function", "namespace")
 Includable = Literal[  # all but logprobs belong to items that never occur here
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -61,6 +64,7 @@ class CallItem(BaseModel):
     type: Literal["function_call"]
     call_id: Filled
     name: Filled
+    namespace: Filled | None = None
     arguments: Text
     id: Text | None = None
 
@@ -72,7 +76,20 @@ class CallOutputItem(BaseModel):
     id: Text | None = None
 
 
-Item = MessageItem | CallItem | CallOutputItem
+class Thought(BaseModel):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class ReasoningItem(BaseModel):
+    """What other servers encrypt, or summarise, is nothing to this model."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[Thought], Field(fail_fast=True)] | None = None
+    id: Text | None = None
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
 def _kind(item: Any) -> Any:
@@ -100,7 +117,8 @@ Items = Annotated[
         Annotated[
             Annotated[MessageItem, Tag("message")]
             | Annotated[CallItem, Tag("function_call")]
-            | Annotated[CallOutputItem, Tag("function_call_output")],
+            | Annotated[CallOutputItem, Tag("function_call_output")]
+            | Annotated[ReasoningItem, Tag("reasoning")],
             Discriminator(_kind),
         ]
     ],
@@ -118,7 +136,12 @@ class TextFormat(BaseModel):
 
 class TextOptions(BaseModel):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningOptions(BaseModel):
+    effort: Text | None = None
+    summary: Text | None = None  # none is made: the reasoning itself is shown
 
 
 class Tool(BaseModel):
@@ -131,9 +154,42 @@ class Tool(BaseModel):
     strict: bool | None = None
 
 
+class OtherTool(BaseModel):
+    """One that a server may run. It is left out: a model need not call it."""
+
+    type: Filled
+
+
+def _kind_of_tool(tool: Any) -> Any:
+    kind = tool.get("type") if isinstance(tool, dict) else tool.type
+    return kind if kind in TOOLS else "other"
+
+
+_Function = Annotated[Tool, Tag("function")]
+_Other = Annotated[OtherTool, Tag("other")]
+
+
+class Namespace(BaseModel):
+    """Functions, as Codex groups them; models know no such groups."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=NAME)]
+    description: Text | None = None
+    tools: Annotated[
+        list[Annotated[_Function | _Other, Discriminator(_kind_of_tool)]],
+        Field(max_length=MOST_TOOLS, fail_fast=True),
+    ]
+
+
+def name_in(namespace: str | None, name: str) -> str:
+    """A function's name for the model."""
+    return name if namespace is None else f"{namespace}__{name}"[-MOST_NAME:]
+
+
 class ToolChoice(BaseModel):
     type: Literal["function"]
     name: Filled
+    namespace: Filled | None = None
 
 
 class AllowedChoice(BaseModel):
@@ -162,15 +218,27 @@ class ResponseRequest(GenerationRequest):
     max_output_tokens: Count | None = Field(None, description=COUNT)
     metadata: Metadata | None = Field(None, description=METADATA)
     text: TextOptions | None = Field(
-        None, description="an object with format: type 'text', 'json_object' or 'json_schema'"
+        None,
+        description="an object with format: type 'text', 'json_object' or 'json_schema'; and "
+        "verbosity: 'low', 'medium' or 'high'",
     )
     tools: (
-        Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True), at_most(MOST_TOOLS)]
+        Annotated[
+            list[
+                Annotated[
+                    _Function | Annotated[Namespace, Tag("namespace")] | _Other,
+                    Discriminator(_kind_of_tool),
+                ]
+            ],
+            Field(max_length=MOST_TOOLS, fail_fast=True),
+            at_most(MOST_TOOLS),
+        ]
         | None
     ) = Field(
         None,
         description=f"an array of up to {MOST_TOOLS} tools of type 'function', each with a name "
-        "(up to 64 letters, digits, '_' and '-')",
+        "(up to 64 letters, digits, '_' and '-'), or 'namespace', with a name and such tools; "
+        "those of other types are left out",
     )
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = Field(
         None,
@@ -182,6 +250,10 @@ class ResponseRequest(GenerationRequest):
     include: Annotated[list[Includable], Field(max_length=MOST_INCLUDED, fail_fast=True)] | None = (
         Field(None, description=f"an array of {', '.join(get_args(Includable))}")
     )
+    reasoning: ReasoningOptions | None = Field(
+        None, description="an object with effort and summary: strings"
+    )
+    chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
     truncation: Literal["auto", "disabled"] | None = Field(None, description="'auto' or 'disabled'")
     stream_options: EventOptions | None = Field(
         None, description="an object with include_obfuscation: true or false"
@@ -193,7 +265,6 @@ class ResponseRequest(GenerationRequest):
     response_format: None = Field(None, description="left out: it is 'text' here")
     conversation: None = left_out()
     prompt: None = left_out()
-    reasoning: None = left_out()
     context_management: None = left_out()
     moderation: None = left_out()
 
@@ -203,19 +274,36 @@ class ResponseRequest(GenerationRequest):
             return self.top_logprobs or 0
         return None
 
+    @property
+    def functions(self) -> list[tuple[str | None, Tool]]:
+        """Each with its namespace."""
+        return [(space, tool) for space, tool in self._flat if isinstance(tool, Tool)]
+
+    @property
+    def left_out(self) -> set[str]:
+        """The types of other tools."""
+        return {tool.type for _, tool in self._flat if isinstance(tool, OtherTool)}
+
+    @property
+    def _flat(self) -> Iterator[tuple[str | None, Tool | OtherTool]]:
+        for tool in self.tools or ():
+            if isinstance(tool, Namespace):
+                yield from ((tool.name, one) for one in tool.tools)
+            else:
+                yield None, tool
+
 
 def refuse_by_name(data: dict[str, Any]) -> None:
-    """Raises ApiError for tools, items and parts of types that are not supported, of which the
-    schema could only say that they are none of its own; it says so where there are too many."""
-    for tool in _objects(data.get("tools"))[:MOST_TOOLS]:
-        _require(tool, "tools", ("function",))
+    """Raises ApiError for items and parts of types that are not supported, of which the schema
+    could only say that they are none of its own; it says so where there are too many."""
     if _are_many(data.get("input")):
         return
     for item in _objects(data.get("input")):
         _require(item, "input", ITEMS, fallback="message")
+        parts = THOUGHTS if item.get("type") == "reasoning" else PARTS
         for key in ("content", "output"):
             for part in _objects(item.get(key)):
-                _require(part, "input", PARTS)
+                _require(part, "input", parts)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

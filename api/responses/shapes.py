@@ -54,6 +54,7 @@ class FunctionCall(TypedDict):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: NotRequired[str]  # where the function was offered in one
     arguments: str
 
 
@@ -65,8 +66,21 @@ class FunctionCallOutput(TypedDict):
     output: str
 
 
-OutputItem = OutputMessage | FunctionCall
-InputItem = InputMessage | FunctionCall | FunctionCallOutput
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Json]  # empty: the reasoning itself is the content
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | FunctionCall | Reasoning
+InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
 
 
 class InputItems(TypedDict):
@@ -108,6 +122,7 @@ class ResponseUsage(TypedDict):
 
 class TextConfig(TypedDict):
     format: Json
+    verbosity: NotRequired[str]
 
 
 class GeneratedResponse(TypedDict):
@@ -126,6 +141,7 @@ class GeneratedResponse(TypedDict):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    reasoning: Json | None
     service_tier: NotRequired[Literal["default", "flex"]]
     store: bool
     temperature: float
@@ -177,7 +193,7 @@ class PartEvent(_Event):
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDelta(_Event):
@@ -198,6 +214,22 @@ class TextDone(_Event):
     logprobs: list[ChatToken]
 
 
+class ReasoningDelta(_Event):
+    type: Literal["response.reasoning_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningDone(_Event):
+    type: Literal["response.reasoning_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
 class ArgumentsDelta(_Event):
     type: Literal["response.function_call_arguments.delta"]
     item_id: str
@@ -214,5 +246,13 @@ class ArgumentsDone(_Event):
 
 
 Event = (
-    ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
 )

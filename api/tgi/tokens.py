@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from api.http.body import of_schema, read_object
 from api.limits import CountOrZero
-from api.openai.fields.messages import MESSAGES, Messages, Text
+from api.openai.fields.messages import MESSAGES, TEMPLATE_NAMES, Messages, TemplateNames, Text
 from api.openai.fields.schemas import ChatRequest
 from api.openai.fields.tools import TOOLS, Tools
 from api.openai.offer import offer_of
@@ -56,6 +56,7 @@ class TokenizeChat(_TokenizeRequest):
     messages: Messages = Field(description=MESSAGES)
     tools: Tools | None = Field(None, description=TOOLS)
     add_generation_prompt: bool | None = Field(None, description="true or false")
+    chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
     continue_final_message: Literal[False] | None = Field(
         None, description="left out: it is not supported"
     )
@@ -96,7 +97,12 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
             wanted = chat = of_schema(data, TokenizeChat)
             prompted = chat.add_generation_prompt is not False
             offer = offer_of([tool.function for tool in chat.tools or ()], None)
-            ids = served.conversation_ids(chat.messages, offer, add_generation_prompt=prompted)
+            ids = served.conversation_ids(
+                chat.messages,
+                offer,
+                add_generation_prompt=prompted,
+                names=chat.chat_template_kwargs,
+            )
         else:
             wanted = text = of_schema(data, TokenizeText)
             ids = service.encode("prompt", text.prompt)
@@ -125,7 +131,7 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
         served.require_served(wanted.model)
-        ids = served.conversation_ids(wanted.messages, wanted.offer)
+        ids = served.conversation_ids(wanted.messages, wanted.offer, names=wanted.template_names)
         pieces = list(map(tokenizer.token_bytes, ids))
         told: ChatPieces = {
             "tokenize_response": list(pieces_of(ids, pieces)),

@@ -56,8 +56,9 @@ def test_openais_api_refuses_more_with_both_numbers(
     assert ask(LIMIT - known).status_code == 200
     answer = ask(LIMIT - known + 1, stream=stream)
     message = is_error(answer, 400, prompt_field)
-    assert f"a prompt of {known} tokens and a response of {LIMIT - known + 1} exceed" in message
-    assert f"context of {LIMIT} tokens" in message
+    assert f"({known} in the " in message
+    assert f"{LIMIT - known + 1} in the completion" in message
+    assert f"maximum context length is {LIMIT} tokens" in message
     assert answer.get_json()["error"]["code"] == "context_length_exceeded"
 
 

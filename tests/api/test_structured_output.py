@@ -85,6 +85,10 @@ def test_a_schema_is_kept_on_openais_api(embedded: FlaskClient, fields: dict[str
         ({"guided_choice": ["red", "green"]}, "red|green"),
         ({"structured_outputs": {"choice": ["red"]}}, "red"),
         ({"guided_grammar": 'start: ("a" | "b") "!"'}, "[ab]!"),
+        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"regex": CODE}, CODE),
+        ({"json_schema": {"type": "boolean"}}, "true|false"),
         ({"structured_outputs": {"grammar": 'root ::= "a" [0-9]'}}, "a[0-9]"),
     ],
 )

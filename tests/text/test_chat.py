@@ -112,6 +112,15 @@ def test_a_templates_refusal_is_returned_in_its_words(folder: Path) -> None:
         template.encode(late)
 
 
+def test_what_a_client_sets_reaches_the_template_as_plain_text() -> None:
+    source = "{% if flag is false %}off {% endif %}{{ deep.x }}{{ messages[0].reasoning_content }}"
+    template = ChatTemplate(source, byte_tokenizer(), {"bos_token": "<s>"})
+    names = {"flag": False, "deep": {"x": "y"}, "unread": 1}
+    messages = [{"role": "assistant", "content": "", "reasoning_content": "z"}]
+    assert bytes(template.encode(messages, names=names)) == b"off yz"
+    assert template.reserved > {"messages", "tools", "add_generation_prompt", "bos_token"}
+
+
 def test_a_template_cannot_leave_its_sandbox() -> None:
     source = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     template = ChatTemplate(source, byte_tokenizer(), {})

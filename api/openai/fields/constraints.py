@@ -107,6 +107,18 @@ class Constrained(Protocol):
     @property
     def guided_grammar(self) -> str | None: ...
 
+    @property
+    def json_schema(self) -> Schema | str | None: ...
+
+    @property
+    def regex(self) -> str | None: ...
+
+    @property
+    def grammar(self) -> str | None: ...
+
+    @property
+    def ebnf(self) -> str | None: ...
+
 
 def constraint_of(wanted: Constrained) -> tuple[str, Constraint] | None:
     """The request's constraint, and the field that has it; None: its answer is free. Raises
@@ -160,6 +172,10 @@ def _given(wanted: Constrained) -> Iterator[tuple[str, Callable[[], Constraint]]
         wanted.guided_choice,
         wanted.guided_grammar,
     )
+    names = "json_schema", "regex", "choice", "grammar"
+    yield from _of(names, wanted.json_schema, wanted.regex, None, wanted.grammar)
+    if wanted.ebnf is not None:
+        yield "ebnf", partial(of_grammar, wanted.ebnf)
 
 
 def _of(

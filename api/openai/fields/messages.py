@@ -7,13 +7,22 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    model_validator,
+)
 
 from api.http.errors import ApiError, show
 from api.limits import at_most
 
 MOST_MESSAGES = 4096  # the parts of their contents and their calls included
 MOST_DEPTH = 32  # of the JSON that a template may write
+MOST_NAMED = 2**14
 PREDICTION = (
     "an object with type 'content' and content: the expected answer, a string or an array of up to "
     f"{MOST_MESSAGES} parts of type 'text'"
@@ -24,6 +33,11 @@ MESSAGES = (
     "'function' with name) and "
     "content (a string, an array of parts of type 'text', or null beside an assistant's "
     "tool_calls, each with id, type 'function' and function: name and arguments)"
+)
+
+TEMPLATE_NAMES = (
+    f"an object of up to 64 names that the model's chat template reads; at most {MOST_NAMED} "
+    f"characters of JSON, nested at most {MOST_DEPTH} deep"
 )
 
 # InstanceOf: pydantic's own str refuses lone surrogates, which JSON can carry
@@ -40,6 +54,17 @@ def _shallow(arguments: dict[str, Any]) -> dict[str, Any]:
     if nested_deeper(arguments, MOST_DEPTH):
         raise ValueError("nested too deeply")
     return arguments
+
+
+def _small(names: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(_shallow(names))) > MOST_NAMED:
+        raise ValueError("too long")
+    return names
+
+
+TemplateNames = Annotated[
+    dict[Filled, Any], Field(max_length=64), at_most(64), AfterValidator(_small)
+]
 
 
 class CalledFunction(BaseModel):
@@ -111,13 +136,18 @@ class GivenMessage(_Message):
 class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: Content | None = None
+    reasoning_content: Text | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
     tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] | None = None
     function_call: CalledFunction | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and not (self.tool_calls or self.function_call):
-            raise ValueError("only a message with calls may lack a content")
+        if self.content is None and not (
+            self.tool_calls or self.function_call or self.reasoning_content
+        ):
+            raise ValueError("only a message with calls or reasoning may lack a content")
         return self
 
     def calls(self, number: int) -> list[MessageCall]:
@@ -160,6 +190,8 @@ def _for_template(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         written: dict[str, Any] = {"role": role, "content": message.text}
         if message.name is not None:
             written["name"] = message.name
+        if isinstance(message, AssistantMessage) and message.reasoning_content is not None:
+            written["reasoning_content"] = message.reasoning_content
         if isinstance(message, ToolMessage):
             identity = message.tool_call_id
             if identity not in called:

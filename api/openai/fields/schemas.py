@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,12 +18,15 @@ from api.limits import (
 from api.openai.fields.messages import (
     MESSAGES,
     PREDICTION,
+    TEMPLATE_NAMES,
     Filled,
     Messages,
     Prediction,
+    TemplateNames,
+    Text,
     text_of,
 )
-from api.openai.fields.shared import GenerationRequest, left_out
+from api.openai.fields.shared import GenerationRequest, Verbosity, left_out
 from api.openai.fields.tools import (
     FUNCTION_CALL,
     FUNCTIONS,
@@ -90,6 +93,10 @@ class ChatRequest(GenerationRequest):
     function_call: Literal["none", "auto"] | NamedFunction | None = Field(
         None, description=FUNCTION_CALL
     )
+    chat_template_kwargs: TemplateNames | None = Field(None, description=TEMPLATE_NAMES)
+    add_generation_prompt: bool | None = Field(None, description="true or false")
+    reasoning_effort: Text | None = Field(None, description="a string")
+    verbosity: Verbosity | None = Field(None, description="'low', 'medium' or 'high'")
     audio: None = left_out()
     prediction: Prediction | None = Field(None, description=PREDICTION)
     web_search_options: None = left_out()
@@ -97,6 +104,15 @@ class ChatRequest(GenerationRequest):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_names(self) -> dict[str, Any]:
+        """What the template gets beside the conversation, if it knows it."""
+        hints = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        names: dict[str, Any] = {name: hint for name, hint in hints.items() if hint is not None}
+        if self.reasoning_effort == "none":
+            names["enable_thinking"] = False
+        return names | (self.chat_template_kwargs or {})
 
     @property
     def expected(self) -> str | None:

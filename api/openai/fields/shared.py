@@ -54,8 +54,39 @@ MOST_STOP_TOKENS = 256
 MOST_BIASES = 1024
 
 
+Verbosity = Literal["low", "medium", "high"]
+
+
 def left_out() -> Any:
     return Field(None, description="left out: it is not supported")
+
+
+class NotOffered(Signals):
+    """Fields of vLLM, SGLang and llama.cpp that change what a response means."""
+
+    allowed_token_ids: None = left_out()
+    bad_words: Annotated[list[Any], Field(max_length=0)] | None = left_out()
+    use_beam_search: Literal[False] | None = left_out()
+    typical_p: Annotated[float, Field(ge=1, le=1)] | None = left_out()
+    repeat_penalty: Annotated[float, Field(ge=1, le=1)] | None = left_out()
+    mirostat: Annotated[int, Field(ge=0, le=0)] | None = left_out()
+    dry_multiplier: Annotated[float, Field(ge=0, le=0)] | None = left_out()
+    xtc_probability: Annotated[float, Field(ge=0, le=0)] | None = left_out()
+    dynatemp_range: Annotated[float, Field(ge=0, le=0)] | None = left_out()
+    n_predict: None = left_out()
+    truncate_prompt_tokens: None = left_out()
+    prompt_logprobs: None = left_out()
+    prompt_embeds: None = left_out()
+    logits_processors: Annotated[list[Any], Field(max_length=0)] | None = left_out()
+    custom_logit_processor: None = left_out()
+    stop_regex: None = left_out()
+    thinking_token_budget: None = left_out()
+    chat_template: None = left_out()
+    documents: Annotated[list[Any], Field(max_length=0)] | None = left_out()
+    continue_final_message: Literal[False] | None = left_out()
+    include_reasoning: Literal[True] | None = left_out()
+    lora: Annotated[list[Any], Field(max_length=0)] | None = left_out()
+    lora_path: None = left_out()
 
 
 class StreamOptions(BaseModel):
@@ -64,9 +95,10 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class GenerationRequest(Signals):
-    """`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
-    `stop_token_ids`, `min_tokens`, `priority`, `structured_outputs` and `guided_*` are vLLM's."""
+class GenerationRequest(NotOffered):
+    """`top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `stop_token_ids`, `min_tokens`,
+    `include_stop_str_in_output`, `priority`, `structured_outputs` and `guided_*` are vLLM's;
+    `regex` and `ebnf` are SGLang's, `grammar` is llama.cpp's, and `json_schema` both's."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -109,6 +141,7 @@ class GenerationRequest(Signals):
     service_tier: Literal["auto", "default", "flex"] | None = Field(
         None, description="'auto', 'default' or 'flex'"
     )
+    include_stop_str_in_output: bool | None = Field(None, description="true or false")
     ignore_eos: bool | None = Field(None, description="true or false")
     stop_token_ids: (
         Annotated[list[CountOrZero], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] | None
@@ -124,6 +157,10 @@ class GenerationRequest(Signals):
     guided_regex: Text | None = Field(None, description=REGEX)
     guided_choice: Choices | None = Field(None, description=CHOICES)
     guided_grammar: Text | None = Field(None, description=GRAMMAR)
+    json_schema: Schema | Text | None = Field(None, description=SCHEMA)
+    regex: Text | None = Field(None, description=REGEX)
+    grammar: Text | None = Field(None, description=GRAMMAR)
+    ebnf: Text | None = Field(None, description=GRAMMAR)
 
     @property
     def choices(self) -> int:

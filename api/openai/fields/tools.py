@@ -12,7 +12,8 @@ from text.tools.conversation import Tool as TemplateTool
 
 MOST_TOOLS = 128  # as OpenAI's
 MOST_CHARACTERS = 2**18  # of their JSON
-NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+MOST_NAME = 64
+NAME = rf"^[a-zA-Z0-9_-]{{1,{MOST_NAME}}}$"
 TOOLS = (
     f"an array of up to {MOST_TOOLS} tools of type 'function', each with function: name (up to 64 "
     "letters, digits, '_' and '-'), description (a string) and parameters (a JSON schema of type "

@@ -24,6 +24,7 @@ def complete(client: FlaskClient, **fields: Any) -> Json:
     answer = ask(client, **fields)
     assert answer.status_code == 200, answer.get_json()
     told: Json = answer.get_json()
+    assert isinstance(told["system_fingerprint"], str)
     return told
 
 
@@ -31,6 +32,7 @@ def chat(client: FlaskClient, **fields: Any) -> Json:
     answer = ask(client, "/v1/chat/completions", **fields)
     assert answer.status_code == 200, answer.get_json()
     told: Json = answer.get_json()
+    assert isinstance(told["system_fingerprint"], str)
     return told
 
 
@@ -40,7 +42,9 @@ def chunks(client: FlaskClient, path: str = "/v1/completions", **fields: Any) ->
     assert answer.mimetype == "text/event-stream"
     *events, done, rest = answer.get_data(as_text=True).split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(line.removeprefix("data: ")) for line in events]
+    parts = [json.loads(line.removeprefix("data: ")) for line in events]
+    assert all(isinstance(part["system_fingerprint"], str) for part in parts)
+    return parts
 
 
 def is_error(answer: TestResponse, status: int, param: str | None = None) -> str:

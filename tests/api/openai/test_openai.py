@@ -46,6 +46,7 @@ def counted(usage: Json) -> Json:
     seed=st.none() | st.integers(0, 2**63 - 1),
     stop_at=st.tuples(st.integers(0, 40), st.integers(1, 4)),
     echo=st.booleans(),
+    included=st.booleans(),
 )
 def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
     client: FlaskClient,
@@ -54,13 +55,17 @@ def test_text_is_the_references_up_to_the_stop_string_streamed_or_not(
     seed: int | None,
     stop_at: tuple[int, int],
     echo: bool,
+    included: bool,
 ) -> None:
     """The stop string is cut from the text itself, where it crosses borders of tokens at will."""
     # of a longer answer: at the end of this one the stop string may have begun
     plain, _, _ = expected(prompt.encode(), n + 5, seed, None)
     stop = plain[stop_at[0] : sum(stop_at)] or None
     text, tokens, finish = expected(prompt.encode(), n, seed, stop)
+    if included and stop and finish == "stop" and plain.startswith(text + stop):
+        text += stop
     fields: Json = {"prompt": prompt, "max_tokens": n, "stop": stop, "echo": echo}
+    fields["include_stop_str_in_output"] = included
     fields |= {"temperature": 0} if seed is None else {"seed": seed}
     whole = complete(client, **fields)
     (choice,) = whole["choices"]

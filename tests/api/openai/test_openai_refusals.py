@@ -16,7 +16,16 @@ from app import create_app
 from options import OptionError
 from serving.config import Config
 from tests.api.conftest import serving
-from tests.api.openai.openai_calls import CONTEXT, PATHS, Json, ask, chat, complete, is_error
+from tests.api.openai.openai_calls import (
+    CONTEXT,
+    PATHS,
+    Json,
+    ask,
+    chat,
+    chunks,
+    complete,
+    is_error,
+)
 from tests.server.hash_app import byte_tokenizer, load
 
 WRONG: list[tuple[str, object]] = [
@@ -36,6 +45,10 @@ WRONG: list[tuple[str, object]] = [
     ("guided_json", {"type": "strin"}), ("guided_json", "{"), ("min_p", -0.1), ("min_p", 1.5),
     ("min_tokens", -1), ("min_tokens", 1.5), ("min_tokens", CONTEXT), ("stop_token_ids", [-1]),
     ("stop_token_ids", [257]), ("stop_token_ids", 1), ("stop_token_ids", [1] * 257),
+    ("allowed_token_ids", [1]), ("bad_words", ["x"]), ("use_beam_search", True), ("mirostat", 2),
+    ("typical_p", 0.5), ("continue_final_message", True), ("chat_template", "{{ 1 }}"),
+    ("grammar", "start: missing"), ("json_schema", {"type": "strin"}), ("regex", "("), ("ebnf", 1),
+    ("include_stop_str_in_output", "no"), ("n_predict", 3), ("truncate_prompt_tokens", -1),
 ]  # fmt: skip
 WRONG_COMPLETION: list[tuple[str, object]] = [
     ("prompt", ""), ("prompt", []), ("prompt", None), ("prompt", [""]), ("prompt", ["a", 1]),
@@ -56,7 +69,9 @@ WRONG_CHAT: list[tuple[str, object]] = [
     ("audio", {"voice": "a"}),
     ("modalities", ["audio"]), ("prediction", {}), ("prediction", "x"),
     ("prediction", {"type": "content", "content": [{}] * 4097}),
-    ("web_search_options", {}),
+    ("web_search_options", {}), ("verbosity", "none"), ("chat_template_kwargs", "x"),
+    ("chat_template_kwargs", {"messages": []}), ("chat_template_kwargs", {"x": "y" * 2**14}),
+    ("add_generation_prompt", "no"),
 ]  # fmt: skip
 
 
@@ -76,8 +91,7 @@ def test_a_wrong_or_not_offered_field_is_named(
     if value == "x" * CONTEXT or (field, value) == ("max_tokens", CONTEXT):
         message = is_error(answer, 400, "prompt")
         assert answer.get_json()["error"]["code"] == "context_length_exceeded"
-        assert "and a response of" in message
-        assert f"exceed the model's context of {CONTEXT} tokens" in message
+        assert f"This model's maximum context length is {CONTEXT} tokens. However, " in message
     else:
         message = is_error(answer, 400, field)
         assert f"'{field}'" in message
@@ -94,6 +108,12 @@ def test_a_wrong_or_not_offered_field_is_named(
         ("modalities", ["text"]),
         ("user", "me"),
         ("metadata", {"a": "b"}),
+        ("bad_words", []),
+        ("typical_p", 1),
+        ("use_beam_search", False),
+        ("reasoning_effort", "low"),
+        ("verbosity", "low"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
     ],
 )
 def test_options_that_change_nothing_are_accepted(
@@ -109,7 +129,7 @@ def test_an_unknown_field_is_ignored_and_logged_once(
         for _ in range(3):
             complete(client, **{"quite\nunknown": 5})
     assert [record.getMessage() for record in caplog.records] == [
-        'the field "quite\\nunknown" is unknown on /v1 and ignored'
+        'the field "quite\\nunknown": unknown on /v1 and ignored'
     ]
 
 
@@ -151,6 +171,10 @@ def test_the_model_answers_to_each_of_its_names(renamed: FlaskClient) -> None:
 @pytest.mark.parametrize("placeholder", ["tgi", "dummy"])
 def test_the_model_name_of_tgis_clients_is_accepted(client: FlaskClient, placeholder: str) -> None:
     assert chat(client, model=placeholder, max_tokens=1)["model"] == "embedded"
+    for part in chunks(client, "/v1/chat/completions", model=placeholder, max_tokens=3):
+        (choice,) = part["choices"]
+        if placeholder == "tgi":  # whose client requires both in every delta
+            assert choice["delta"].keys() >= {"role", "tool_calls"}
     is_error(client.get(f"/v1/models/{placeholder}"), 404, "model")
 
 

@@ -109,6 +109,34 @@ def test_an_answer_calls_only_allowed_functions(
     assert told["tool_choice"] == choice
 
 
+def test_what_codex_sends_is_taken(
+    scripted: FlaskClient, model: ScriptedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Functions in a namespace reach the model by a longer name and the client by its own; a tool
+    that a server may leave out is left out."""
+    model.answer = '<tool_call>\n{"name": "spawn__add", "arguments": {}}\n</tool_call>'
+    space = {"type": "namespace", "name": "spawn", "description": "d", "tools": [TOOLS[1]]}
+    search = {"type": "web_search", "external_web_access": False}
+    fields: Json = {"tools": [*TOOLS, space, search], "reasoning": {}, "store": True}
+    called = respond(scripted, **fields)
+    (call,) = called["output"]
+    assert (call["namespace"], call["name"], call["arguments"]) == ("spawn", "add", "{}")
+    assert [tool["type"] for tool in called["tools"]] == ["function", "function", "namespace"]
+    assert 'tools of type "web_search": left out' in caplog.text
+    added = next(e for e in events(scripted, **fields) if e["type"] == "response.output_item.added")
+    assert added["item"].items() >= {"namespace": "spawn", "name": "add"}.items()
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+    kept = [{"role": "user", "content": "x"}, call, result]
+    sent = respond(scripted, input=kept, **fields)
+    stored = respond(scripted, previous_response_id=called["id"], input=[result], **fields)
+    flat = [kept[0], {**call, "namespace": None, "name": "spawn__add"}, result]
+    flattened = respond(scripted, input=flat, **fields)
+    counts = [told["usage"]["input_tokens"] for told in (sent, stored, flattened)]
+    assert counts == counts[:1] * 3
+    choice = {"type": "function", "name": "add", "namespace": "spawn"}
+    assert respond(scripted, tool_choice=choice, **fields)["tool_choice"] == choice
+
+
 def test_functions_are_shown_in_the_response(scripted: FlaskClient, model: ScriptedModel) -> None:
     model.answer = "Fine."
     told = respond(scripted, tools=TOOLS, tool_choice="auto", parallel_tool_calls=False)

@@ -232,7 +232,8 @@ def test_what_does_not_fit_is_refused_or_left_out_from_the_beginning(client: Fla
     sent = [{"role": "user", "content": str(number) * 200} for number in range(8)]
     fields: Json = {"max_output_tokens": 20, "seed": 1, "instructions": "Count."}
     answer = ask(client, input=sent, **fields)
-    assert "exceed the model's context" in is_error(answer, 400, "input")
+    message = is_error(answer, 400, "input")
+    assert message.startswith(f"This model's maximum context length is {CONTEXT} tokens. However")
     assert answer.get_json()["error"]["code"] == "context_length_exceeded"
     cut = respond(client, input=sent, truncation="auto", **fields)
     room = CONTEXT - fields["max_output_tokens"]
@@ -302,18 +303,18 @@ def test_only_events_of_a_stream_in_the_background_are_kept(
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
 NAMED: list[tuple[Json, str, str]] = [
-    ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
     ({"tools": [{"type": "function"}]}, "tools", "name"),
     ({"input": [{"role": "user", "content": [IMAGE]}]}, "input", "input_image"),
     ({"input": [{"type": "item_reference", "id": "i"}]}, "input", "item_reference"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "reasoning"),
+    ({"input": [{"type": "reasoning", "content": [{"type": "x"}]}]}, "input", "reasoning_text"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input", "function_call_output"),
     ({"input": []}, "input", "array"),
     ({"input": ""}, "input", "string"),
     ({"input": None}, "input", "string"),
     ({"input": [0] * (MOST_MESSAGES + 1)}, "input", "4096"),
     ({"input": [{"role": "user", "content": [0] * MOST_MESSAGES}]}, "input", "4096"),
-    ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
+    ({"reasoning": {"effort": 3}}, "reasoning", "strings"),
+    ({"text": {"verbosity": "none"}}, "text", "verbosity"),
     ({"conversation": "conv_1"}, "conversation", "not supported"),
     ({"prompt": {"id": "p"}}, "prompt", "not supported"),
     ({"n": 2}, "n", "not supported"),
@@ -362,6 +363,7 @@ def test_null_and_what_changes_nothing_is_taken(client: FlaskClient) -> None:
         include=["reasoning.encrypted_content"],
         prompt_cache_key="k",
         safety_identifier="s",
+        reasoning={"effort": "low", "summary": "auto"},
     )
 
 

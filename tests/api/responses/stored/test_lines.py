@@ -42,7 +42,7 @@ def kept(response: Json) -> Json:
 
 def test_a_line_that_is_refused_says_why_in_the_error_file(store: FlaskClient) -> None:
     refused: list[Json] = [
-        {"input": "x", "reasoning": {"effort": "low"}},
+        {"input": "x", "reasoning": "low"},
         {"input": "x", "previous_response_id": "resp_none"},
         {"input": "x", "background": True},
     ]
