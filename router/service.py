@@ -135,6 +135,7 @@ def application(config: Config, proxy: Proxy, admin: Admin) -> web.Application:
     )
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=[guarded_by(rules)])
     app.add_routes(admin.routes())
+    app.router.add_post(RESPONSES + "/input_tokens", proxy.handle)  # its body names the server
     for method in ("GET", "POST", "DELETE"):
         for path in PATHS:
             app.router.add_route(method, path, proxy.handle_jobs)

@@ -33,7 +33,13 @@ from api.openai.shapes import (
 )
 from api.responses.routes import MOST_LISTED as MOST_ITEMS
 from api.responses.schemas import ResponseRequest
-from api.responses.shapes import DeletedResponse, Event, GeneratedResponse, InputItems
+from api.responses.shapes import (
+    DeletedResponse,
+    Event,
+    GeneratedResponse,
+    InputItems,
+    InputTokens,
+)
 from api.service import Health
 from api.tgi.schemas import CompatRequest, GenerateRequest
 from api.tgi.shapes import Generated, Info, StreamToken, TgiError
@@ -149,6 +155,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         whole=GeneratedResponse,
         events=Event | OpenAIError,
     ),
+    ("POST", "/v1/responses/input_tokens"): _openai(
+        *_GENERATING, 404, body=ResponseRequest, whole=InputTokens
+    ),
+    ("POST", "/v1/responses/compact"): _openai(404),
     ("GET", "/v1/responses/{response_id}"): _openai(
         *_STORED,
         404,

@@ -78,7 +78,7 @@ def make_blueprint(service: Service, jobs: Jobs) -> Blueprint:
                 now_s,
                 max_bytes=MOST_FILE_BYTES,
                 quota_bytes=service.config.max_stored_bytes,
-                expires_at=now_s + (_expiry_s(upload.fields) or retention_s),
+                expires_at=lambda: now_s + (_expiry_s(upload.fields) or retention_s),
             )
         finally:
             places.release()
@@ -134,16 +134,12 @@ def file_shape(file: File) -> StoredFile:
 
 
 def _checked(upload: Upload) -> Iterator[bytes]:
-    """The content; fields may follow it. An error raised here leaves nothing in the store."""
-    early = set(upload.fields)
-    if "purpose" in early:
+    """The content; fields may follow it, as OpenAI's clients send them in the order of the call. An
+    error raised here leaves nothing in the store."""
+    if "purpose" in upload.fields:
         _require_purpose(upload.fields)
     yield from upload.content
     _require_purpose(upload.fields)
-    if late := {name for name in upload.fields if name.startswith("expires_after")} - early:
-        raise ApiError(
-            400, f"the form's field {show(min(late))} must precede its file", param=min(late)
-        )
 
 
 def _require_purpose(fields: dict[str, str]) -> None:

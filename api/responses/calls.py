@@ -52,6 +52,11 @@ class ResponseCalls:
         self._service.submit(*call.generation.inferences, asked=call.wanted)
         return self._streamed(call) if call.wanted.stream else self._whole(call)
 
+    def input_tokens(self, data: dict[str, Any], arrival_s: float) -> int:
+        """Of a call that is not made. Raises ApiError."""
+        asked = {**data, "store": False, "background": False}
+        return self._maker.make(presented_owner(), asked, arrival_s).generation.prompt_tokens
+
     def resume(self, response_id: str, first: int) -> Response:
         """The events of a response in the background from number `first` on. Raises ApiError."""
         following = self._logs.follow(response_id, first)

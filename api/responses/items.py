@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from api.openai.fields.messages import RefusalPart
 from api.responses.schemas import CallItem, Item, MessageItem, Part, ReasoningItem, name_in
 from api.responses.shapes import (
     FunctionCall,
@@ -15,6 +16,7 @@ from api.responses.shapes import (
     OutputItem,
     OutputText,
     ReasoningText,
+    Refusal,
 )
 
 Message = dict[str, Any]  # of `/v1/chat/completions`
@@ -38,7 +40,7 @@ def _stored(item: Item) -> InputItem:
             "type": "message",
             "status": "completed",
             "role": item.role,
-            "content": [_part(item.role, text) for text in _texts(item.content)],
+            "content": [_part(item.role, part) for part in _parts(item.content)],
         }
     if isinstance(item, ReasoningItem):
         return {
@@ -55,7 +57,9 @@ def _stored(item: Item) -> InputItem:
             "status": "completed",
             "call_id": item.call_id,
             "name": item.name,
-            "arguments": item.arguments,
+            "arguments": item.arguments
+            if isinstance(item.arguments, str)
+            else json.dumps(item.arguments),
         }
         return call if item.namespace is None else {**call, "namespace": item.namespace}
     return {
@@ -63,15 +67,20 @@ def _stored(item: Item) -> InputItem:
         "type": "function_call_output",
         "status": "completed",
         "call_id": item.call_id,
-        "output": "".join(_texts(item.output)),
+        "output": "".join(
+            part if isinstance(part, str) else part.text for part in _parts(item.output)
+        ),
     }
 
 
-def _texts(content: str | Sequence[Part]) -> list[str]:
-    return [content] if isinstance(content, str) else [part.text for part in content]
+def _parts(content: str | Sequence[Part | RefusalPart]) -> Sequence[str | Part | RefusalPart]:
+    return [content] if isinstance(content, str) else content
 
 
-def _part(role: str, text: str) -> InputText | OutputText:
+def _part(role: str, part: str | Part | RefusalPart) -> InputText | OutputText | Refusal:
+    if isinstance(part, RefusalPart):
+        return {"type": "refusal", "refusal": part.refusal}
+    text = part if isinstance(part, str) else part.text
     if role == "assistant":
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "input_text", "text": text}
@@ -90,7 +99,10 @@ def messages_of(items: Iterable[InputItem | OutputItem]) -> list[Message]:
         if item["type"] == "reasoning":
             reasoning = {"reasoning_content": "".join(part["text"] for part in item["content"])}
         elif item["type"] == "message":
-            text = "".join(part["text"] for part in item["content"])
+            text = "".join(
+                part["refusal"] if part["type"] == "refusal" else part["text"]
+                for part in item["content"]
+            )
             own = reasoning if item["role"] == "assistant" else {}
             messages.append({"role": item["role"], "content": text, **own})
             reasoning = {}

@@ -11,7 +11,7 @@ from api.http.errors import ApiError, show
 from api.http.hooks.keys import presented_owner
 from api.jobs.store import ORDERS, query_choice, query_limit, register_store_errors
 from api.responses.calls import ResponseCalls
-from api.responses.shapes import DeletedResponse, GeneratedResponse, InputItems
+from api.responses.shapes import DeletedResponse, GeneratedResponse, InputItems, InputTokens
 from api.service import Service
 
 PATH = "/v1/responses"
@@ -28,6 +28,24 @@ def make_blueprint(service: Service, calls: ResponseCalls) -> Blueprint:
     def create() -> Response:
         arrival_s = service.arrived_s()
         return calls.create(read_object(request, service.config.max_body_bytes), arrival_s)
+
+    @blueprint.post("/input_tokens")
+    def input_tokens() -> Response:
+        arrival_s = service.arrived_s()
+        asked = read_object(request, service.config.max_body_bytes)
+        told: InputTokens = {
+            "object": "response.input_tokens",
+            "input_tokens": calls.input_tokens(asked, arrival_s),
+        }
+        return jsonify(told)
+
+    @blueprint.post("/compact")
+    def compact() -> Response:
+        raise ApiError(
+            404,
+            f"{PATH}/compact is not offered; allowed: {PATH} with 'truncation' \"auto\", which "
+            "leaves out the first items",
+        )
 
     @blueprint.get("/<response_id>")
     def retrieve(response_id: str) -> Response:

@@ -22,14 +22,22 @@ from api.limits import (
     TopLogprobs,
     at_most,
 )
-from api.openai.fields.messages import MOST_MESSAGES, TEMPLATE_NAMES, Filled, TemplateNames, Text
+from api.openai.fields.messages import (
+    MOST_MESSAGES,
+    TEMPLATE_NAMES,
+    Arguments,
+    Filled,
+    RefusalPart,
+    TemplateNames,
+    Text,
+)
 from api.openai.fields.shared import GenerationRequest, StreamOptions, Verbosity, left_out
 from api.openai.fields.tools import MOST_NAME, MOST_TOOLS, NAME
 
 MOST_INCLUDED = 16
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-PARTS = ("input_text", "output_text")
+PARTS = ("input_text", "output_text", "refusal")
 THOUGHTS = ("reasoning_text",)
 TOOLS = ("function", "namespace")
 Includable = Literal[  # all but logprobs belong to items that never occur here
@@ -50,7 +58,12 @@ class Part(BaseModel):
     text: Text
 
 
-Content = Text | Annotated[list[Part], Field(fail_fast=True)]
+Content = (
+    Text
+    | Annotated[
+        list[Annotated[Part | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)
+    ]
+)
 
 
 class MessageItem(BaseModel):
@@ -65,7 +78,7 @@ class CallItem(BaseModel):
     call_id: Filled
     name: Filled
     namespace: Filled | None = None
-    arguments: Text
+    arguments: Arguments
     id: Text | None = None
 
 
@@ -209,7 +222,7 @@ class ResponseRequest(GenerationRequest):
     input: Annotated[Filled | Items, BeforeValidator(_few_items)] = Field(
         description=f"a string, or an array of 1 to {MOST_MESSAGES} items, the parts of their "
         f"contents included: types {', '.join(ITEMS)}, with a text or parts of types "
-        f"{' or '.join(PARTS)}"
+        f"{', '.join(PARTS)}"
     )
     instructions: Text | None = Field(None, description="a string")
     previous_response_id: Filled | None = Field(None, description="the id of a stored response")

@@ -32,12 +32,17 @@ class OutputText(TypedDict):
     logprobs: list[ChatToken]
 
 
+class Refusal(TypedDict):  # of another server, in a history
+    type: Literal["refusal"]
+    refusal: str
+
+
 class InputMessage(TypedDict):
     id: str
     type: Literal["message"]
     status: Literal["completed"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: list[InputText | OutputText]
+    content: list[InputText | OutputText | Refusal]
 
 
 class OutputMessage(TypedDict):
@@ -81,6 +86,11 @@ class Reasoning(TypedDict):
 
 OutputItem = OutputMessage | FunctionCall | Reasoning
 InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class InputItems(TypedDict):

@@ -34,12 +34,12 @@ class Files:
         *,
         max_bytes: int | None = None,
         quota_bytes: int | None = None,
-        expires_at: float | None = None,
+        expires_at: Callable[[], float] | None = None,
     ) -> File:
         """Stores `content` as it comes, in pieces of any size. At most 2 MiB besides the current
-        piece are in memory.
+        piece are in memory. `expires_at` is called at its end.
 
-        Exceptions of `content` pass through. A sweep removes what was stored by then.
+        Exceptions of both pass through. A sweep removes what was stored by then.
 
         Raises:
             FileTooLargeError: more than `max_bytes`.
@@ -56,8 +56,9 @@ class Files:
                     with self._database.write(durable=False) as connection:
                         writer.flush(connection)
                         require_quota(connection, owner, quota_bytes)
+            expiry = None if expires_at is None else expires_at()
             with self._database.write(durable=True) as connection:
-                file = writer.finish(connection, now_s, expires_at)
+                file = writer.finish(connection, now_s, expiry)
                 require_quota(connection, owner, quota_bytes)
                 return file
         except BaseException:

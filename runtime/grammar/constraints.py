@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llguidance import grammar_from
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from requested import Constraint
 from runtime.grammar.grammars import GrammarError
 
+_OF_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -40,8 +42,11 @@ def of_choice(texts: Sequence[str]) -> Constraint:
 
 
 def of_grammar(text: str) -> Constraint:
-    """A grammar in llguidance's Lark, or in the EBNF of llama.cpp (GBNF). Raises GrammarError."""
+    """A grammar in llguidance's Lark, or in the EBNF of llama.cpp (GBNF), whose rules have `::=`.
+    Raises GrammarError."""
+    if not _OF_GBNF.search(text):
+        return Constraint("lark", text)
     try:
-        return Constraint("lark", grammar_from("grammar", text))
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(str(error)) from None
+        return Constraint("lark", gbnf_to_lark(text))
+    except Exception as error:  # the converter raises what its parts raise
+        raise GrammarError(f"it cannot be converted from GBNF to Lark: {error}") from None

@@ -62,6 +62,8 @@ def named(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
         {"response_format": named(POINT)},
         {"response_format": {"type": "json", "value": POINT}},
         {"response_format": {"type": "json_object", "value": json.dumps(POINT)}},
+        {"response_format": {"type": "json_object", "schema": POINT}},
+        {"response_format": {"type": "json_schema", "value": {"name": "point", "schema": POINT}}},
         {"structured_outputs": {"json": POINT}},
         {"structured_outputs": {"json": json.dumps(POINT)}},
         {"guided_json": POINT, "response_format": {"type": "text"}},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, InstanceOf
 
 from api.http.errors import ApiError
 from api.limits import at_most
@@ -23,8 +23,9 @@ Schema = dict[str, Any]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
 
 RESPONSE_FORMAT = (
-    "an object with type: 'text', 'json_object', 'json_schema' (with json_schema: {name, schema, "
-    "strict}), 'json' (with value: a schema) or 'regex' (with value: a string)"
+    "an object with type: 'text', 'json_object' (a schema may stand in its schema), 'json_schema' "
+    "(with json_schema: {name, schema, strict}), 'json' (with value: a schema) or 'regex' (with "
+    "value: a string)"
 )
 STRUCTURED_OUTPUTS = (
     "an object with exactly one of json (a schema), json_object (true), regex, choice and grammar"
@@ -45,7 +46,10 @@ class TextFormat(_Format):
 
 class ObjectFormat(_Format):
     type: Literal["json_object"]
-    value: Schema | Text | None = None  # TGI's
+    of: Schema | Text | None = Field(
+        None,
+        validation_alias=AliasChoices("schema", "value"),  # llama.cpp's and others', TGI's
+    )
 
 
 class NamedSchema(_Format):
@@ -57,7 +61,9 @@ class NamedSchema(_Format):
 
 class SchemaFormat(_Format):
     type: Literal["json_schema"]
-    json_schema: NamedSchema
+    json_schema: NamedSchema = Field(
+        validation_alias=AliasChoices("json_schema", "value")  # the latter is TGI's
+    )
 
 
 class ValueFormat(_Format):
@@ -138,12 +144,14 @@ def constraint_of(wanted: Constrained) -> tuple[str, Constraint] | None:
 
 def _given(wanted: Constrained) -> Iterator[tuple[str, Callable[[], Constraint]]]:
     match wanted.response_format:
-        case ObjectFormat(value=value):
-            yield "response_format", partial(of_schema, ANY_OBJECT if value is None else value)
+        case ObjectFormat(of=schema):
+            yield "response_format", partial(of_schema, ANY_OBJECT if schema is None else schema)
         case SchemaFormat(json_schema=named):
             # without `strict`, OpenAI follows a schema as far as it can
-            schema: Mapping[str, Any] = named.of or ANY_OBJECT
-            yield "response_format", partial(of_schema, schema, lenient=not named.strict)
+            yield (
+                "response_format",
+                partial(of_schema, named.of or ANY_OBJECT, lenient=not named.strict),
+            )
         case ValueFormat(value=value):
             yield "response_format", partial(of_schema, value)
         case RegexFormat(value=text):

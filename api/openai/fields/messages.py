@@ -16,6 +16,7 @@ from pydantic import (
     InstanceOf,
     model_validator,
 )
+from pydantic_core import from_json
 
 from api.http.errors import ApiError, show
 from api.limits import at_most
@@ -30,9 +31,9 @@ PREDICTION = (
 MESSAGES = (
     f"an array of 1 to {MOST_MESSAGES} messages, the parts of their contents and their calls "
     "included: role ('system', 'developer', 'user', 'assistant', 'tool' with tool_call_id, or "
-    "'function' with name) and "
-    "content (a string, an array of parts of type 'text', or null beside an assistant's "
-    "tool_calls, each with id, type 'function' and function: name and arguments)"
+    "'function' with name) and content (a string, an array of parts of type 'text', an assistant's "
+    "also 'refusal', or null beside an assistant's tool_calls, each with id, type 'function' and "
+    "function: name and arguments, or its refusal)"
 )
 
 TEMPLATE_NAMES = (
@@ -50,10 +51,23 @@ class TextPart(BaseModel):
     text: Text
 
 
-def _shallow(arguments: dict[str, Any]) -> dict[str, Any]:
+class RefusalPart(BaseModel):
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _shallow(arguments: Any) -> Any:
     if nested_deeper(arguments, MOST_DEPTH):
         raise ValueError("nested too deeply")
     return arguments
+
+
+# JSON, or an object as in older versions of TGI
+Arguments = Text | Annotated[dict[str, Any] | list[Any], AfterValidator(_shallow)] | None
 
 
 def _small(names: dict[str, Any]) -> dict[str, Any]:
@@ -68,21 +82,28 @@ TemplateNames = Annotated[
 
 
 class CalledFunction(BaseModel):
-    """`arguments`: JSON, or an object as in older versions of TGI."""
-
     name: Filled
-    arguments: Text | Annotated[dict[str, Any], AfterValidator(_shallow)]
+    arguments: Arguments
 
-    def parsed(self) -> dict[str, Any] | str:
-        """As templates get them: an object, or the text where a model wrote none."""
-        if not isinstance(self.arguments, str):
-            return self.arguments
-        try:
-            found = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            return self.arguments
+    def parsed(self) -> dict[str, Any]:
+        """As templates get them, which fail for anything but an object. A client returns what a
+        model wrote: of a text that was cut off, the object has what is complete."""
+        found: Any = self.arguments
+        if isinstance(found, str):
+            found = _parsed(found)
         is_object = isinstance(found, dict) and not nested_deeper(found, MOST_DEPTH)
-        return found if is_object else self.arguments
+        return found if is_object else {}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return from_json(text.encode(errors="replace"), allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 class MessageCall(BaseModel):
@@ -98,14 +119,14 @@ class MessageCall(BaseModel):
 Content = Text | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-def text_of(content: Content | None) -> str:
+def text_of(content: Text | Sequence[TextPart | RefusalPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)
 
 
 class _Message(BaseModel):
-    content: Content | None
+    content: Text | Sequence[TextPart | RefusalPart] | None
     name: Text | None = None
 
     @property
@@ -135,7 +156,15 @@ class GivenMessage(_Message):
 
 class AssistantMessage(_Message):
     role: Literal["assistant"]
-    content: Content | None = None
+    content: (
+        Text
+        | Annotated[
+            list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+            Field(fail_fast=True),
+        ]
+        | None
+    ) = None
+    refusal: Text | None = None
     reasoning_content: Text | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
@@ -145,10 +174,14 @@ class AssistantMessage(_Message):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if self.content is None and not (
-            self.tool_calls or self.function_call or self.reasoning_content
+            self.tool_calls or self.function_call or self.reasoning_content or self.refusal
         ):
-            raise ValueError("only a message with calls or reasoning may lack a content")
+            raise ValueError("only a message with calls, reasoning or a refusal may lack a content")
         return self
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content) or self.refusal or ""
 
     def calls(self, number: int) -> list[MessageCall]:
         """`number`: of the message; a function's call has no id of its own."""

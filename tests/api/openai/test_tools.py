@@ -360,8 +360,62 @@ def test_a_refusal_says_what_is_allowed(
         assert part in is_error(ask(scripted, PATH, stream=stream, **fields), 400, param)
 
 
-def test_arguments_that_are_no_object_are_sent_back_as_they_are(scripted: FlaskClient) -> None:
-    """A client returns what a model wrote, valid or not."""
-    for arguments in ("", "{", "[1]", '"x"', "[" * 500, json.dumps(nested(33))):
-        call = called(function={"name": "f", "arguments": arguments})
-        assert ask(scripted, PATH, messages=[USER, call]).status_code == 200
+# of calls: as texts where a template joins them with text, and as objects elsewhere
+STYLES = {
+    "texts": "{{ '(' + call.function.arguments + ')' }}",
+    "objects": "({% for key in call.function.arguments.keys() %}{% endfor %}"
+    "{{ call.function.arguments | tojson }})",
+}
+WRITTEN: list[tuple[object, str]] = [
+    ("", "{}"), ("null", "{}"), (None, "{}"), ("[1]", "{}"), ([1], "{}"), ('"x"', "{}"),
+    ("{", "{}"), ('{"city": "Par', '{"city": "Par"}'), ('{"n": [1, {"a": tr', '{"n": [1, {}]}'),
+    ("rain", "{}"), ("\ud800", "{}"), ("[" * 500, "{}"), (json.dumps(nested(33)), "{}"),
+    (PARIS, PARIS), ({"city": "Paris"}, PARIS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_templates_get_objects_whatever_a_model_wrote(style: str, tmp_path: Path) -> None:
+    """A client returns it on every API, cut off by `max_tokens` or not."""
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ tools }}{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        + STYLES[style]
+        + "{% endfor %}{% endfor %}<tool_call>"
+    )
+    config = Config(mode="dynamic", data_dir=str(tmp_path / "data"), model=str(tmp_path))
+    with serving(config, lambda config: ScriptedModel()) as client:
+        model = client.get("/v1/models").get_json()["data"][0]["id"]
+        for arguments, seen in WRITTEN:
+            call = {"name": "f", "arguments": arguments}
+            conversation = {"model": model, "messages": [USER, called(function=call)]}
+            told = client.post("/chat_tokenize", json=conversation).get_json()
+            assert told["templated_text"] == f"None({seen})<tool_call>"
+            tokens = chat(client, **conversation)["usage"]["prompt_tokens"]
+            older = {"role": "assistant", "content": None, "function_call": call}
+            usage = chat(client, model=model, messages=[USER, older])["usage"]
+            assert usage["prompt_tokens"] == tokens
+            item = {"type": "function_call", "call_id": "1", **call}
+            body = {"model": model, "input": [USER, item], "store": False}
+            responded = client.post("/v1/responses", json=body).get_json()
+            assert responded["usage"]["input_tokens"] == tokens
+            counted = client.post("/v1/responses/input_tokens", json=body).get_json()
+            assert counted == {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": None, "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": "No.", "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
+    ],
+)
+def test_a_refusal_in_a_history_is_the_assistants_text(scripted: FlaskClient, fields: Json) -> None:
+    """As OpenAI's API returns it, and as SDKs dump it."""
+    messages = [USER, {"role": "assistant", **fields}, USER]
+    told = scripted.post("/chat_tokenize", json={"messages": messages}).get_json()
+    assert "Assistant: No.\nUser: x" in told["templated_text"]
+    if fields["content"] is not None:
+        items = {"input": [USER, {"type": "message", "role": "assistant", **fields}, USER]}
+        counted = scripted.post("/v1/responses/input_tokens", json=items).get_json()
+        assert counted["input_tokens"] == len(told["tokenize_response"])

@@ -367,6 +367,10 @@ def test_null_and_what_changes_nothing_is_taken(client: FlaskClient) -> None:
     )
 
 
+def test_compaction_is_named_in_its_404(client: FlaskClient) -> None:
+    assert "/compact" in is_error(client.post("/v1/responses/compact", json={}), 404)
+
+
 def test_a_model_that_is_not_served_is_404(client: FlaskClient) -> None:
     is_error(ask(client, model="gpt-9"), 404, "model")
 

@@ -18,7 +18,9 @@ def test_a_file_comes_back_as_it_was_sent_whatever_its_pieces(store: JobStore, s
     data = random.Random(size).randbytes(size)
     cuts = sorted(random.Random(1).choices(range(size + 1), k=4))
     pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
-    file = store.files.create(OWNER, "batch", "in.jsonl", pieces, NOW_S, expires_at=NOW_S + 5)
+    file = store.files.create(
+        OWNER, "batch", "in.jsonl", pieces, NOW_S, expires_at=lambda: NOW_S + 5
+    )
     assert store.files.get(OWNER, file.id, NOW_S) == file
     assert file.size_bytes == size
     assert file.sha256 == hashlib.sha256(data).hexdigest()
@@ -123,7 +125,7 @@ def test_a_deleted_file_is_gone_at_once_and_its_bytes_after_a_sweep(store: JobSt
 
 
 def test_an_expired_file_is_gone_at_that_moment(store: JobStore) -> None:
-    file = store.files.create(OWNER, "batch", "x", [b"x"], NOW_S, expires_at=NOW_S + 1)
+    file = store.files.create(OWNER, "batch", "x", [b"x"], NOW_S, expires_at=lambda: NOW_S + 1)
     assert store.files.get(OWNER, file.id, NOW_S + 0.9) == file
     with pytest.raises(NotFoundError):
         store.files.get(OWNER, file.id, NOW_S + 1)

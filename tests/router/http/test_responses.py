@@ -49,6 +49,10 @@ def test_a_conversation_stays_where_it_is_stored(servers: list[Server], start: S
             for _ in range(2):
                 again = responses.with_raw_response.create(previous_response_id=id, **FIELDS)
                 assert again.headers["X-Upstream-Origin"] == server.url
+            counted = responses.input_tokens.count(
+                model="embedded", input="x", previous_response_id=id
+            )
+            assert counted.input_tokens > 0
             assert responses.retrieve(id).id == id
             assert [item.type for item in responses.input_items.list(id)] == ["message"]
             with pytest.raises(openai.BadRequestError, match="background"):

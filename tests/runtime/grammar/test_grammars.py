@@ -96,6 +96,7 @@ def test_every_kind_of_vocabulary_spells_what_is_asked_for(name: str, seed: int)
         (of_choice(["yes", 'a "quoted" one', "zwölf\n"]), '(?:yes|a "quoted" one|zwölf\n)'),
         (of_grammar('start: "a" (" b" | " c")+ "."'), r"a( b| c)+\."),
         (of_grammar('root ::= ("x" | "y") [0-9]+ "z"?'), "[xy][0-9]+z?"),
+        (of_grammar('// a ::= b\n?start: "a" | "::=" item\nitem: "b"'), "a|::=b"),
         (Constraint("lark", "start: /[ab]{3}/ %json {\"const\": 7}"), "[ab]{3}7"),
     ],
 )  # fmt: skip
