@@ -71,6 +71,9 @@ class Config(Options):
     served_model_name: str | None = MODEL.option(None, pattern=r"[^,\s]+(,[^,\s]+)*")
     """names that clients may use for the model, comma separated; responses carry the first; none:
     the name given to --model"""
+    reasoning: Literal["apart", "text"] = MODEL.option("apart")
+    """what models write between <think> and </think> before they answer: apart (reasoning_content
+    in chats, an item of its own in /v1/responses) or text (it stays in the answer)"""
     device: str = MODEL.option("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     """auto (a GPU if there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = MODEL.option("auto")

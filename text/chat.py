@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from models.names import EMBEDDED, GGUF_SUFFIX, GPT2_NAMES, RANDOM_PREFIX
+from text.reasoning import CLOSING
 from text.sandbox import SandboxedTemplate, to_json
 from text.tokenizer import Tokenizer, VocabularyError
 from text.tools import conversation
@@ -51,7 +52,8 @@ class ConversationError(ValueError):
 class ChatTemplate:
     """`of_tools`: the template for conversations with tools, where the model has one apart.
     `is_plain`: the model has none of its own. `reserved`: names that clients cannot set. `form`:
-    how the model writes calls. Raises VocabularyError for a source that is not a template."""
+    how the model writes calls. `reasons`: it writes reasoning before its answers. Raises
+    VocabularyError for a source that is not a template."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class ChatTemplate:
         self.reserved = frozenset((*RESERVED, *names))
         self._knows_tools = "tools" in self._of_tools.variables
         self.form = form_of(of_tools or source) if self._knows_tools else HERMES
+        self.reasons = CLOSING in (of_tools or source)
         self._arguments_are_text = self._knows_tools and self._expects_text()
 
     def encode(

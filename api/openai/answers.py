@@ -102,6 +102,7 @@ def joined(parts: Sequence[Segment], choices: int) -> list[Segment]:
             mine[-1].finish,
             mine[-1].ending,
             [piece for part in mine for piece in part.calls],
+            "".join(part.reasoning for part in mine),
         )
         for index, mine in enumerate(own)
     ]

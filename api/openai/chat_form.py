@@ -46,6 +46,9 @@ class ChatForm:
             yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
     def chunks(self, segment: Segment) -> Iterator[ChatChunk]:
+        if segment.reasoning:
+            delta: ChatDelta = {"reasoning_content": segment.reasoning}
+            yield self._chunk(segment.index, delta, None, None)
         if segment.text or segment.tokens:
             logprobs = self._logprobs(segment.tokens)
             yield self._chunk(segment.index, {"content": segment.text}, logprobs, None)
@@ -79,6 +82,12 @@ class ChatForm:
         }
 
     def _message(self, segment: Segment) -> ChatMessage:
+        message = self._said(segment)
+        if segment.reasoning:
+            message["reasoning_content"] = segment.reasoning
+        return message
+
+    def _said(self, segment: Segment) -> ChatMessage:
         if not segment.calls:
             return {"role": "assistant", "content": segment.text, "refusal": None}
         calls: dict[int, ChatCall] = {}

@@ -1,5 +1,5 @@
 """A client's share of a request: its text up to a stop string, the calls of tools in it, its
-tokens, and why it ended.
+reasoning before it, its tokens, and why it ended.
 
 Independent of the two response formats.
 """
@@ -16,7 +16,7 @@ from engine.inference import Inference
 from requested import TokenLogprobs
 from text.stops import StopFinder
 from text.tokenizer import Detokenizer
-from text.tools.parsing import CallPiece, Parser, Piece
+from text.tools.parsing import CallPiece, Parser, Piece, ReasoningPiece
 
 Finish = Literal["stop", "length", "tool_calls", "function_call"]
 
@@ -36,6 +36,7 @@ class Segment:
     finish: Finish | None
     ending: Sequence[Token] = ()  # the same of an end token or a stop string, no part of any text
     calls: Sequence[CallPiece] = ()  # that follow this text
+    reasoning: str = ""  # before this text
 
 
 class Choice:
@@ -67,6 +68,7 @@ class Choice:
         self._follower = Follower(inference, service.tokenizer, prompt_tokens)
         self._finder = StopFinder(stops, included=stop_included)
         self._parser = parser
+        self.reasoning_tokens = 0  # generated, the mark that ends reasoning included
         self._end_token = False  # the newest one is
         self._decoded = 0  # characters, those held back included
         self._sent = 0  # characters
@@ -91,7 +93,11 @@ class Choice:
                 return
             pieces += self._parsed(self._prompt())
         while not self._is_complete() and (token := next(new, None)) is not None:
+            reasons = self._reasons
             pieces += self._parsed(self._take(token))
+            if reasons or self._reasons:
+                self.reasoning_tokens = self.generated
+                self._unsent.clear()  # logprobs are those of the answer
             if self._is_cut and not self._follower.ended:
                 self._service.manager.cancel(self.inference, "stop")
         if self._follower.ended:
@@ -101,11 +107,12 @@ class Choice:
             self.finish = self._reason()
         tokens, ending = self._sendable()
         runs = list(_runs(pieces))
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece))
         for number, (text, calls) in enumerate(runs, 1):
             finish, rest = (self.finish, ending) if number == len(runs) else (None, [])
-            if text or calls or tokens or finish:
-                yield Segment(self.index, text, tokens, finish, rest, calls)
-            tokens = []
+            if reasoning or text or calls or tokens or finish:
+                yield Segment(self.index, text, tokens, finish, rest, calls, reasoning)
+            tokens, reasoning = [], ""
 
     @property
     def _is_cut(self) -> bool:
@@ -119,6 +126,10 @@ class Choice:
         if not (self._is_cut or self._end_token):
             return "length"
         return "tool_calls" if self._parser is not None and self._parser.calls else "stop"
+
+    @property
+    def _reasons(self) -> bool:
+        return self._parser is not None and self._parser.reasons
 
     def _parsed(self, text: str) -> Sequence[Piece]:
         self._sent += len(text)
@@ -172,6 +183,8 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[str, list[CallPiece]]]:
     for piece in pieces:
         if isinstance(piece, CallPiece):
             calls.append(piece)
+            continue
+        if isinstance(piece, ReasoningPiece):
             continue
         if calls:
             yield "".join(texts), calls

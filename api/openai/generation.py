@@ -19,12 +19,14 @@ from api.openai.completion_form import CompletionForm
 from api.openai.fields.constraints import constraint_of
 from api.openai.fields.schemas import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.openai.fields.shared import GenerationRequest, seed_of_choice
-from api.openai.offer import CallRules, Offer
+from api.openai.offer import CallRules, Offer, rule_of
 from api.openai.served import ServedModel
-from api.openai.shapes import Usage
+from api.openai.shapes import CompletionTokensDetails, Usage
 from api.service import Service
 from engine.inference import Inference, new_group
 from requested import Constraint, Sampling
+from text.reasoning import Place, ReasoningParser, grammar_after_reasoning
+from text.tools.parsing import Parser
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +62,16 @@ class Generation:
         of_each_prompt = self.choices[:: self.wanted.choices]
         cached_tokens = sum(choice.inference.cached_tokens or 0 for choice in of_each_prompt)
         count = usage(self.prompt_tokens, cached_tokens, self.choices)
+        details: CompletionTokensDetails = {}
+        if (reasoning := sum(choice.reasoning_tokens for choice in self.choices)) > 0:
+            details["reasoning_tokens"] = reasoning
         if self.wanted.expected is not None:
-            count["completion_tokens_details"] = {
+            details |= {
                 "accepted_prediction_tokens": sum(one.accepted_drafts for one in self.inferences),
                 "rejected_prediction_tokens": sum(one.rejected_drafts for one in self.inferences),
             }
+        if details:
+            count["completion_tokens_details"] = details
         return count
 
     def segments(self) -> Iterator[Segment | None]:
@@ -111,7 +118,7 @@ class Generations:
         make = FunctionForm if wanted.of_functions else ChatForm
         form = make(served.name, wanted, self._service.tokenizer, served.call_form)
         most = wanted.max_completion_tokens or wanted.max_tokens
-        return self._generation(wanted, [ids], most, form, arrival_s, offer)
+        return self._generation(wanted, [ids], most, form, arrival_s, offer, served.reasoning(ids))
 
     def note(self, what: str, why: str) -> None:
         """Logs it once."""
@@ -159,20 +166,29 @@ class Generations:
         return most
 
     def _rules(
-        self, wanted: GenerationRequest, offer: Offer | None
+        self, wanted: GenerationRequest, offer: Offer | None, place: Place
     ) -> tuple[Constraint | None, CallRules | None]:
-        """What the answer must be, and how calls are found in it. A constraint is compiled: from
-        then on it is accepted."""
+        """What the answer must be behind its reasoning, and how calls are found in it. A constraint
+        is compiled: from then on it is accepted."""
         found, calls = constraint_of(wanted), None
+        special_ids = self._service.tokenizer.special_ids
         if offer is not None:
-            special_ids = self._service.tokenizer.special_ids
             calls = offer.rules(self.served.call_form, special_ids, found)
             found = calls.constraint
         if found is None:
             return None, calls
         field, constraint = found
+        if place != "none":
+            grammar = grammar_after_reasoning(rule_of(constraint), place, special_ids)
+            constraint = Constraint("lark", grammar)
         self._service.require_compiled(constraint, field)
         return constraint, calls
+
+    def _parser(self, calls: CallRules | None, place: Place) -> Parser | None:
+        parser = None if calls is None else calls.parser()
+        if place == "none":
+            return parser
+        return ReasoningParser(place, parser, kept=self._service.config.reasoning == "text")
 
     def _generation(
         self,
@@ -182,9 +198,10 @@ class Generations:
         form: Form,
         arrival_s: float,
         offer: Offer | None = None,
+        place: Place = "none",
     ) -> Generation:
         service = self._service
-        constraint, calls = self._rules(wanted, offer)
+        constraint, calls = self._rules(wanted, offer, place)
         prompt_tokens = sum(map(len, prompts))
         service.require_possible(len(prompts) * wanted.choices, prompt_tokens * wanted.choices, "n")
         expected_ids = self.served.expected_ids(wanted.expected)
@@ -232,7 +249,7 @@ class Generations:
                         echo=echo,
                         most_tokens=most,
                         stop_included=bool(wanted.include_stop_str_in_output),
-                        parser=None if calls is None else calls.parser(),
+                        parser=self._parser(calls, place),
                     )
                 )
         return Generation(wanted, choices, form, prompt_tokens, may_end_early)

@@ -64,7 +64,7 @@ class Offer:
             return CallRules((self.field, Constraint("lark", of_calls())), ForcedCallParser)
         if wanted is not None:
             field, constraint = wanted
-            grammar = of_calls(answer=_rule_of(constraint))
+            grammar = of_calls(answer=rule_of(constraint))
             return CallRules((field, Constraint("lark", grammar)), found)
         if any(one.strict for one in self.allowed):
             grammar = grammar_of_text_with_calls(
@@ -75,7 +75,8 @@ class Offer:
         return CallRules(None, found)
 
 
-def _rule_of(constraint: Constraint) -> str:
+def rule_of(constraint: Constraint) -> str:
+    """The right side of a rule for its texts."""
     match constraint.kind:
         case "json_schema":
             return of_schema(json.loads(constraint.text))

@@ -12,10 +12,12 @@ from api.service import Service
 from models.names import GGUF_SUFFIX, local_path
 from serving.config import Config
 from text.chat import ChatTemplate, ConversationError
+from text.reasoning import Place, place_of
 from text.tokenizer import EncodingError
 from text.tools.forms import CallForm
 
 PLACEHOLDERS = ("tgi", "dummy")  # the models that TGI's clients name where it has only one
+MARK_TOKENS = 16  # more than a mark and the blanks behind it have
 
 
 def served_names(config: Config) -> list[str]:
@@ -45,6 +47,13 @@ class ServedModel:
         """Of a model that is loaded."""
         assert self._service.manager.model is not None
         return self._service.manager.model.context
+
+    def reasoning(self, prompt: Sequence[int]) -> Place:
+        """Where that of an answer to a conversation is, if the model's family reasons."""
+        if not self._template.reasons:
+            return "none"
+        end = b"".join(map(self._service.tokenizer.token_bytes, prompt[-MARK_TOKENS:]))
+        return place_of(end.decode(errors="replace"))
 
     def require_named(self, name: str) -> None:
         if name not in self.names:

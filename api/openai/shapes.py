@@ -42,17 +42,18 @@ class PromptTokensDetails(TypedDict):
 
 
 class CompletionTokensDetails(TypedDict):
-    """Drafts, of whatever origin, that were accepted and rejected."""
+    """With `prediction`: drafts, of whatever origin, that were accepted and rejected."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 class Usage(TypedDict):
     prompt_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
-    completion_tokens_details: NotRequired[CompletionTokensDetails]  # with `prediction`
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
     total_tokens: int
 
 
@@ -126,6 +127,7 @@ class ChatCall(TypedDict):
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None  # null beside calls without a text
+    reasoning_content: NotRequired[str]  # before it
     refusal: None
     tool_calls: NotRequired[list[ChatCall]]
     function_call: NotRequired[CalledFunction]  # in its place, where `functions` were offered

@@ -290,10 +290,11 @@ def _part(text: str, logprobs: list[ChatToken]) -> OutputText:
 
 def _usage(usage: Usage) -> ResponseUsage:
     cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    reasoning_tokens = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage["total_tokens"],
     }

@@ -104,9 +104,12 @@ class _Rules:
         return f"{line} call {line} {self._mark(self._form.closing)}"
 
     def _mark(self, text: str) -> str:
-        """A special token has no characters in a grammar, but its id."""
-        special_ids = self._special_ids
-        return f"<[{special_ids[text]}]>" if text in special_ids else _quoted(text)
+        return mark_of(text, self._special_ids)
+
+
+def mark_of(text: str, special_ids: Mapping[str, int]) -> str:
+    """A special token has no characters in a grammar, but its id."""
+    return f"<[{special_ids[text]}]>" if text in special_ids else _quoted(text)
 
 
 def of_schema(schema: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ class ForcedCallParser:
     """For an answer that a grammar keeps to calls alone."""
 
     complete = False  # the grammar ends the answer
+    reasons = False
 
     def __init__(self) -> None:
         self.calls = 0

@@ -28,17 +28,30 @@ class CallPiece:
     arguments: str
 
 
-Piece = str | CallPiece
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    """A part of what a model writes before its answer, for itself."""
+
+    text: str
+
+
+Piece = str | CallPiece | ReasoningPiece
 
 
 class Parser(Protocol):
     """`push` and `finish` return what is certain by now; nothing follows `finish`."""
 
-    calls: int  # that have begun
+    @property
+    def calls(self) -> int:
+        """That have begun."""
 
     @property
     def complete(self) -> bool:
         """No further call or text is wanted."""
+
+    @property
+    def reasons(self) -> bool:
+        """What is pushed next is reasoning, as far as is known."""
 
     def push(self, text: str) -> Sequence[Piece]: ...
 
@@ -49,6 +62,7 @@ class CallParser:
     """For an answer that may contain calls of `names`. A call is held back until it is complete, as
     it may turn out to be text. `most_calls`: what follows the last of them is left out."""
 
+    reasons = False
     _bare: tuple[str, ...] = ("{", "[")  # how a call without a mark begins
 
     def __init__(

@@ -22,7 +22,7 @@ from text.tools.grammar import (
     of_schema,
 )
 from text.tools.kept import ForcedCallParser, StrictCallParser
-from text.tools.parsing import CallParser, Parser
+from text.tools.parsing import CallParser, CallPiece, Parser
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/c"}}, "required": ["city"]}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -64,6 +64,7 @@ def read(parser: Parser, answer: str) -> tuple[str, list[tuple[str, Any]]]:
         if isinstance(piece, str):
             texts.append(piece)
             continue
+        assert isinstance(piece, CallPiece)
         if piece.name is not None:
             calls.append((piece.name, ""))
         calls[-1] = calls[-1][0], calls[-1][1] + piece.arguments
