@@ -11,6 +11,7 @@ from functools import partial
 from api.http.errors import ApiError, show
 from api.openai.fields.tools import FUNCTION_CALL, TOOL_CHOICE, AllowedChoice, Function, ToolChoice
 from requested import Constraint
+from runtime.grammar.grammars import GrammarError
 from text.tools.conversation import Tool as TemplateTool
 from text.tools.forms import CallForm
 from text.tools.grammar import (
@@ -53,8 +54,11 @@ class Offer:
     def rules(
         self, form: CallForm, special_ids: Mapping[str, int], wanted: FieldConstraint | None
     ) -> CallRules:
-        """`wanted`: what the answer must be where it does not call."""
-        schemas = {one.name: one.enforced_schema for one in self.allowed}
+        """`wanted`: what the answer must be where it does not call. Raises ApiError."""
+        try:
+            schemas = {one.name: one.enforced_schema for one in self.allowed}
+        except GrammarError as error:
+            raise ApiError(400, f"field '{self.field}': {error}", param=self.field) from None
         several = self.most_calls is None
         of_calls = partial(
             grammar_of_calls, form, schemas, several=several, special_ids=special_ids

@@ -227,6 +227,10 @@ TABLE: tuple[Recording, ...] = (
         ("benchmarks/masks.py",),
     ),
     _rare(_bench("hostile", 6, "hostile", "results/reference-hostile", "hostile.json", LOOP)),
+    _bench(
+        "json-schema", 1, "json_schema", "results/reference-json-schema", "json-schema.md",
+        ("runtime/grammar", "benchmarks/json_schema.py"), "development",
+    ),
     _bench("step", 2, "kernels.step", "results/reference-step", "step.json", LOOP),
     _bench("planning", 2, "planning", "results/reference-planning", "planning.json", LOOP),
     _bench(

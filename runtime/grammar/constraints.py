@@ -11,14 +11,16 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from requested import Constraint
 from runtime.grammar.grammars import GrammarError
+from runtime.grammar.schemas import enforceable
 
 _OF_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-def of_schema(schema: Mapping[str, Any] | str, *, lenient: bool = False) -> Constraint:
-    """A JSON schema, or its text. `lenient`: keywords that cannot be enforced are ignored. Raises
-    GrammarError."""
+def of_schema(
+    schema: Mapping[str, Any] | str, *, lenient: bool = False, strict: bool = False
+) -> Constraint:
+    """A JSON schema, or its text. `lenient`, `strict`: as in `enforceable`. Raises GrammarError."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -26,12 +28,11 @@ def of_schema(schema: Mapping[str, Any] | str, *, lenient: bool = False) -> Cons
             raise GrammarError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, Mapping):
         raise GrammarError("the schema must be an object")
-    if lenient:
-        options = schema.get("x-guidance")
-        options = options if isinstance(options, dict) else {}
-        schema = {**schema, "x-guidance": {"lenient": True, **options}}
     try:
-        return Constraint("json_schema", json.dumps(schema))
+        made = enforceable(schema, lenient=lenient, strict=strict)
+        return Constraint("json_schema", json.dumps(made))
+    except GrammarError:
+        raise
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the schema cannot be written as JSON: {error}") from None
 

@@ -150,7 +150,12 @@ def _given(wanted: Constrained) -> Iterator[tuple[str, Callable[[], Constraint]]
             # without `strict`, OpenAI follows a schema as far as it can
             yield (
                 "response_format",
-                partial(of_schema, named.of or ANY_OBJECT, lenient=not named.strict),
+                partial(
+                    of_schema,
+                    named.of or ANY_OBJECT,
+                    lenient=not named.strict,
+                    strict=bool(named.strict),
+                ),
             )
         case ValueFormat(value=value):
             yield "response_format", partial(of_schema, value)

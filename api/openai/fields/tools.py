@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field
 
 from api.openai.fields.messages import MOST_DEPTH, Filled, Text, nested_deeper
+from runtime.grammar.schemas import enforceable
 from text.tools.conversation import Tool as TemplateTool
 
 MOST_TOOLS = 128  # as OpenAI's
@@ -50,10 +51,13 @@ class Function(BaseModel):
 
     @property
     def enforced_schema(self) -> dict[str, Any]:
-        """Without `strict`, keywords that cannot be enforced are ignored, as in OpenAI's API."""
+        """Without `strict`, keywords that cannot be enforced are ignored, as in OpenAI's API.
+        Raises GrammarError."""
         if self.parameters is None:
             return {**self.schema_of_arguments, "additionalProperties": False}
-        return {**self.schema_of_arguments, "x-guidance": {"lenient": not self.strict}}
+        return enforceable(
+            self.schema_of_arguments, lenient=not self.strict, strict=bool(self.strict)
+        )
 
     def for_template(self) -> TemplateTool:
         """With a description, as templates expect one."""

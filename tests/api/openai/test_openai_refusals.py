@@ -66,6 +66,8 @@ WRONG_CHAT: list[tuple[str, object]] = [
     ("function_call", {"name": "f"}), ("response_format", {"type": "xml"}),
     ("response_format", {"type": "json_schema"}), ("response_format", {"type": "regex"}),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"strict": True, "schema": {
+        "type": "object", "additionalProperties": {"type": "null"}}}}),
     ("audio", {"voice": "a"}),
     ("modalities", ["audio"]), ("prediction", {}), ("prediction", "x"),
     ("prediction", {"type": "content", "content": [{}] * 4097}),

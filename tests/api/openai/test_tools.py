@@ -308,6 +308,11 @@ REFUSED: list[tuple[str, Json, str]] = [
     ("tools", {"tools": [tool(parameters=[])]}, "a JSON schema"),
     ("tools", {"tools": [tool(parameters=nested(40))]}, "32 deep"),
     ("tools", {"tools": [tool(parameters=nested(400))]}, "32 deep"),
+    (
+        "tools",
+        {"tools": [tool(strict=True, parameters={"patternProperties": {"^a": {"const": 1}}})]},
+        "patternProperties cannot be enforced",
+    ),
     ("tools", {"tools": [tool(description="x" * 2**18)]}, "262144 characters"),
     ("tools", {"tools": [tool(name=f"f{n}") for n in range(MOST_TOOLS + 1)]}, "up to 128"),
     ("tools", {"tools": [tool(), tool(name="g"), tool()]}, 'each name once, got "f" 2 times'),

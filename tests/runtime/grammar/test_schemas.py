@@ -1,0 +1,109 @@
+"""What of schemas is enforced where llguidance alone lets it pass, and what is refused instead."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.json_schema import takes
+from runtime.grammar.constraints import of_schema
+from runtime.grammar.grammars import GrammarError, Grammars
+from tests.runtime.grammar.schemas import closed
+from text.tokenizer import Tokenizer
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+NAMED: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}}
+OTHERS: dict[str, Any] = {"type": "object", "additionalProperties": INTEGER}
+PATTERNS: dict[str, Any] = {"type": "object", "patternProperties": {"^a": INTEGER}}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    tokens = {i: bytes([i]) for i in range(256)} | {256: b"<end>"}
+    return Grammars(lambda: Tokenizer(lambda text: list(text.encode()), tokens, [256]))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "taken"),
+    [
+        (NAMED, r'{"\u0061": "x"}', False),
+        (NAMED, r'{"b\n": "x", "c": 1}', True),
+        (PATTERNS, r'{"\u0061": "x"}', False),
+        ({"items": NAMED}, r'[{"\u0061": "x"}]', False),
+        ({"type": "object", "required": ["a"]}, r'{"\u0061": 1}', False),
+        ({"const": {"\x01": "\x00"}}, r'{"\u0001": "\u0000"}', True),
+        ({"properties": {"a": INTEGER}}, "3", False),
+        ({"properties": {"a": INTEGER}}, '{"a": 3}', True),
+        ({"items": INTEGER}, '"x"', False),
+        ({"items": INTEGER}, "[3]", True),
+        ({"prefixItems": [{"required": ["a"]}]}, "[3]", False),
+        (closed({"a": {"properties": {"b": INTEGER}}}), '{"a": []}', False),
+        ({"$defs": {"d": {"items": {}}}, "anyOf": [{"$ref": "#/$defs/d"}]}, "{}", False),
+        ({"properties": {}, "items": {}}, "[]", True),
+        ({"properties": {}, "items": {}}, "{}", True),
+        ({"properties": {}, "items": {}}, "3", False),
+        (closed({"properties": INTEGER, "items": INTEGER}), '{"properties": 1, "items": 2}', True),
+        ({"description": "any"}, "3", True),
+        ({"const": None}, "0", False),
+        ({**OTHERS, "minProperties": 1}, '{"a": 1}', True),
+        ({"type": "array", "items": INTEGER, "uniqueItems": False}, "[1, 1]", True),
+        ({"type": "string", "format": "date", "pattern": "^20"}, '"1999-01-01"', False),
+        ({"type": "string", "format": "date", "pattern": "^20"}, '"2000-02-29"', True),
+        ({"type": "string", "format": "time"}, '"23:59:60Z"', False),
+        ({"type": "string", "format": "date-time"}, '"2023-02-28T23:59:59.5+01:00"', True),
+        ({"type": "string", "format": "date-time"}, '"2023-02-29T23:59:59Z"', False),
+    ],
+)
+def test_a_grammar_takes_what_its_schema_means(
+    grammars: Grammars, schema: dict[str, Any], text: str, taken: bool
+) -> None:
+    assert takes(grammars.compiled(of_schema(schema)), text) == taken
+
+
+def test_a_date_is_one_of_the_calendar(grammars: Grammars) -> None:
+    compiled = grammars.compiled(of_schema({"type": "string", "format": "date"}))
+    years = (1899, 1900, 1904, 2000, 2023, 2024, 2096, 2100)
+    for text in (f"{y}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)):
+        try:
+            datetime.date.fromisoformat(text)
+        except ValueError:
+            assert not takes(compiled, json.dumps(text))
+        else:
+            assert takes(compiled, json.dumps(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict", "key"),
+    [
+        ({**OTHERS, "minProperties": 2}, False, "minProperties"),
+        ({"items": {**NAMED, "required": ["a"], "minProperties": 3}}, False, "minProperties"),
+        (OTHERS, True, "additionalProperties"),
+        (PATTERNS, True, "patternProperties"),
+        (closed({"a": {"anyOf": [OTHERS, {"type": "null"}]}}), True, "additionalProperties"),
+    ],
+)
+def test_what_a_key_that_comes_twice_would_satisfy_is_refused(
+    grammars: Grammars, schema: dict[str, Any], strict: bool, key: str
+) -> None:
+    with pytest.raises(GrammarError, match=f"{key} .*may come twice; allowed: "):
+        of_schema(schema, strict=strict)
+    grammars.compiled(of_schema(schema, lenient=True))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**OTHERS, "maxProperties": 1},
+        {**NAMED, "required": ["a"], "additionalProperties": INTEGER, "maxProperties": 2},
+        {**NAMED, "required": ["a"], "minProperties": 2},
+        {**NAMED, "additionalProperties": {}},
+        closed({"a": INTEGER, "b": INTEGER}, minProperties=2),
+    ],
+)
+def test_what_no_key_that_comes_twice_can_satisfy_is_not(
+    grammars: Grammars, schema: dict[str, Any]
+) -> None:
+    grammars.compiled(of_schema(schema, strict=True))
