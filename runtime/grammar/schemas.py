@@ -60,27 +60,30 @@ class _Schemas:
         self._strict = strict
         self.has_others = False  # an object has keys with names, and others
 
-    def prepared(self, schema: Schema) -> dict[str, Any]:
+    def prepared(self, schema: Schema, *, infer: bool = True) -> dict[str, Any]:
+        """`infer`: its type, too."""
         made = {k: value for k, value in schema.items() if _IDLE.get(k, schema) is not value}
         for key in _MAPS:
             if isinstance(held := made.get(key), Mapping):
                 made[key] = {name: self._within(one) for name, one in held.items()}
         for key in _LISTS:
             if isinstance(held := made.get(key), list):
-                made[key] = [self._within(one) for one in held]
+                of_value = key in ("allOf", "anyOf", "oneOf")  # itself, not of its parts
+                own = infer or not of_value
+                if key == "oneOf" and not self._lenient:
+                    own = own and _of_one_type(held)
+                made[key] = [self._within(one, infer=own) for one in held]
         for key in _ONES:
             if isinstance(held := made.get(key), Mapping):
                 made[key] = self.prepared(held)
-        if not made.keys() & _TYPED:
-            types = [name for name, keys in _OF_TYPES.items() if made.keys() & keys]
-            if types:
-                made["type"] = types if len(types) > 1 else types[0]
+        if infer and (types := _types(made)):
+            made["type"] = types
         self._require_names(made)
         return _with_exact_format(made)
 
-    def _within(self, schema: Any) -> Any:
+    def _within(self, schema: Any, *, infer: bool = True) -> Any:
         """Of what is no schema, llguidance says so."""
-        return self.prepared(schema) if isinstance(schema, Mapping) else schema
+        return self.prepared(schema, infer=infer) if isinstance(schema, Mapping) else schema
 
     def _require_names(self, schema: Schema) -> None:
         others, patterns = schema.get("additionalProperties", True), schema.get("patternProperties")
@@ -103,6 +106,20 @@ class _Schemas:
                 f"{key} cannot be enforced where 'strict' is true: keys that the schema does not "
                 "name may come twice; allowed: 'additionalProperties' false, or no 'strict'"
             )
+
+
+def _types(schema: Schema) -> Any:
+    """As the schema names them, or else as its keywords mean them."""
+    if schema.keys() & _TYPED:
+        return schema.get("type")
+    types = [name for name, keys in _OF_TYPES.items() if schema.keys() & keys]
+    return types[0] if len(types) == 1 else types
+
+
+def _of_one_type(members: list[Any]) -> bool:
+    """To the standard, a value of another type is also one of a schema that has no type."""
+    types = [_types(one) if isinstance(one, Mapping) else None for one in members]
+    return all(found and found == types[0] for found in types)
 
 
 def _with_exact_format(schema: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,11 @@ def grammars() -> Grammars:
         ({"properties": {}, "items": {}}, "3", False),
         (closed({"properties": INTEGER, "items": INTEGER}), '{"properties": 1, "items": 2}', True),
         ({"description": "any"}, "3", True),
+        (
+            {"oneOf": [{"properties": {"a": {"const": c}}, "required": ["a"]} for c in "xy"]},
+            "3",
+            False,
+        ),
         ({"const": None}, "0", False),
         ({**OTHERS, "minProperties": 1}, '{"a": 1}', True),
         ({"type": "array", "items": INTEGER, "uniqueItems": False}, "[1, 1]", True),
@@ -61,6 +66,15 @@ def test_a_grammar_takes_what_its_schema_means(
     grammars: Grammars, schema: dict[str, Any], text: str, taken: bool
 ) -> None:
     assert takes(grammars.compiled(of_schema(schema)), text) == taken
+
+
+def test_an_implied_type_makes_no_schemas_disjoint(grammars: Grammars) -> None:
+    """A value of another type is one of both."""
+    schema = {"oneOf": [{"properties": {"a": INTEGER}}, {"anyOf": [{"items": {}}]}, INTEGER]}
+    with pytest.raises(GrammarError, match="oneOf"):
+        grammars.compiled(of_schema(schema))
+    lenient = grammars.compiled(of_schema(schema, lenient=True))
+    assert [takes(lenient, text) for text in ("3", '{"a": 3}', '"x"')] == [True, True, False]
 
 
 def test_a_date_is_one_of_the_calendar(grammars: Grammars) -> None:
