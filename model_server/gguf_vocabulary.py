@@ -12,11 +12,12 @@ from typing import Any
 
 from gguf import GGUFValueType as Type
 from tokenizers import Tokenizer as HubTokenizer
+from tokenizers import decoders
 
 from text.chat import PLAIN, template_of
 from text.gguf_vocabulary import CUTS, from_metadata
 from text.tokenizer import Tokenizer, VocabularyError
-from text.vocabulary import load_tokenizer
+from text.vocabulary import hub_tokenizer, load_tokenizer
 
 PROBE = (
     "Hello World's  3 cats, don't  WE'LL\n\n\n x = 1234567;\r\n\tif (a<=b) {return 12.5e3 }  "
@@ -29,19 +30,24 @@ Keys = dict[str, tuple[Any, Type, Type | None]]  # name -> value, its type, that
 
 def vocabulary_of(folder: Path, vocab_size: int) -> Keys:
     """Raises VocabularyError."""
-    path = folder / "tokenizer.json"
-    tokenizer = load_tokenizer(str(folder))
-    if not path.exists() or not _is_bpe(path):
+    tokenizer, hub = load_tokenizer(str(folder)), hub_tokenizer(folder)
+    if not isinstance(hub.decoder, decoders.ByteLevel):
         raise VocabularyError(f"{folder}: allowed for GGUF: a tokenizer.json of byte-level BPE")
-    keys = _tokens(path, vocab_size, tokenizer)
+    if tokenizer.vocab_size > vocab_size:
+        raise VocabularyError(
+            f"{folder}: the vocabulary has {tokenizer.vocab_size} tokens; allowed: {vocab_size}"
+        )
+    keys = _tokens(hub, vocab_size, tokenizer)
     for name in CUTS:
         keys["pre"] = name, Type.STRING, None
-        made = from_metadata({f"tokenizer.ggml.{k}": v for k, (v, _, _) in keys.items()}, str(path))
+        made = from_metadata(
+            {f"tokenizer.ggml.{k}": v for k, (v, _, _) in keys.items()}, str(folder)
+        )
         if made.encode(PROBE) == tokenizer.encode(PROBE):
             break
     else:
         raise VocabularyError(
-            f"{path}: it cuts text in another way than the pre-tokenizers of GGUF files that are "
+            f"{folder}: it cuts text in another way than the pre-tokenizers of GGUF files that are "
             f"supported: {', '.join(CUTS)}"
         )
     if made.end_ids != tokenizer.end_ids or made.bos_id != tokenizer.bos_id:
@@ -53,18 +59,20 @@ def vocabulary_of(folder: Path, vocab_size: int) -> Keys:
     return named
 
 
-def _tokens(path: Path, vocab_size: int, tokenizer: Tokenizer) -> Keys:
-    hub = HubTokenizer.from_file(str(path))
+def _tokens(hub: HubTokenizer, vocab_size: int, tokenizer: Tokenizer) -> Keys:
     tokens = [f"[PAD{token}]" for token in range(vocab_size)]
     types = [_UNUSED] * vocab_size
-    for text, token in hub.get_vocab(with_added_tokens=True).items():
-        if token >= vocab_size:
-            raise VocabularyError(f"{path}: token {token} exceeds the model's {vocab_size}")
-        tokens[token], types[token] = text, _NORMAL
     special = set(tokenizer.special_ids.values())
-    for token in hub.get_added_tokens_decoder():
-        types[token] = _CONTROL if token in special else _USER_DEFINED
-    merges = json.loads(path.read_text(encoding="utf-8"))["model"]["merges"]
+    added = hub.get_added_tokens_decoder()
+    for text, token in hub.get_vocab(with_added_tokens=True).items():
+        if token >= tokenizer.vocab_size:
+            continue  # the network has no row for it
+        tokens[token], types[token] = text, _NORMAL
+        if token in special:
+            types[token] = _CONTROL
+        elif token in added and tokenizer.token_bytes(token) == text.encode():
+            types[token] = _USER_DEFINED  # the others, such as a line's end, are spelled in bytes
+    merges = json.loads(hub.to_str())["model"]["merges"]
     keys: Keys = {
         "model": ("gpt2", Type.STRING, None),
         "tokens": (tokens, Type.ARRAY, Type.STRING),
@@ -81,9 +89,3 @@ def _tokens(path: Path, vocab_size: int, tokenizer: Tokenizer) -> Keys:
     for name, token in zip(("eos", "eot", "eom"), sorted(tokenizer.end_ids), strict=False):
         keys[f"{name}_token_id"] = token, Type.UINT32, None
     return keys
-
-
-def _is_bpe(path: Path) -> bool:
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    decoder = fields.get("decoder") or {}
-    return fields["model"].get("type") == "BPE" and decoder.get("type") == "ByteLevel"

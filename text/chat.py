@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from models.names import EMBEDDED, GGUF_SUFFIX, GPT2_NAMES, RANDOM_PREFIX
+from models.names import EMBEDDED, GGUF_SUFFIX, RANDOM_PREFIX
 from text.reasoning import CLOSING
 from text.sandbox import SandboxedTemplate, to_json
 from text.tokenizer import Tokenizer, VocabularyError
@@ -168,7 +168,7 @@ def load_chat_template(
     model: str, tokenizer: Tokenizer, revision: str | None = None
 ) -> ChatTemplate:
     """The template of the model that `--model` names. Raises VocabularyError."""
-    if model in (EMBEDDED, *GPT2_NAMES) or model.startswith(RANDOM_PREFIX):
+    if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
         return ChatTemplate(PLAIN, tokenizer, {})
     path = locate_files(model, revision)
     if path.suffix == GGUF_SUFFIX:

@@ -10,6 +10,10 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
 
 
 class VocabularyError(Exception):
@@ -24,7 +28,8 @@ class Tokenizer:
     """A vocabulary in which every text has ids and every id has bytes. Special tokens in a text are
     plain text.
 
-    `special_ids`: the tokens that only a template may write. `bos_id`: begins every prompt.
+    `special_ids`: the tokens that only a template may write, and `flags` which blanks there belong
+    to them. `bos_id`: begins every prompt.
     `encode_rest`: as `encode`, for text that follows a special token, where that differs.
     """
 
@@ -35,6 +40,7 @@ class Tokenizer:
         end_ids: Iterable[int],
         special_ids: Mapping[str, int] | None = None,
         *,
+        flags: Mapping[str, AddedToken] | None = None,
         bos_id: int | None = None,
         encode_rest: Callable[[str], list[int]] | None = None,
     ) -> None:
@@ -44,6 +50,7 @@ class Tokenizer:
         self.end_ids = frozenset(end_ids)  # any of these ends a text
         self.bos_id = bos_id
         self.special_ids = special_ids or {}
+        self._flags = flags or {}
         names = sorted(self.special_ids, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
         self._special = re.compile(f"(?<!{_SHIELD})({either})") if names else None
@@ -63,7 +70,7 @@ class Tokenizer:
         """As `encode_prompt`, but special tokens in the text are special, except those that
         `shield` has marked. A text that writes its first token itself has it once. Raises
         EncodingError."""
-        pieces = [text] if self._special is None else self._special.split(text)
+        pieces = [text] if self._special is None else self._flagged(self._special.split(text))
         ids: list[int] = []
         for number, piece in enumerate(pieces):
             if number % 2:  # split puts what matched between what did not
@@ -72,6 +79,20 @@ class Tokenizer:
                 encode = self._encode_rest if number else self._encode
                 ids += _encoded(encode, piece.replace(_SHIELD, ""))
         return ids if ids[:1] == self._bos else [*self._bos, *ids]
+
+    def _flagged(self, pieces: list[str]) -> list[str]:
+        """Texts and special tokens in turns, with blanks and words as the tokens' flags say."""
+        found = pieces[:1]
+        for name, after in zip(pieces[1::2], pieces[2::2], strict=True):
+            flags = self._flags.get(name)
+            if flags is None:
+                found += [name, after]
+            elif flags.single_word and (_WORD.match(found[-1][-1:]) or _WORD.match(after)):
+                found[-1] += name + after
+            else:
+                found[-1] = found[-1].rstrip() if flags.lstrip else found[-1]
+                found += [name, after.lstrip() if flags.rstrip else after]
+        return found
 
     @property
     def _bos(self) -> list[int]:
@@ -128,6 +149,7 @@ def _encoded(encode: Callable[[str], list[int]], text: str) -> list[int]:
         ) from error
 
 
+_WORD = re.compile(r"\w")
 _SHIELD = "\ufdd0"  # a noncharacter: Unicode keeps it for such internal use
 
 

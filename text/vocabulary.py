@@ -8,15 +8,16 @@ embedded model has ranks of its own; a GGUF file has its vocabulary inside
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tiktoken
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, load_embedded_encoding
 from models.fetch import FetchError, locate
-from models.names import EMBEDDED, GPT2_NAMES, RANDOM_NAMES, RANDOM_PREFIX
+from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import GGUFError, read_header
 from text import spelling
 from text.tokenizer import Tokenizer, VocabularyError
@@ -28,13 +29,12 @@ _FOLDER_ALLOWED = (
     f"{VOCABULARY_FILE} (as embedded/train.py writes it), tokenizer.json, or vocab.json with "
     "merges.txt"
 )
+_GPT2 = "GPT2Tokenizer"
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:
     """The vocabulary of what `--model` names, at a revision of the hub; its files are fetched where
     they are missing. Raises VocabularyError."""
-    if model in GPT2_NAMES:
-        return _from_tiktoken(_download_gpt2(model))
     if model == EMBEDDED or model.startswith(RANDOM_PREFIX):
         if (name := model.removeprefix(RANDOM_PREFIX)) not in (EMBEDDED, *RANDOM_NAMES):
             raise VocabularyError(
@@ -71,17 +71,6 @@ def _from_tiktoken(encoding: tiktoken.Encoding) -> Tokenizer:
     return Tokenizer(encoding.encode_ordinary, table, [encoding.eot_token], specials)
 
 
-def _download_gpt2(model: str) -> tiktoken.Encoding:
-    try:
-        return tiktoken.get_encoding("gpt2")
-    except Exception as error:  # whatever its HTTP library raises means the same here
-        raise VocabularyError(
-            f"the vocabulary of '{model}' could not be downloaded ({error}). Without a connection "
-            f"use --model embedded (ships with the project), --model {RANDOM_PREFIX}{model} "
-            "(random weights of that shape, to measure speed), or --model FOLDER"
-        ) from error
-
-
 def _from_gguf(path: Path) -> Tokenizer:
     # imported here: the other vocabularies should not wait for it
     from text.gguf_vocabulary import from_metadata
@@ -100,57 +89,94 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
 def _from_folder(folder: Path) -> Tokenizer:
     if (path := folder / VOCABULARY_FILE).exists():
         return _from_tiktoken(_read(lambda: load_embedded_encoding(folder), str(path)))
-    # imported here: the other vocabularies should not wait for it
-    from tokenizers import Tokenizer as HubTokenizer
-    from tokenizers import decoders, models, pre_tokenizers
-
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    byte_level, encode_rest = True, None
-    if (path := folder / "tokenizer.json").exists():
-        byte_level = _read(lambda: _is_byte_level(path), str(path))
-        hub = _read(lambda: HubTokenizer.from_file(str(path)), str(path))
-        hub.no_truncation()
-        hub.no_padding()
-        hub.encode_special_tokens = True  # as plain text
-        encode_rest = _without_prefix(hub)
-    elif vocab.exists() and merges.exists():
-        bpe = _read(lambda: models.BPE.from_file(str(vocab), str(merges)), f"{vocab}, {merges}")
-        hub = HubTokenizer(bpe)
-        hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        hub.decoder = decoders.ByteLevel()
-    else:
-        raise VocabularyError(f"{folder} contains no vocabulary; allowed: {_FOLDER_ALLOWED}")
+    hub = hub_tokenizer(folder)
+    hub.no_truncation()
+    hub.no_padding()
+    hub.encode_special_tokens = True  # as plain text
+    spelled = spelling.byte_level if _is_byte_level(hub, folder) else spelling.sentencepiece
     ends, added = _end_ids(folder, hub.token_to_id), hub.get_added_tokens_decoder()
+    # those of other modalities, and pads for which the network was not resized, have no rows in it
+    rows = _fields(folder / "config.json").get("vocab_size")
+    beyond = {token for token in added if type(rows) is int and token >= rows}
     # an end that a file calls ordinary stays out of a client's reach, too
-    hub.add_special_tokens([entry for token, entry in added.items() if token in ends])
-    spelled = spelling.byte_level if byte_level else spelling.sentencepiece
-    table = {
-        token: text.encode() if token in added else spelled(text)
-        for text, token in hub.get_vocab(with_added_tokens=True).items()
-    }
+    hub.add_special_tokens([entry for token, entry in added.items() if token in ends | beyond])
+    bos_id = _bos_id(hub)
     return Tokenizer(
         lambda text: hub.encode(text, add_special_tokens=False).ids,
-        table,
+        {
+            token: spelled(text)
+            for text, token in hub.get_vocab(with_added_tokens=True).items()
+            if token not in beyond
+        },
         ends,
-        {entry.content: token for token, entry in added.items() if entry.special or token in ends},
-        bos_id=_bos_id(hub),
-        encode_rest=encode_rest,
+        {
+            entry.content: token
+            for token, entry in added.items()
+            if (entry.special or token in ends) and token not in beyond
+        },
+        flags={entry.content: entry for entry in added.values()},
+        bos_id=None if bos_id in beyond else bos_id,
+        encode_rest=_without_prefix(hub),
     )
 
 
-def _is_byte_level(path: Path) -> bool:
-    """Whether the tokens of a `tokenizer.json` are bytes as visible characters, and not
-    SentencePiece's with bytes where a character is missing. Raises VocabularyError for others."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    model, decoder = fields.get("model") or {}, fields.get("decoder") or {}
-    if model.get("type") == "BPE" and decoder.get("type") == "ByteLevel":
-        return True
-    parts = [part.get("type") for part in decoder.get("decoders", [])]
-    if model.get("type") == "BPE" and model.get("byte_fallback") and "ByteFallback" in parts:
-        return False
+def hub_tokenizer(folder: Path) -> HubTokenizer:
+    """Of the first of its files that can be read. Raises VocabularyError."""
+    # imported here: the other vocabularies should not wait for it
+    from tokenizers import Tokenizer as HubTokenizer
+
+    path, parts = folder / "tokenizer.json", (folder / "vocab.json", folder / "merges.txt")
+    has_parts = all(part.exists() for part in parts)
+    if path.exists():
+        try:
+            return cast("HubTokenizer", _read(lambda: HubTokenizer.from_file(str(path)), str(path)))
+        except VocabularyError as error:
+            if not has_parts:
+                raise
+            print(f"{error}; {parts[0]} is read in its place", file=sys.stderr, flush=True)
+    if not has_parts:
+        raise VocabularyError(f"{folder} contains no vocabulary; allowed: {_FOLDER_ALLOWED}")
+    return cast("HubTokenizer", _read(lambda: _of_gpt2(folder, *parts), ", ".join(map(str, parts))))
+
+
+def _of_gpt2(folder: Path, vocab: Path, merges: Path) -> HubTokenizer:
+    """Files from before `tokenizer.json`, which do not say how text is cut."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as HubTokenizer
+
+    kind = _fields(folder / "tokenizer_config.json").get("tokenizer_class", _GPT2)
+    if str(kind).removesuffix("Fast") != _GPT2:
+        raise ValueError(f"tokenizer_class is {kind}; allowed without tokenizer.json: {_GPT2}")
+    hub = HubTokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hub.decoder = decoders.ByteLevel()
+    named = [END_OF_TEXT] if hub.token_to_id(END_OF_TEXT) is not None else []
+    for value in _fields(folder / "special_tokens_map.json").values():
+        named += map(_content, value if isinstance(value, list) else [value])
+    added = _fields(folder / "added_tokens.json")
+    in_order = sorted(added, key=added.__getitem__)
+    hub.add_special_tokens([text for text in named if hub.token_to_id(text) is not None])
+    hub.add_tokens([AddedToken(text, special=text in named) for text in in_order])
+    if wrong := [text for text in in_order if hub.token_to_id(text) != added[text]]:
+        raise ValueError(f"added_tokens.json: {wrong[0]!r} is not the id that follows")
+    return hub
+
+
+def _is_byte_level(hub: HubTokenizer, folder: Path) -> bool:
+    """Whether its tokens are bytes as visible characters, and not SentencePiece's with bytes where
+    a character is missing. Raises VocabularyError for others."""
+    from tokenizers import decoders, models
+
+    model, decoder = hub.model, hub.decoder
+    if isinstance(model, models.BPE):
+        if isinstance(decoder, decoders.ByteLevel):
+            return True
+        if model.byte_fallback and decoder is not None and decoder.decode(["<0x41>"]) == "A":
+            return False
+    found = [None if part is None else type(part).__name__ for part in (model, decoder)]
     raise VocabularyError(
-        f"{path}: model and decoder are {model.get('type')} and {decoder.get('type')}; allowed: "
-        "BPE with ByteLevel, or with byte_fallback and a Sequence that contains ByteFallback"
+        f"{folder}/tokenizer.json: model and decoder are {found[0]} and {found[1]}; allowed: BPE "
+        "with ByteLevel, or with byte_fallback and a Sequence that contains ByteFallback"
     )
 
 
@@ -179,12 +205,10 @@ def _end_ids(folder: Path, id_of: Callable[[str], int | None]) -> set[int]:
     """The tokens that end a text: all that the checkpoint's files name, and where they name none,
     `<|endoftext|>`. Of `generation_config.json` and `config.json` the first that names one counts,
     as in `transformers`."""
-    text = _setting(folder / "tokenizer_config.json", "eos_token")
-    if isinstance(text, dict):  # with properties of the token
-        text = text.get("content")
-    ids = _setting(folder / "generation_config.json", "eos_token_id")
+    text = _content(_fields(folder / "tokenizer_config.json").get("eos_token"))
+    ids = _fields(folder / "generation_config.json").get("eos_token_id")
     if ids is None:
-        ids = _setting(folder / "config.json", "eos_token_id")
+        ids = _fields(folder / "config.json").get("eos_token_id")
     ids = ids if isinstance(ids, list) else [ids]
     named = {token for token in ids if type(token) is int}
     if isinstance(text, str) and (token := id_of(text)) is not None:
@@ -192,8 +216,13 @@ def _end_ids(folder: Path, id_of: Callable[[str], int | None]) -> set[int]:
     return named or {token for token in [id_of(END_OF_TEXT)] if token is not None}
 
 
-def _setting(path: Path, name: str) -> Any:
+def _fields(path: Path) -> dict[str, Any]:
     """Of a JSON file that may be absent. Raises VocabularyError."""
     if not path.exists():
-        return None
-    return _read(lambda: dict(json.loads(path.read_text(encoding="utf-8"))), str(path)).get(name)
+        return {}
+    return dict(_read(lambda: dict(json.loads(path.read_text(encoding="utf-8"))), str(path)))
+
+
+def _content(token: Any) -> Any:
+    """Of a named token, which may come with its properties."""
+    return token.get("content") if isinstance(token, dict) else token

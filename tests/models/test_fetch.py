@@ -4,6 +4,7 @@ library in place of the hub."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -33,6 +34,7 @@ from models.part import WHOLE
 from models.weights.checkpoint import open_source
 from models.weights.loader import held_bytes
 from tests.models.hub import hub
+from tests.models.tokenizer_files import TOKENIZERS
 
 CONTENT = b"GGUF and so on"
 MEMBER = "tiny_model/tiny.gguf"
@@ -136,12 +138,12 @@ def test_a_repository_is_fetched_without_what_is_not_read(
 
 
 def located(
-    repository: str, address: str, home: Path, **settings: str
+    repository: str, address: str, home: Path, program: str = PROGRAM, **settings: str
 ) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's library reads its settings once."""
     own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **settings}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, repository],
+        [sys.executable, "-c", program, repository],
         env={**os.environ, **own},
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
@@ -156,6 +158,17 @@ def test_of_a_repository_with_gguf_files_only_the_best_is_fetched_once(tmp_path:
         assert taken == ["m.Q8_0.gguf"]
     again = located("org/some-GGUF", address, tmp_path)  # the hub is gone
     assert again.stdout == done.stdout, again.stderr
+
+
+def test_gpt2_by_its_name_needs_nothing_but_the_hub(tmp_path: Path) -> None:
+    files = {"tokenizer.json": json.dumps(TOKENIZERS["gpt2, OpenAI"]()).encode(),
+             "config.json": b"{}", "model.safetensors": b"weights"}  # fmt: skip
+    program = (
+        "from text.vocabulary import load_tokenizer as l; print(l('gpt2-medium').encode('in'))"
+    )
+    with hub("openai-community/gpt2-medium", files) as (address, _):
+        done = located("", address, tmp_path, program, HTTPS_PROXY="http://127.0.0.1:9")
+    assert json.loads(done.stdout) == [259], done.stderr
 
 
 def test_a_broken_connection_goes_on_where_it_ended(tmp_path: Path) -> None:

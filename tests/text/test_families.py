@@ -116,6 +116,28 @@ def test_an_end_that_is_no_special_token_of_its_file_is_one_here(tmp_path: Path)
     assert tokenizer.encode_template("a<end>").count(end) == 1
 
 
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+@pytest.mark.parametrize("scheme", ["legacy", "first", "never"])
+def test_tokens_of_a_template_take_the_blanks_that_their_flags_name(
+    scheme: str, flag: str, tmp_path: Path
+) -> None:
+    """As Phi-3's and masks do."""
+    hub = sentencepiece(scheme=scheme)
+    flags = {flag: True, "normalized": False}
+    hub.add_special_tokens([AddedToken("<|user|>", **flags), "<|end|>"])
+    hub.add_tokens([AddedToken("<mask>", **flags)])
+    hub.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    for text in (
+        "a \n <|user|> \n b <mask> <|end|> c", "<|user|>  <|user|>", "x<|user|> <|user|>y <|user|>",
+        "<|end|> <|user|> <|end|>", " <|user|> ", "_<mask>  <mask>é", "a<|user|>b<|end|>",
+    ):  # fmt: skip
+        expected = hub.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode_template(text)[1:] == expected
+    shielded = tokenizer.shield(" <|user|> ")
+    assert tokenizer.encode_template(f"a{shielded}")[1:] == tokenizer.encode("a <|user|> ")
+
+
 def test_a_vocabulary_without_bytes_is_refused(tmp_path: Path) -> None:
     hub = HubTokenizer(BPE({"a": 0}, []))
     hub.decoder = decoders.Metaspace()

@@ -10,8 +10,9 @@ import pytest
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HubTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Tokenizer
 
 from embedded.vocabulary import END_OF_TEXT, VOCABULARY_FILE, write_ranks
 from models.names import GPT2_NAMES
@@ -201,15 +202,53 @@ def test_an_unknown_model_is_refused_with_the_known_ones(model: str) -> None:
         load_tokenizer(model)
 
 
-def test_a_vocabulary_that_cannot_be_downloaded_names_the_alternatives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("content", ["", "[1]", '{"version": "9.0"}'])
+def test_where_a_file_cannot_be_read_those_beside_it_are(
+    hub: HubTokenizer, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
-    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
-    with pytest.raises(VocabularyError, match=r"--model embedded.*--model random:gpt2-xl"):
-        load_tokenizer("gpt2-xl")
+    save(hub, "vocab.json", tmp_path)
+    (tmp_path / "tokenizer.json").write_text(content)
+    assert load_tokenizer(str(tmp_path)).encode(TEXTS[0]) == hub.encode(TEXTS[0]).ids
+    assert "vocab.json is read in its place" in capsys.readouterr().err
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    with pytest.raises(VocabularyError, match="is Qwen2Tokenizer; allowed without"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_files_from_before_tokenizer_json_are_read_as_transformers_reads_them(
+    hub: HubTokenizer, tmp_path: Path
+) -> None:
+    """GPT-2 with tokens that were added in 2020: one as a name, one as a word."""
+    save(hub, "vocab.json", tmp_path)
+    size = hub.get_vocab_size()
+    for name, fields in {
+        "added_tokens.json": {"<word>": size + 1, "<pad>": size},
+        "special_tokens_map.json": {"pad_token": "<pad>", "bos_token": {"content": END_OF_TEXT}},
+        "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"},
+        "config.json": {"model_type": "gpt2", "vocab_size": size + 2},
+    }.items():
+        (tmp_path / name).write_text(json.dumps(fields))
+    theirs, ours = GPT2Tokenizer.from_pretrained(tmp_path), load_tokenizer(str(tmp_path))
+    text = f"the cat<pad>{END_OF_TEXT} the <word>!"
+    assert ours.encode_template(text) == theirs.encode(text)
+    assert ours.special_ids == {END_OF_TEXT: 0, "<pad>": size}
+    assert set(ours.encode(text)) & {0, size, size + 1} == {size + 1}
+
+
+def test_tokens_without_a_row_in_the_network_are_text(hub: HubTokenizer, tmp_path: Path) -> None:
+    """Of other modalities, and pads for which the network was not resized."""
+    rows = hub.get_vocab_size()
+    wider = train_hub_tokenizer()
+    wider.add_special_tokens(["<image>"])
+    wider.add_tokens([AddedToken("[WORD]", normalized=False)])
+    save(wider, "tokenizer.json", tmp_path)
+    ends = {"eos_token_id": 0, "vocab_size": rows}
+    (tmp_path / "config.json").write_text(json.dumps(ends))
+    tokenizer, text = load_tokenizer(str(tmp_path)), f"a <image>[WORD] {END_OF_TEXT}"
+    assert tokenizer.vocab_size == len(tokenizer.spellings) == rows
+    assert tokenizer.special_ids == {END_OF_TEXT: 0}
+    assert max(tokenizer.encode(text)) < rows
+    assert tokenizer.encode_template(text) == hub.encode(text).ids
 
 
 def test_folders_without_a_byte_level_vocabulary_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ CHAT = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}
 
 
 def with_vocabulary(folder: Path) -> None:
-    """Byte-level BPE of all but seven of the model's tokens."""
+    """Byte-level BPE of all but seven of the model's tokens. One of its bytes is an added token, as
+    in Falcon3, and the last tokens have no row in the network."""
     hub = Tokenizer(models.BPE())
     hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hub.decoder = decoders.ByteLevel()
@@ -38,6 +39,8 @@ def with_vocabulary(folder: Path) -> None:
     )
     hub.train_from_iterator(["the cat sat on the mat, and the dog ran over the hill"] * 9, trainer)
     hub.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    hub.add_tokens([AddedToken("Ċ"), AddedToken("<word>", normalized=False)])
+    hub.add_special_tokens([f"<image{n}>" for n in range(9)])
     hub.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "chat_template": CHAT}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -98,8 +101,10 @@ def test_its_vocabulary_and_template_are_those_of_the_folder(tmp_path: Path) -> 
     folder = folder_of("qwen3", tmp_path)
     made = str(quantise(str(folder), tmp_path / "out", weights="q8_0").model)
     own, other = load_tokenizer(made), load_tokenizer(str(folder))
-    text = "the cat's 1234 mats\n\n  <|im_end|> ünï"
+    text = "the cat's 1234 mats\n\n  <|im_end|> ünï <word><image8>"
     assert own.encode(text) == other.encode(text)
+    assert own.spellings[: other.vocab_size] == other.spellings
+    assert other.vocab_size <= VOCAB
     assert (own.end_ids, own.bos_id) == (other.end_ids, other.bos_id)
     messages = [{"role": "user", "content": "the hill <|im_end|>"}]
     conversations = [
