@@ -187,7 +187,8 @@ MISTRAL: Fields = {k: v for k, v in LLAMA.items() if k not in (
 }  # fmt: skip
 MISTRAL_TOKENS = LLAMA_TOKENS | {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
-    "use_default_system_prompt": False, "additional_special_tokens": [], "spaces_between_special_tokens": False,
+    "use_default_system_prompt": False, "additional_special_tokens": [],
+    "spaces_between_special_tokens": False,
 }  # fmt: skip
 QWEN2: Fields = {
     "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
@@ -208,7 +209,8 @@ QWEN_TOKENS: Fields = {
     "add_bos_token": False, "add_prefix_space": False, "bos_token": None, "errors": "replace",
     "additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "eos_token": "<|im_end|>",
     "clean_up_tokenization_spaces": False, "model_max_length": 131072,
-    "split_special_tokens": False, "pad_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer", "unk_token": None,
+    "split_special_tokens": False, "pad_token": "<|endoftext|>",
+    "tokenizer_class": "Qwen2Tokenizer", "unk_token": None,
 }  # fmt: skip
 QWEN_GENERATION: Fields = {
     "bos_token_id": "<|endoftext|>", "pad_token_id": "<|endoftext|>", "do_sample": True,
