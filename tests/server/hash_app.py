@@ -34,6 +34,7 @@ NO_THREADS = "HASH_NO_THREADS"  # a file: while it is there, the system refuses 
 UNUSED_GPU = "HASH_UNUSED_GPU"  # why a GPU of the machine is not used
 LEAST_S = "HASH_LEAST_S"  # after which an iteration counts as hanging
 ANSWER = "HASH_ANSWER"  # a file: what every request is answered with
+CONTEXT = "HASH_CONTEXT"  # tokens
 LOAD_GATE = "HASH_LOAD_GATE"  # a FIFO: loading continues when it is opened for writing
 
 END_ID = VOCAB_SIZE - 1
@@ -54,6 +55,7 @@ def load(config: Config) -> LoadedModel:
     answer = os.environ.get(ANSWER)
     make = HashModel if answer is None else partial(ScriptedModel, Path(answer))
     model = make(
+        context=int(os.environ.get(CONTEXT, "1024")),
         step_s=float(os.environ.get(STEP_S, "0")),
         fail_on=[int(number) for number in os.environ.get(FAIL_ON, "").split(",") if number],
         lost_from=float(os.environ.get(LOST_FROM, "inf")),

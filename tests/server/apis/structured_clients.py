@@ -1,13 +1,9 @@
 """Clients of OpenAI's API, unmodified, that call tools or want an answer of a schema: each returns
-the calls that it understood, as (name, arguments).
-
-    python structured_clients.py calling langchain http://127.0.0.1:8500    # where it is installed
-"""
+the calls that it understood, as (name, arguments)."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -115,44 +111,6 @@ def with_huggingface_hub(url: str) -> list[Calls]:
     ]
 
 
-def with_langchain(url: str, **options: Any) -> list[Calls]:
-    from langchain_core.messages import HumanMessage, ToolMessage
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL, **options)
-    bound = model.bind_tools([weather])
-    user = HumanMessage(USER["content"])
-    first = bound.invoke([user])
-    result = ToolMessage("rain", tool_call_id=first.tool_calls[0]["id"])
-    second = bound.invoke([user, first, result])
-    streamed: Any = None
-    for chunk in bound.stream([user]):
-        streamed = chunk if streamed is None else streamed + chunk
-    any_tool = model.bind_tools([weather], tool_choice="any").invoke([user])
-    return [
-        [(call["name"], call["args"]) for call in message.tool_calls]
-        for message in (first, second, streamed, any_tool)
-    ]
-
-
-def with_langchain_structured(url: str) -> list[Calls]:
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL)
-    city: Any = model.with_structured_output(weather, method="function_calling").invoke("x")
-    assert isinstance(city, weather)
-    return [[("weather", city.model_dump())]]
-
-
-def with_instructor(url: str) -> list[Calls]:
-    import instructor
-    from openai import OpenAI
-
-    client = instructor.from_openai(OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
-    city = client.create(model=MODEL, messages=[USER], response_model=weather, max_retries=0)
-    return [[("weather", city.model_dump())]]
-
-
 FUNCTION: Any = {"type": "function", **WEATHER["function"]}
 
 
@@ -193,49 +151,6 @@ def with_openai_responses(url: str) -> list[Calls]:
     return [*map(_of_items, told), [("weather", city.model_dump()) for city in objects]]
 
 
-def with_langchain_responses(url: str) -> list[Calls]:
-    return with_langchain(url, use_responses_api=True)
-
-
-def with_litellm_responses(url: str) -> list[Calls]:
-    import litellm
-
-    litellm.telemetry = False
-    fields: Any = {
-        "model": f"openai/{MODEL}",
-        "api_base": f"{url}/v1",
-        "api_key": "none",
-        "tools": [FUNCTION],
-    }
-    first = litellm.responses(input=USER["content"], **fields)
-    user = {"role": "user", "content": USER["content"]}
-    call = first.output[-1].model_dump(include={"type", "call_id", "name", "arguments"})
-    second = litellm.responses(input=[user, call, *_result(first)], **fields)
-    *_, last = litellm.responses(input="x", stream=True, **fields)
-    forced = litellm.responses(input="x", tool_choice="required", **fields)
-    return [*map(_of_items, (first, second, forced, last.response))]
-
-
-def with_litellm(url: str) -> list[Calls]:
-    import litellm
-
-    litellm.telemetry = False
-    fields: Any = {
-        "model": f"openai/{MODEL}",
-        "api_base": f"{url}/v1",
-        "api_key": "none",
-        "tools": [WEATHER],
-    }
-    message = litellm.completion(messages=[USER], **fields).choices[0].message
-    second = litellm.completion(messages=_answered(message), **fields).choices[0].message
-    streamed = _of_stream(litellm.completion(messages=[USER], stream=True, **fields))
-    forced = litellm.completion(messages=[USER], tool_choice="required", **fields)
-    return [
-        *(_of(one.tool_calls) for one in (message, second, forced.choices[0].message)),
-        streamed,
-    ]
-
-
 # --- answers of a schema, each as a call of its name ---------------------------------------
 
 
@@ -263,51 +178,12 @@ def with_huggingface_hub_format(url: str) -> list[Calls]:
     return [[("weather", json.loads(answer.choices[0].message.content or ""))]]
 
 
-def with_langchain_format(url: str, **options: Any) -> list[Calls]:
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=MODEL, **options)
-    city: Any = model.with_structured_output(weather).invoke("x")
-    return [[("weather", city.model_dump())]]
-
-
-def with_langchain_responses_format(url: str) -> list[Calls]:
-    return with_langchain_format(url, use_responses_api=True)
-
-
-def with_litellm_format(url: str) -> list[Calls]:
-    import litellm
-
-    answer = litellm.completion(
-        model=f"openai/{MODEL}",
-        api_base=f"{url}/v1",
-        api_key="none",
-        messages=[USER],
-        response_format=weather,
-    )
-    return [[("weather", json.loads(answer.choices[0].message.content))]]
-
-
 CALLING: Mapping[str, Callable[[str], list[Calls]]] = {
     "openai": with_openai,
     "huggingface_hub": with_huggingface_hub,
     "openai_responses": with_openai_responses,
-    "langchain": with_langchain,
-    "langchain_responses": with_langchain_responses,
-    "langchain_structured": with_langchain_structured,
-    "litellm": with_litellm,
-    "litellm_responses": with_litellm_responses,
-    "instructor": with_instructor,
 }
 OF_SCHEMAS: Mapping[str, Callable[[str], list[Calls]]] = {
     "openai": with_openai_format,
     "huggingface_hub": with_huggingface_hub_format,
-    "langchain": with_langchain_format,
-    "langchain_responses": with_langchain_responses_format,
-    "litellm": with_litellm_format,
 }
-
-if __name__ == "__main__":
-    kind, name, url = sys.argv[1:]
-    clients = CALLING if kind == "calling" else OF_SCHEMAS
-    print(json.dumps(clients[name](url)))
