@@ -133,8 +133,9 @@ class Config(Options):
     max_held_bytes: int = NETWORK.option(256 * 2**20, least=1024, most=2**40)
     """most bytes of request bodies held at once; further requests get 503"""
     client_timeout: float = NETWORK.option(60.0, least=0.1, most=86_400)
-    """seconds that a client has to send its request (plus one for each 64 KiB), and to read more of
-    its response; after that its connection is closed and its request cancelled"""
+    """seconds that a client has to send its request, and to read its response once it has fallen
+    behind (plus one for each 64 KiB); after that its connection is closed and its request
+    cancelled"""
     stream_heartbeat: float = NETWORK.option(15.0, least=0.01, most=86_400)
     """seconds without a token after which a stream sends a comment; choose less than the idle
     timeout of every proxy in between"""

@@ -7,10 +7,11 @@ from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from flask import Request
+from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from api.http.errors import ApiError, explain, show
+from api.http.errors import ApiError, chunk_error, explain, show
 
 MOST_UNKNOWN = 8  # unknown fields that an error names
 
@@ -64,6 +65,8 @@ def _read(request: Request, most_bytes: int) -> bytes:
         body = request.get_data(cache=False)
     except RequestEntityTooLarge:
         body = None
+    except ParseException as error:
+        raise chunk_error(error) from None
     if body is None or len(body) > most_bytes:
         raise ApiError(413, f"the body is larger than {most_bytes} bytes (--max-body-bytes)")
     return body

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flask import Flask, Response, jsonify, request
+from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
@@ -119,6 +120,7 @@ def register_errors(app: Flask, shapes: Mapping[str, Shape]) -> None:
 
     app.register_error_handler(ApiError, answer)
     app.register_error_handler(HTTPException, lambda error: answer(http_error(error)))
+    app.register_error_handler(ParseException, lambda error: answer(chunk_error(error)))
     app.register_error_handler(Exception, lambda error: answer(internal_error(error)))
 
 
@@ -147,6 +149,11 @@ def http_error(error: HTTPException) -> ApiError:
         message = f"method not allowed; allowed: {allowed}"
         headers["Allow"] = allowed
     return ApiError(status, message, headers)
+
+
+def chunk_error(error: ParseException) -> ApiError:
+    """gunicorn's error for a body in chunks, met where the body is read."""
+    return ApiError(400, f"the body's chunks are malformed: {error}", {"Connection": "close"})
 
 
 def internal_error(error: Exception) -> ApiError:

@@ -11,8 +11,6 @@ import os
 import queue
 import resource
 import signal
-import socket
-import struct
 import threading
 import time
 from typing import Any
@@ -51,6 +49,8 @@ keepalive = 75  # longer than clients keep theirs, so that no request meets a cl
 timeout = 0  # the main thread only dispatches; killing the worker would not help
 graceful_timeout = math.ceil(_config.drain_timeout) + 15
 control_socket_disable = True
+limit_request_field_size = 32 * 1024  # tokens and traces of others' headers may be long
+sendfile = False  # it would wait for its client without a limit
 forwarder_headers = ""  # a request's own SCRIPT_NAME would lead past rules about paths
 loglevel = "debug" if _debug else "warning"
 accesslog = "-" if _debug else None
@@ -71,7 +71,7 @@ def on_starting(server: Any) -> None:
 
 def _is_of_use(record: logging.LogRecord) -> bool:
     """Drops a message for each client that stalls, and a guess at why the worker has ended."""
-    stalls = bool(record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
+    stalls = bool(record.exc_info and isinstance(record.exc_info[1], TimeoutError))
     return not stalls and record.msg != "Reason: %s"
 
 
@@ -79,13 +79,8 @@ _started_by_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def when_ready(server: Any) -> None:
-    """A client that does not read holds its thread only until its timeout, which accepted sockets
-    inherit from the listening one. A closed terminal ends the server like SIGTERM, except under
-    nohup; gunicorn would load the model a second time."""
-    timeout_us = round(_config.client_timeout * 1e6)
-    timeval = struct.pack("@ll", *divmod(timeout_us, 1_000_000))
-    for listener in server.LISTENERS:
-        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+    """A closed terminal ends the server like SIGTERM, except under nohup; gunicorn would load the
+    model a second time."""
     if _started_by_nohup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     else:

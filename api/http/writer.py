@@ -10,12 +10,13 @@ A silent stream gets comments, which clients skip, so that no proxy closes it.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Protocol
+
+from api.http.worker.outgoing import Outgoing
 
 COMMENT = b": waiting\n\n"
 
@@ -38,13 +39,13 @@ class Writer:
     def serve(
         self,
         sources: Sequence[Updated],
-        client: socket.socket,
+        client: Outgoing,
         events: Iterator[bytes | None],
         *,
         chunked: bool,
     ) -> Iterator[bytes]:
-        """The body of gunicorn's answer: empty, since `events` go to the client's socket, in
-        chunks if `chunked`. None among them means that nothing is to be sent before the next update
+        """The body of gunicorn's answer: empty, since `events` go to the client, in chunks if
+        `chunked`. None among them means that nothing is to be sent before the next update
         of a source. Raises the errors of `events` and the socket."""
         stream = _Stream(client, events, chunked, self._told, self._heartbeat_s)
         for source in sources:
@@ -52,7 +53,8 @@ class Writer:
         yield b""  # gunicorn sends the head
         while not stream.ended:
             stream.lend()
-            client.sendall(stream.unsent)  # only this thread waits for this client
+            if not stream.ended:
+                client.drain()  # only this thread waits for this client
             if stream.error is not None:
                 raise stream.error
 
@@ -68,7 +70,7 @@ class _Stream(threading.Event):
 
     def __init__(
         self,
-        client: socket.socket,
+        client: Outgoing,
         events: Iterator[bytes | None],
         chunked: bool,
         told: SimpleQueue[_Stream],
@@ -77,7 +79,6 @@ class _Stream(threading.Event):
         super().__init__()
         self.ended = False
         self.error: BaseException | None = None
-        self.unsent = b""  # data that the socket did not accept at once
         self.lent = False  # to the writer, which then has exclusive use of the stream
         self._client = client
         self._events = events
@@ -104,16 +105,16 @@ class _Stream(threading.Event):
 
     def write(self) -> None:
         """Sends the present events, as far as the socket accepts them without waiting."""
-        self.unsent = b""
         try:
             data = self._ready()
             if not data and self._comment_due and not self.ended:
                 data = COMMENT
             self._comment_due = False
-            self.unsent = self._send(data)
+            if data:
+                self._client.post(b"%X\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         except BaseException as error:  # the handler's to answer for; the writer serves the others
             self.error = error
-        if self.ended or self.error is not None or self.unsent:
+        if self.ended or self.error is not None or not self._client.whole:
             self.lent = False
             self._back.set()
 
@@ -129,15 +130,3 @@ class _Stream(threading.Event):
         except Exception as error:
             self.error = error
         return b"".join(parts)
-
-    def _send(self, data: bytes) -> bytes:
-        """Returns what is left of it."""
-        if not data:
-            return b""
-        if self._chunked:
-            data = b"%X\r\n%b\r\n" % (len(data), data)
-        try:
-            sent = self._client.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        return data[sent:]

@@ -1,12 +1,11 @@
 """gunicorn's worker with threads, except that a connection holds a thread only while its request
 runs.
 
-The poller waits for clients: for a request, for the rest of it, and after a response for the
-client's end. So a slow client costs memory and a file but no thread, until its time is over. If
-connections run out, the one that waits longest is closed; if the bodies of all requests need too
-much memory, or the system refuses a thread, a request gets 503. A probe has threads of its own,
-which do not even wait for a client to read. Requests beyond those that could run soon are pending
-in the intake (`intake.py`)."""
+The poller waits for clients: for a request, for the rest of it, to read the end of a response, and
+then for the client's end. So a slow client costs memory and a file but no thread, until its time is
+over. If connections run out, the one that waits longest is closed; if the bodies of all requests
+need too much memory, or the system refuses a thread, a request gets 503. A probe has threads of its
+own. Requests beyond those that could run soon are pending in the intake (`intake.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gunicorn.http import get_parser  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
     STOP_KEEPALIVE_LINGER,
     TConn,
@@ -27,11 +25,12 @@ from gunicorn.workers.gthread import (  # type: ignore[import-untyped]
 )
 
 from api.http.errors import ApiError
-from api.http.worker.incoming import PIECE_BYTES, Incoming, presents_key
+from api.http.worker.incoming import PIECE_BYTES, Incoming
 from api.http.worker.intake import ARRIVED_S, GENERATION_PATHS, Intake
 from api.http.worker.outgoing import Outgoing
 from api.http.worker.refusals import RefusedBody, no_thread, too_few_files, too_much_held
 from api.http.worker.threads import Threads
+from web.keys import bearer_key, is_valid
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +83,23 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: TConn) -> None:
         """A new connection."""
         deadline_s = time.monotonic() + self.client_timeout_s
-        conn.incoming = Incoming(conn.sock, self.most_body_bytes, deadline_s, self._admits)
-        conn.outgoing = None
+        conn.incoming = conn.parser = Incoming(
+            conn.sock, self.cfg, conn.client, self.most_body_bytes, deadline_s, self._admits
+        )
+        conn.outgoing = Outgoing(conn.sock, self.client_timeout_s)
         conn.held_bytes = 0
         conn.counted = False  # by the intake, as handled
         conn.arrived_s = None  # if it was pending in the intake
-        conn.parser = get_parser(self.cfg, conn.incoming, conn.client)
         conn.data_ready = True  # once a thread gets it
         self._wait(conn, self._read)
 
-    def _admits(self, head: bytes) -> bool:
-        return not self.keys or presents_key(head, self.keys)
+    def _admits(self, headers: Sequence[tuple[str, str]]) -> bool:
+        """The application checks the key again."""
+        return not self.keys or any(
+            is_valid(bearer_key(value).encode(), self.keys)
+            for name, value in headers
+            if name == "AUTHORIZATION"
+        )
 
     def _serve(self, conn: TConn) -> None:
         """In a thread of its own."""
@@ -105,11 +110,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             self.method_queue.defer(self._finish, conn, stays)
 
     def handle(self, conn: TConn) -> object:
-        incoming = conn.incoming
-        if incoming.refusal is None and incoming.path not in self._kept:
-            return super().handle(conn)
-        client = conn.sock
-        conn.sock = conn.outgoing = Outgoing(client)
+        client, conn.sock = conn.sock, conn.outgoing
         try:
             return super().handle(conn)
         finally:
@@ -127,8 +128,7 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         return super().handle_request(request, conn)
 
     def _keepalive_after(self, conn: TConn, keepalive: object) -> bool:
-        """Drops the part of a complete body that the application did not read."""
-        return bool(keepalive and conn.parser.finish_body())
+        return bool(keepalive and conn.incoming.finish())
 
     def _finish(self, conn: TConn, stays: bool) -> None:
         self.intake.handled -= conn.counted
@@ -136,10 +136,10 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         self._take_pending()
         if conn.sock.fileno() < 0:  # gunicorn closes it if a response breaks off
             self._forget(conn)
-        elif conn.outgoing is None or conn.outgoing.whole:
+        elif conn.outgoing.whole:
             self._sent(conn, stays)
         else:
-            conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
+            conn.incoming.deadline_s = conn.outgoing.deadline_s
             self._wait(conn, partial(self._write, stays), selectors.EVENT_WRITE)
 
     def _write(self, stays: bool, conn: TConn, _client: socket.socket) -> None:
@@ -148,16 +148,15 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
         except OSError:  # the client is gone
             self._drop(conn)
             return
+        conn.incoming.deadline_s = conn.outgoing.deadline_s
         if conn.outgoing.whole:
             self._end_wait(conn)
             self._sent(conn, stays)
 
     def _sent(self, conn: TConn, stays: bool) -> None:
         """The response was sent: the connection waits for the next request, or ends."""
-        conn.outgoing = None
         now_s = time.monotonic()
         if stays:
-            conn.incoming.next(conn.parser.unreader.take_buffered())
             self._count(conn)
             idle_s = self.cfg.keepalive if self.alive else STOP_KEEPALIVE_LINGER
             conn.incoming.deadline_s = now_s + (
@@ -195,10 +194,10 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
             return
         except OSError:
             data = b""
+        if not data and not conn.incoming.has_head:
+            self._drop(conn)
+            return
         if not conn.incoming.begun:
-            if not data:
-                self._drop(conn)
-                return
             conn.incoming.deadline_s = time.monotonic() + self.client_timeout_s
         conn.incoming.feed(data)
         self._proceed(conn)
@@ -338,6 +337,8 @@ class GatheringWorker(ThreadWorker):  # type: ignore[misc]
                 self._drop(conn)
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Shortens the waits for clients, so that the server's end does not wait for them."""
+        """Shortens the waits for clients, except for those that are still reading, so that the
+        server's end does not wait for them."""
         for conn in self._waiting:
-            conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)
+            if conn.outgoing.whole:
+                conn.incoming.deadline_s = min(conn.incoming.deadline_s, deadline)

@@ -1,8 +1,8 @@
 """The data that a connection has sent: gathered without a thread, then read like a socket.
 
 A thread would wait as long as its client takes to send a request, and a thousand slow clients would
-hold a thousand threads. So the worker gathers a request first. This code only decides when a thread
-takes over; gunicorn's parser, which reads the same bytes, interprets the request.
+hold a thousand threads. So the worker gathers a request first. gunicorn's parser reads each head,
+once: what it says of the body decides when a thread takes over.
 """
 
 from __future__ import annotations
@@ -11,53 +11,50 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from gunicorn.http.errors import LimitRequestHeaders  # type: ignore[import-untyped]
+from gunicorn.http.body import LengthReader  # type: ignore[import-untyped]
+from gunicorn.http.errors import (  # type: ignore[import-untyped]
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    NoMoreData,
+    ParseException,
+)
+from gunicorn.http.message import Request  # type: ignore[import-untyped]
+from gunicorn.http.unreader import SocketUnreader  # type: ignore[import-untyped]
 
 from api.http.errors import ApiError
-from web.keys import is_valid
 
 MOST_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
 BYTES_PER_S = 64 * 1024  # a client may take a second longer for each such number of bytes
 
-_LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding[ \t]*:[^\r\n]*chunked", re.IGNORECASE)
-_ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)  # of an absolute target
-_BEARER = re.compile(rb"\r\nauthorization:[ \t]*bearer +([^\r\n]*)", re.IGNORECASE)
-_EXPECTS = re.compile(rb"\r\nexpect[ \t]*:[ \t]*100-continue", re.IGNORECASE)
-
-
-def _path(target: bytes) -> bytes:
-    """As the application's routes see it."""
-    path = target.partition(b"#")[0].partition(b"?")[0]
-    if (origin := _ORIGIN.match(path)) is not None:
-        path = path[origin.end() :] or b"/"
-    return unquote_to_bytes(path)
-
-
-def presents_key(head: bytes, keys: Sequence[str]) -> bool:
-    """Whether a request's head has a valid key, so that its body is gathered; the application
-    checks the key again."""
-    given = _BEARER.search(head)
-    return given is not None and is_valid(given[1].strip(), keys)
+# what a head that cannot be read says all the same: enough to answer in the shape of its API
+_TARGET = re.compile(rb"(?:\r\n)?([A-Z]{3,20}) (/[\w./-]{0,99})")
+_STATUSES = {LimitRequestLine: 414, LimitRequestHeaders: 431, ExpectationFailed: 417}
 
 
 class Incoming:
-    """One request after the other. Times are `time.monotonic()`'s. A body of more than
-    `most_body_bytes` is not gathered, nor that of a request whose head is not admitted."""
+    """One request after the other, each of which `next` returns, like gunicorn's parser. Times are
+    `time.monotonic()`'s. A body of more than `most_body_bytes` is not gathered, nor that of a
+    request whose headers are not admitted."""
 
     def __init__(
         self,
         client: socket.socket,
+        cfg: Any,  # gunicorn's, as is the peer's address
+        peer: object,
         most_body_bytes: int,
         deadline_s: float,
-        admits: Callable[[bytes], bool] = lambda head: True,
+        admits: Callable[[list[tuple[str, str]]], bool] = lambda headers: True,
     ) -> None:
         self.deadline_s = deadline_s  # of the data that is awaited
         self._client = client
+        self._cfg = cfg
+        self._peer = peer
         self._most_body_bytes = most_body_bytes
         self._admits = admits
         self._received = bytearray()
@@ -75,30 +72,42 @@ class Incoming:
         self.whole = False  # head and body are complete
         self.expects = False  # the client waits for "100 Continue" before it sends the body
         self._searched = 0  # bytes in which no head ends
-        self._body_at: int | None = None  # where it begins, once the head is complete
+        self._request: Any = None  # once the head is complete; from then on the body is received
         self._length: int | None = None  # of the body; None: it comes in chunks
         self._chunk_at = 0  # where the next chunk begins
 
     @property
     def begun(self) -> bool:
-        return bool(self._received)
+        return bool(self._received) or self.has_head
 
     @property
     def has_head(self) -> bool:
-        return self._body_at is not None
+        return self._request is not None
+
+    def __next__(self) -> Any:
+        """The request whose head is complete, for a thread."""
+        return self._request
 
     def refuse(self, refusal: ApiError) -> None:
         """The request ends with this error; its body is dropped."""
         self.refusal = refusal
         self.whole = False
         self.held_bytes = 0
-        if self._body_at is not None:
-            del self._received[self._body_at :]
+        self._received.clear()
 
-    def next(self, read_ahead: bytes) -> None:
-        """For the next request on the connection, of which the parser may have read a part."""
-        self._received[:0] = read_ahead
+    def finish(self) -> bool:
+        """Whether another request can follow the present one, of whose body the application may
+        have left a part. Waits for nothing."""
+        try:
+            while self.whole and self._request.body.read(PIECE_BYTES):
+                pass
+        except ParseException:
+            return False
+        if not self.whole or self._request.body.failed:
+            return False
+        self._received[:0] = self._request.unreader.take_buffered()  # read ahead
         self._forget()
+        return True
 
     def feed(self, data: bytes) -> None:
         """Adds data that the client sent; no data means that it will send no more."""
@@ -108,11 +117,11 @@ class Incoming:
 
     def is_ready(self) -> bool:
         """Whether a thread has something to do: the request is whole, or is not to be gathered."""
-        if self._body_at is None and not self._find_head():
-            bare_newline = self._received.count(b"\n") > self._received.count(b"\r\n")
-            return self._ended or bare_newline or len(self._received) > MOST_HEAD_BYTES
-        assert self._body_at is not None
-        here = len(self._received) - self._body_at
+        if not self.has_head and not self._find_head():
+            return False
+        if self.refusal is not None:
+            return True
+        here = len(self._received)
         if self._length is None:
             self.held_bytes = here
             self.whole = self._has_last_chunk()
@@ -128,7 +137,9 @@ class Incoming:
 
     def recv(self, size: int) -> bytes:
         """Like a socket's: first the gathered data, then what arrives until the deadline. Raises
-        TimeoutError, and gunicorn's error for a head that is too long."""
+        TimeoutError."""
+        if not self.has_head:  # all of it is given to the parser at once
+            return b""
         if not self._received and not self._ended and self.refusal is None:
             return self._wait(size)
         data = bytes(self._received[:size])
@@ -136,10 +147,6 @@ class Incoming:
         return data
 
     def _wait(self, size: int) -> bytes:
-        if not self.has_head:
-            raise LimitRequestHeaders(
-                f"the head has bare newlines or more than {MOST_HEAD_BYTES} bytes"
-            )
         poller = select.poll()
         poller.register(self._client, select.POLLIN)
         left_s = self.deadline_s - time.monotonic()
@@ -150,22 +157,45 @@ class Incoming:
         return data
 
     def _find_head(self) -> bool:
-        end = self._received.find(b"\r\n\r\n", max(0, self._searched - 3))
+        """Also one that will not become a head."""
+        # an empty line may precede a request (RFC 9112, 2.2)
+        first = 2 if self._received.startswith(b"\r\n") else 0
+        end = self._received.find(b"\r\n\r\n", max(first, self._searched - 3))
         self._searched = len(self._received)
         if end < 0:
-            return False
-        self._body_at = self._chunk_at = body_at = end + 4
-        words = bytes(self._received[: self._received.find(b"\r\n")]).split(b" ")
-        self.method = words[0]
-        self.path = _path(words[1]) if len(words) > 1 else b""
-        if _CHUNKED.search(self._received, 0, body_at):
-            self._length = None
-        else:
-            length = _LENGTH.search(self._received, 0, body_at)
-            self._length = int(length[1]) if length else 0
-        self.expects = _EXPECTS.search(self._received, 0, body_at) is not None
-        self.admitted = self._admits(bytes(self._received[:body_at]))
+            bare_newline = self._received.count(b"\n") > self._received.count(b"\r\n")
+            if not bare_newline and len(self._received) <= MOST_HEAD_BYTES:
+                return False
+            end = len(self._received)
+        head = bytes(self._received[: end + 4])
+        del self._received[: end + 4]
+        try:
+            request = self._parsed(head)
+        except (ParseException, NoMoreData) as error:
+            found = _TARGET.match(head)
+            method, target = found.groups() if found else (b"GET", b"/")
+            request = self._parsed(
+                b"%b %b HTTP/1.1\r\nConnection: close\r\n\r\n" % (method, target)
+            )
+            if isinstance(error, NoMoreData):
+                error = LimitRequestHeaders(f"the head has more than {MOST_HEAD_BYTES} bytes")
+            told = f"the head of the request is malformed: {error}"
+            self.refuse(ApiError(_STATUSES.get(type(error), 400), told))
+        self._request = request
+        self._length = (
+            request.body.reader.length if isinstance(request.body.reader, LengthReader) else None
+        )
+        self.method = request.method.encode()
+        self.path = unquote_to_bytes(request.path)
+        self.expects = request._expected_100_continue
+        self.admitted = self._admits(request.headers)
         return True
+
+    def _parsed(self, head: bytes) -> Any:
+        """Raises gunicorn's errors."""
+        unreader = SocketUnreader(self)
+        unreader.unread(head)
+        return Request(self._cfg, unreader, self._peer)
 
     def _has_last_chunk(self) -> bool:
         """Also if something else is there, which gunicorn refuses."""

@@ -1,18 +1,31 @@
-"""A response that never waits for its client: what the socket does not accept at once is kept, and
-the worker's poller sends it."""
+"""A response to a client that may read slowly: what the socket does not accept at once is kept.
+
+A handler's thread waits for its client only while much is kept, and the worker's poller sends the
+rest. A client that has fallen behind must read at a least rate, as it must send its request.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import socket
+import time
 from typing import Any
+
+from api.http.worker.incoming import BYTES_PER_S
+
+MOST_KEPT_BYTES = 256 * 1024  # of each response, by the poller
 
 
 class Outgoing:
-    """In the place of a client's socket, for a response that is small enough to be held."""
+    """In the place of a client's socket, for one thread at a time. A client that has fallen behind
+    has `patience_s` seconds, and a second more for each `BYTES_PER_S` bytes that it reads."""
 
-    def __init__(self, client: socket.socket) -> None:
+    def __init__(self, client: socket.socket, patience_s: float) -> None:
+        self.deadline_s = math.inf  # `time.monotonic()`'s
         self._client = client
+        self._patience_s = patience_s
         self._rest = bytearray()
 
     @property
@@ -24,15 +37,39 @@ class Outgoing:
         return getattr(self._client, name)
 
     def sendall(self, data: bytes) -> None:
-        self._rest += data
-        self.flush()
+        """Raises OSError, such as TimeoutError."""
+        self.post(data)
+        self.drain(MOST_KEPT_BYTES)
 
     def send(self, data: bytes) -> int:
         self.sendall(data)
         return len(data)
 
+    def post(self, data: bytes) -> None:
+        """Like `sendall`, without ever waiting."""
+        if self.whole:
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._client.send(data, socket.MSG_DONTWAIT) :]
+            if not data:
+                return
+            self.deadline_s = time.monotonic() + self._patience_s
+        self._rest += data
+        self.flush()
+
+    def drain(self, most_bytes: int = 0) -> None:
+        """Waits until no more than this number of bytes is kept. Raises like `sendall`."""
+        poller = select.poll()
+        poller.register(self._client, select.POLLOUT)
+        while len(self._rest) > most_bytes:
+            left_s = self.deadline_s - time.monotonic()
+            if left_s <= 0 or not poller.poll(left_s * 1000):
+                raise TimeoutError("the client did not read its response in time")
+            self.flush()
+
     def flush(self) -> None:
         """Sends what the socket accepts without waiting. Raises OSError."""
         with contextlib.suppress(BlockingIOError):
             while self._rest:
-                del self._rest[: self._client.send(self._rest, socket.MSG_DONTWAIT)]
+                sent = self._client.send(self._rest, socket.MSG_DONTWAIT)
+                del self._rest[:sent]
+                self.deadline_s += sent / BYTES_PER_S

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from api.http.worker.outgoing import Outgoing
 from api.http.writer import COMMENT, Writer
 from engine.inference import Inference
 from requested import Sampling
@@ -80,8 +81,11 @@ class Serve:
         body: Future[list[bytes]] = Future()
 
         def handle() -> None:
+            outgoing = Outgoing(client, PATIENCE_S)
             try:
-                served = self._writer.serve([told.request], client, told.events(), chunked=chunked)
+                served = self._writer.serve(
+                    [told.request], outgoing, told.events(), chunked=chunked
+                )
                 body.set_result(list(served))
             except Exception as error:
                 body.set_exception(error)

@@ -174,3 +174,48 @@ def test_a_body_of_nothing_but_errors_disturbs_no_stream_and_no_probe(tmp_path: 
             assert answer.status_code == 400
             assert len(answer.content) < MIB // 100
             assert generated(first + "".join(pieces)) == alone
+
+
+MALFORMED = (
+    b"Host: [::]\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "kind"),
+    [
+        ("POST /inference", 400, str),
+        ("POST /v1/completions", 400, dict),
+        ("POST /v1/responses", 400, dict),
+        ("POST /generate", 422, str),
+        ("GET /health", 200, type(None)),
+    ],
+)
+def test_malformed_chunks_get_one_answer(
+    guarded: Server, line: str, status: int, kind: type
+) -> None:
+    keyed = b"Authorization: Bearer one\r\n" + MALFORMED
+    with connected(guarded) as client:
+        client.sendall(line.encode() + b" HTTP/1.1\r\n" + keyed)
+        received = all_of(client)
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert isinstance(json.loads(received.partition(b"\r\n\r\n")[2]).get("error"), kind)
+    assert "Traceback" not in guarded.log
+
+
+def test_bodies_of_any_length_that_never_come_hold_no_probe(guarded: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):  # more than the threads of probes
+            client = stack.enter_context(connected(guarded))
+            client.sendall(
+                b"GET /health HTTP/1.1\r\nHost: [::]\r\nContent-Length: %d\r\n\r\n" % 10**19
+            )
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert guarded.health() == 200
+
+
+def test_a_malformed_head_is_answered_in_the_shape_of_its_path(guarded: Server) -> None:
+    told, body = answer_to(guarded, b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert isinstance(body["error"], dict)
