@@ -183,6 +183,7 @@ def create_app(
     endpoints.add(responses.PATH, answers.line)
     engine = Engine(config, manager, jobs, tokenizer, load, predictor, grammars)
     app.extensions["engine"] = engine
+    app.extensions["turns"] = service.turns
     app.extensions["departures"] = departures
     app.extensions["intake"] = make_intake(config, manager, stats)
     app.register_blueprint(openai.make_blueprint(service, served, calls))

@@ -19,6 +19,7 @@ LEAST_RATE, MOST_RATE = 1e-6, 1e6  # repetition penalties, which divide logits, 
 MOST_PENALTY = 2.0
 MOST_BIAS = 100.0
 MOST_TOP_LOGPROBS = 20
+MOST_STOP_CHARACTERS = 1024  # of a stop string
 MOST_TARGET_S = 86_400
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata; characters
 LEAST_MASS = 1e-9  # as a float32, less may be 0, which no set of tokens has

@@ -137,7 +137,7 @@ def make_blueprint(service: Service, require_served: Callable[[str | None], None
         require_served(wanted.model)
         service.require_ready()
         accepted = Inference(
-            service.encode("prompt", wanted.prompt),
+            service.encode("prompt", [wanted.prompt])[0],
             wanted.num_tokens,
             wanted.sampling(),
             arrival_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flask import request
@@ -16,6 +16,7 @@ from api.http.errors import CLIENT_GONE, RETRY_AFTER_S, ApiError, refusal
 from api.http.hooks.keys import presented_owner
 from api.http.hooks.logs import belongs_to_request
 from api.http.hooks.traces import trace_generations
+from api.http.turns import Turns
 from api.http.worker.intake import ARRIVED_S
 from api.http.writer import Writer
 from api.metrics import Metrics
@@ -74,18 +75,36 @@ class Service:
     describe: Callable[[], Description]
     texts: Texts | None = None  # kept for --watch-text
     grammars: Grammars | None = None  # None: constraints are refused
+    turns: Turns = field(default_factory=Turns)
 
     def arrived_s(self) -> float:
         """When the present request arrived."""
         pending_since_s = ARRIVED_S.get()
         return self.clock() if pending_since_s is None else pending_since_s
 
-    def encode(self, field: str, text: str) -> list[int]:
-        """Raises ApiError for a text that cannot be encoded."""
-        try:
-            return self.tokenizer.encode_prompt(text)
-        except EncodingError as error:
-            raise ApiError(400, f"field '{field}': {error}") from error
+    def encode(self, field: str, texts: Sequence[str], *, fit: bool = True) -> list[list[int]]:
+        """`fit`: each must fit into the context. Raises ApiError."""
+        if fit:
+            for text in texts:
+                self.require_fit(field, text)
+        with self.turns.of(sum(map(len, texts))):
+            try:
+                return list(map(self.tokenizer.encode_prompt, texts))
+            except EncodingError as error:
+                raise ApiError(400, f"field '{field}': {error}") from error
+
+    def require_fit(self, field: str, text: str) -> None:
+        """Refuses, unread, a text that exceeds the context whatever its tokens are. Raises
+        ApiError."""
+        model, least = self.manager.model, self.tokenizer.least_tokens(text)
+        if model is not None and least > model.context:
+            raise ApiError(
+                400,
+                f"a prompt of at least {least} tokens exceeds the model's context of "
+                f"{model.context} tokens",
+                param=field,
+                code="context_length_exceeded",
+            )
 
     def require_ready(self) -> None:
         """Raises ApiError while no requests are accepted; called early, it saves tokenizing. One

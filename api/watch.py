@@ -201,7 +201,7 @@ def _play(service: Service, requests: Sequence[Played]) -> PlayAnswer:
     for one in sorted(requests, key=lambda one: one.after_s):
         time.sleep(max(0.0, start_s + one.after_s - service.clock()))
         inference = Inference(
-            service.encode("prompt", one.prompt),
+            service.encode("prompt", [one.prompt])[0],
             one.num_tokens,
             Sampling(temperature=0.0),
             service.clock(),

@@ -85,9 +85,21 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         names: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """`add_generation_prompt`: the text ends with the beginning of the assistant's answer.
-        `names`: that the template reads, as a client sets them; none of `reserved`. Raises
-        ConversationError, and EncodingError."""
+        """As `text`, in tokens. Raises ConversationError, and EncodingError."""
+        text = self.text(messages, tools, add_generation_prompt=add_generation_prompt, names=names)
+        return self._tokenizer.encode_template(text)
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        add_generation_prompt: bool = True,
+        names: Mapping[str, Any] | None = None,
+    ) -> str:
+        """`add_generation_prompt`: it ends with the beginning of the assistant's answer. `names`:
+        that the template reads, as a client sets them; none of `reserved`. Raises
+        ConversationError."""
         template = self._template
         if tools or any(map(_has_calls, messages)):
             template = self._of_tools
@@ -96,7 +108,7 @@ class ChatTemplate:
             elif self._arguments_are_text:
                 messages = conversation.with_arguments_as_text(messages)
         try:
-            text = self._render(
+            return self._render(
                 template,
                 messages,
                 tools,
@@ -107,7 +119,6 @@ class ChatTemplate:
             raise ConversationError(
                 f"the model's chat template does not accept these messages: {error}"
             ) from error
-        return self._tokenizer.encode_template(text)
 
     def _render(
         self,
@@ -126,8 +137,8 @@ class ChatTemplate:
             "tools": _mapped(tools, shield) or None,
             "documents": None,  # as `transformers` passes what is left out
         }
-        given = len(to_json([messages, tools, own]))
-        return template.render(names, max(LEAST_CHARACTERS, MOST_PER_CHARACTER * given))
+        most = max(LEAST_CHARACTERS, MOST_PER_CHARACTER * characters(messages, tools, own))
+        return template.render(names, most)
 
     def _expects_text(self) -> bool:
         """Whether the template expects the arguments of calls as JSON texts and not as objects."""
@@ -147,6 +158,14 @@ class ChatTemplate:
 
         example = conversation.EXAMPLE
         return not shows(example) and shows(conversation.with_arguments_as_text(example))
+
+
+def characters(messages: Sequence[Message], tools: Sequence[Tool], names: Mapping[str, Any]) -> int:
+    """Of a conversation. Raises ConversationError."""
+    try:
+        return len(to_json([messages, tools, names]))
+    except RecursionError as error:
+        raise ConversationError("they are nested too deeply") from error
 
 
 def _has_calls(message: Message) -> bool:

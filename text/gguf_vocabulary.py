@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 
 from text import spelling
 from text.spelling import SPACE
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import Tokenizer, VocabularyError, encoder
 
 # llama.cpp's `llama_token_type`
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -117,7 +117,7 @@ class _Vocabulary:
         elif bos is None:
             raise VocabularyError(f"{self._source}: tokenizer.ggml.bos_token_id is missing")
         return Tokenizer(
-            lambda text: hub.encode(text, add_special_tokens=False).ids,
+            encoder(hub),
             {
                 token: spelled(text) if self._types[token] in (_NORMAL, _BYTE) else text.encode()
                 for text, token in self._id_of.items()

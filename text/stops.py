@@ -1,35 +1,73 @@
-"""Finds the stop strings of a text that arrives in pieces."""
+"""Finds the stop strings of a text that arrives in pieces.
+
+All of them are searched at once, each character once: the automaton of Aho and Corasick ("Efficient
+string matching", 1975), whose state is the longest end of the text that begins a stop string.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-class StopFinder:
-    """Text that ends where the first of `stops` begins. First is the one that is complete first;
-    of those complete at the same character, the longest. What may yet become a stop string is
-    held back, so the pieces joined are the same however the text was cut. `included`: the text ends
-    with the stop string instead."""
+class Stops:
+    """What finders of the same stop strings share. States are numbers; 0 is where nothing of a stop
+    string has come."""
 
-    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._next: dict[tuple[int, str], int] = {}
+        self._shorter = [0]  # the state of the next shorter end that begins a stop string
+        self.begun = [0]  # characters of a stop string that have come,
+        self.complete = [0]  # and the length of the longest one that is complete
+        for stop in stops:
+            state = 0
+            for character in stop:
+                state = self._grown(state, character)
+            self.complete[state] = len(stop)
+        levels = sorted(self._next.items(), key=lambda edge: self.begun[edge[1]])
+        for (parent, character), state in levels:
+            if parent:
+                shorter = self._shorter[state] = self.after(self._shorter[parent], character)
+                self.complete[state] = self.complete[state] or self.complete[shorter]
+
+    def _grown(self, state: int, character: str) -> int:
+        found = self._next.setdefault((state, character), len(self.begun))
+        if found == len(self.begun):
+            self._shorter.append(0)
+            self.begun.append(self.begun[state] + 1)
+            self.complete.append(0)
+        return found
+
+    def after(self, state: int, character: str) -> int:
+        """The state that follows."""
+        while (found := self._next.get((state, character))) is None and state:
+            state = self._shorter[state]
+        return found or 0
+
+
+class StopFinder:
+    """Text that ends where the first of the stop strings begins. First is the one that is complete
+    first; of those complete at the same character, the longest. What may yet become a stop string
+    is held back, so the pieces joined are the same however the text was cut. `included`: the text
+    ends with the stop string instead."""
+
+    def __init__(self, stops: Stops, *, included: bool = False) -> None:
         self._stops = stops
         self._included = included
+        self._state = 0
         self._held = ""
         self.found = False
 
     def push(self, text: str) -> str:
         """The text that certainly precedes any stop string."""
-        if self.found or not (self._stops and text):
-            return "" if self.found else text
-        text = self._held + text
-        ends = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
-        ]
-        if ends:
-            self.found = True
-            safe = min(ends)[0 if self._included else 1]
-        else:
-            safe = min(begins(text, stop) for stop in self._stops)
+        if self.found:
+            return ""
+        stops, new, text = self._stops, text, self._held + text
+        for end, character in enumerate(new, len(text) - len(new) + 1):
+            self._state = stops.after(self._state, character)
+            if length := stops.complete[self._state]:
+                self.found = True
+                return text[: end if self._included else end - length]
+        safe = len(text) - stops.begun[self._state]
         self._held = text[safe:]
         return text[:safe]
 

@@ -7,13 +7,17 @@ imports torch, so tokens can be counted without a model.
 from __future__ import annotations
 
 import codecs
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
+    from tokenizers import Tokenizer as HubTokenizer
 
 
 class VocabularyError(Exception):
@@ -30,6 +34,7 @@ class Tokenizer:
 
     `special_ids`: the tokens that only a template may write, and `flags` which blanks there belong
     to them. `bos_id`: begins every prompt.
+    `composed`: how many characters of a text may become one before it is cut.
     `encode_rest`: as `encode`, for text that follows a special token, where that differs.
     """
 
@@ -43,6 +48,7 @@ class Tokenizer:
         flags: Mapping[str, AddedToken] | None = None,
         bos_id: int | None = None,
         encode_rest: Callable[[str], list[int]] | None = None,
+        composed: int = 1,
     ) -> None:
         self._encode = encode
         self._encode_rest = encode_rest or encode
@@ -51,10 +57,10 @@ class Tokenizer:
         self.bos_id = bos_id
         self.special_ids = special_ids or {}
         self._flags = flags or {}
-        names = sorted(self.special_ids, key=len, reverse=True)
-        either = "|".join(map(re.escape, names))
-        self._special = re.compile(f"(?<!{_SHIELD})({either})") if names else None
+        names = sorted(filter(None, self.special_ids))
+        self._special = re.compile(f"(?<!{_SHIELD})({longest_of(names)})") if names else None
         self.vocab_size = 1 + max(token_of_id)
+        self._composed = composed
 
     def encode(self, text: str) -> list[int]:
         """Any `str`; half of a surrogate pair, which no UTF-8 can carry, becomes U+FFFD.
@@ -106,6 +112,23 @@ class Tokenizer:
         # before every character: one special token may be a part of another
         return self._special.sub(lambda found: _SHIELD + _SHIELD.join(found[0]), text)
 
+    def least_tokens(self, text: str) -> int:
+        """That it becomes, without reading it: as many as if all were the longest."""
+        return len(text) // self._most_characters
+
+    def head(self, text: str, tokens: int) -> str:
+        """A beginning of the text that has at least these tokens, if the text does."""
+        return text[: self._most_characters * (tokens + _MARGIN_TOKENS)]
+
+    def tail(self, text: str, tokens: int) -> str:
+        """An end of the text that has at least these tokens, if the text does."""
+        return text[-self._most_characters * (tokens + _MARGIN_TOKENS) :]
+
+    @cached_property
+    def _most_characters(self) -> int:
+        """Of a text that become one token."""
+        return self._composed * max(map(len, self._token_of_id.values()))
+
     @property
     def spellings(self) -> list[bytes]:
         """The bytes of all ids; empty where the vocabulary has no token."""
@@ -132,6 +155,30 @@ class Tokenizer:
         return self._token_of_id.get(token) or b"<|%d|>" % token
 
 
+def encoder(hub: HubTokenizer) -> Callable[[str], list[int]]:
+    """The ids of plain text. As a batch of one: `encode` holds the interpreter's lock, and 900,000
+    digits take it 1.3 s."""
+    # a batch of one gains nothing from the library's threads, which do not survive a fork
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return lambda text: hub.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def longest_of(names: Sequence[str]) -> str:
+    """A pattern of the longest of these names, which are sorted. At each character it takes one
+    branch, where an alternation of all would try each of Gemma's 6,250 names."""
+    branches = []
+    for _, group in groupby(filter(None, names), key=itemgetter(0)):
+        alike = list(group)
+        pairs = zip(alike[0], alike[-1], strict=False)  # between them all others are sorted
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        branches.append(
+            re.escape(alike[0][:common]) + longest_of([name[common:] for name in alike])
+        )
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'' if names[0] else '?'}"
+
+
 def _encoded(encode: Callable[[str], list[int]], text: str) -> list[int]:
     try:
         text.encode()
@@ -149,6 +196,7 @@ def _encoded(encode: Callable[[str], list[int]], text: str) -> list[int]:
         ) from error
 
 
+_MARGIN_TOKENS = 64  # to which a cut in a word may matter
 _WORD = re.compile(r"\w")
 _SHIELD = "\ufdd0"  # a noncharacter: Unicode keeps it for such internal use
 

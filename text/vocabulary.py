@@ -20,7 +20,7 @@ from models.fetch import FetchError, locate
 from models.names import EMBEDDED, RANDOM_NAMES, RANDOM_PREFIX
 from models.weights.gguf_header import GGUFError, read_header
 from text import spelling
-from text.tokenizer import Tokenizer, VocabularyError
+from text.tokenizer import Tokenizer, VocabularyError, encoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
@@ -102,7 +102,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     hub.add_special_tokens([entry for token, entry in added.items() if token in ends | beyond])
     bos_id = _bos_id(hub)
     return Tokenizer(
-        lambda text: hub.encode(text, add_special_tokens=False).ids,
+        encoder(hub),
         {
             token: spelled(text)
             for text, token in hub.get_vocab(with_added_tokens=True).items()
@@ -117,6 +117,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         flags={entry.content: entry for entry in added.values()},
         bos_id=None if bos_id in beyond else bos_id,
         encode_rest=_without_prefix(hub),
+        composed=_composed(hub),
     )
 
 
@@ -192,7 +193,15 @@ def _without_prefix(hub: HubTokenizer) -> Callable[[str], list[int]] | None:
     rest = HubTokenizer.from_str(hub.to_str())
     rest.encode_special_tokens = True
     rest.pre_tokenizer = Metaspace(cut.replacement, "never", cut.split)
-    return lambda text: rest.encode(text, add_special_tokens=False).ids
+    return encoder(rest)
+
+
+def _composed(hub: HubTokenizer) -> int:
+    """How many characters its normalizer may make one: where it composes, up to four, such as a
+    Greek letter with three accents."""
+    accented = "e\u0301"
+    normalizer = hub.normalizer
+    return 4 if normalizer and len(normalizer.normalize_str(accented)) < len(accented) else 1
 
 
 def _bos_id(hub: HubTokenizer) -> int | None:

@@ -6,7 +6,7 @@ import json
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
-from flask import Request
+from flask import Request, current_app
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -51,7 +51,9 @@ def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
             f"Content-Type is {kind!r}; allowed: application/json "
             "(curl -H 'Content-Type: application/json')",
         )
-    data = _parse(_read(request, most_bytes))
+    body = _read(request, most_bytes)
+    with current_app.extensions["turns"].of(len(body)):
+        data = _parse(body)
     if not isinstance(data, dict):
         raise ApiError(400, f"the body must be a JSON object, got {show(data)}")
     return data

@@ -14,7 +14,7 @@ from api.follow import Follower, NewToken
 from api.service import Service
 from engine.inference import Inference
 from requested import TokenLogprobs
-from text.stops import StopFinder
+from text.stops import StopFinder, Stops
 from text.tokenizer import Detokenizer
 from text.tools.parsing import CallPiece, Parser, Piece, ReasoningPiece
 
@@ -50,7 +50,7 @@ class Choice:
         index: int,
         inference: Inference,
         service: Service,
-        stops: Sequence[str],
+        stops: Stops,
         *,
         prompt_tokens: int,
         echo: bool = False,

@@ -26,6 +26,7 @@ from api.service import Service
 from engine.inference import Inference, new_group
 from requested import Constraint, Sampling
 from text.reasoning import Place, ReasoningParser, grammar_after_reasoning
+from text.stops import Stops
 from text.tools.parsing import Parser
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class Generations:
                 f"field 'best_of' must be the same as 'n' ({wanted.choices}), got {wanted.best_of}",
                 param="best_of",
             )
-        prompts = list(map(self.served.prompt_ids, wanted.prompts))
+        self._service.require_possible(len(wanted.prompts) * wanted.choices, 0, "n")
+        prompts = self.served.prompts_ids(wanted.prompts)
         form = CompletionForm(self.served.name, wanted, self._service.tokenizer)
         return self._generation(wanted, prompts, wanted.max_tokens, form, arrival_s)
 
@@ -212,7 +214,7 @@ class Generations:
         end_ids |= frozenset(wanted.stop_token_ids or ())
         seed = secrets.randbits(FRESH_SEED_BITS) if wanted.seed is None else wanted.seed
         may_end_early = bool(wanted.stops) or (offer is not None and offer.most_calls is not None)
-        updated = Event()
+        updated, stops = Event(), Stops(wanted.stops)
         choices: list[Choice] = []
         for prompt in prompts:
             most = self._most_tokens(wanted, form, len(prompt), asked)
@@ -244,7 +246,7 @@ class Generations:
                         len(choices),
                         inference,
                         service,
-                        wanted.stops,
+                        stops,
                         prompt_tokens=len(prompt),
                         echo=echo,
                         most_tokens=most,

@@ -11,7 +11,7 @@ from api.openai.offer import Offer
 from api.service import Service
 from models.names import GGUF_SUFFIX, local_path
 from serving.config import Config
-from text.chat import ChatTemplate, ConversationError
+from text.chat import ChatTemplate, ConversationError, characters
 from text.reasoning import Place, place_of
 from text.tokenizer import EncodingError
 from text.tools.forms import CallForm
@@ -79,16 +79,22 @@ class ServedModel:
                 param=field,
             )
 
-    def prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self._service.encode("prompt", prompt)
-        self.require_tokens(prompt, "prompt")
-        return prompt
+    def prompts_ids(self, prompts: list[str] | list[list[int]]) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            return self._service.encode("prompt", texts)
+        ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+        for prompt in ids:
+            self.require_tokens(prompt, "prompt")
+        return ids
 
     def expected_ids(self, text: str | None) -> list[int]:
         """Of the answer that a client expects, as far as one can be."""
+        tokenizer = self._service.tokenizer
+        kept = tokenizer.head(text or "", self.context)
         try:
-            return self._service.tokenizer.encode(text or "")[: self.context]
+            with self._service.turns.of(len(kept)):
+                return tokenizer.encode(kept)[: self.context]
         except EncodingError as error:
             raise ApiError(400, f"field 'prediction': {error}", param="prediction") from error
 
@@ -99,20 +105,25 @@ class ServedModel:
         *,
         add_generation_prompt: bool = True,
         names: Mapping[str, Any] | None = None,
+        fit: bool = True,
     ) -> list[int]:
-        """As the model's chat template writes it. `names`: that it also gets."""
+        """As the model's chat template writes it. `names`: that it also gets. `fit`: it must fit
+        into the context."""
         if reserved := (names or {}).keys() & self._template.reserved:
             raise ApiError(
                 400,
                 f"field 'chat_template_kwargs': {show(min(reserved))} is not the client's to set",
                 param="chat_template_kwargs",
             )
+        service, told = self._service, for_template(messages)
+        tools = [] if offer is None else offer.for_template()
         try:
-            return self._template.encode(
-                for_template(messages),
-                [] if offer is None else offer.for_template(),
-                add_generation_prompt=add_generation_prompt,
-                names=names or {},
-            )
+            with service.turns.of(characters(told, tools, names or {})):
+                text = self._template.text(
+                    told, tools, add_generation_prompt=add_generation_prompt, names=names
+                )
+                if fit:
+                    service.require_fit("messages", text)
+                return service.tokenizer.encode_template(text)
         except (ConversationError, EncodingError) as error:
             raise ApiError(400, str(error), param="messages") from error

@@ -51,6 +51,7 @@ from api.tgi.tokens import register_tokens
 from engine.inference import Inference, new_group
 from requested import Constraint
 from runtime.grammar.grammars import GrammarError, GrammarsBusyError
+from text.stops import Stops
 
 ROUTER = "effective-batching"
 
@@ -133,8 +134,12 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
         if not text:
             raise InvalidError("`inputs` cannot be empty")
         assert service.manager.model is not None
-        ids = service.encode("inputs", text)
-        kept, further = fit(asked, len(ids), config, service.manager.model.context)
+        context = service.manager.model.context
+        fit(asked, tokenizer.least_tokens(text), config, context, read=False)
+        if asked.truncate is not None:
+            text = tokenizer.tail(text, asked.truncate)
+        (ids,) = service.encode("inputs", [text], fit=False)
+        kept, further = fit(asked, len(ids), config, context)
         best_of = asked.best_of or 1
         group = new_group() if best_of > 1 else 0
         told = streaming or asked.details or asked.decoder_input_details or best_of > 1
@@ -173,7 +178,8 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
             inference.updated = everyone[0].updated
         take_place()
         try:
-            readers = [Steps(service, inference, asked.stop or ()) for inference in everyone]
+            stops = Stops(asked.stop or ())
+            readers = [Steps(service, inference, stops) for inference in everyone]
             submitted_s = service.clock()
             service.submit(*everyone, asked=asked)
             unwatch = service.watch(request.environ.get("gunicorn.socket"), *everyone)
@@ -219,7 +225,7 @@ def make_blueprint(service: Service, served: ServedModel, calls: Calls) -> Bluep
 
     def events(inference: Inference, prompt: str, asked: Parameters) -> Iterator[bytes | None]:
         steps = []
-        for step in follow([Steps(service, inference, asked.stop or ())]):
+        for step in follow([Steps(service, inference, Stops(asked.stop or ()))]):
             if step is None:
                 yield None
                 continue

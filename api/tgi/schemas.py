@@ -24,6 +24,7 @@ from api.limits import (
     MOST,
     MOST_PENALTY,
     MOST_RATE,
+    MOST_STOP_CHARACTERS,
     SEED,
     CountOrZero,
     Seed,
@@ -195,6 +196,11 @@ def validate(asked: Parameters, config: Config, *, streaming: bool) -> None:
         )
     if "" in stops:
         raise InvalidError("`stop` must not contain an empty string")
+    if any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
+        raise InvalidError(
+            f"each of `stop` may have up to {MOST_STOP_CHARACTERS} characters. "
+            f"Given: {max(map(len, stops))}"
+        )
     top_n = asked.top_n_tokens or 0
     if top_n > config.max_top_n_tokens:
         if config.max_top_n_tokens == 0:
@@ -233,8 +239,12 @@ def _number(value: int) -> str:
     return show(value)  # a client may send thousands of digits
 
 
-def fit(asked: Parameters, tokens: int, config: Config, context: int) -> tuple[int, int]:
-    """(prompt tokens to keep, tokens to generate) for a prompt of `tokens`. Raises InvalidError."""
+def fit(
+    asked: Parameters, tokens: int, config: Config, context: int, *, read: bool = True
+) -> tuple[int, int]:
+    """(prompt tokens to keep, tokens to generate) for a prompt of `tokens`, or of so many at least
+    while it is not `read`. Raises InvalidError."""
+    given = "" if read else "at least "
     most_total = min(config.max_total_tokens or context, context)
     most_input = min(config.max_input_tokens or most_total - 1, most_total - 1)
     if asked.truncate is not None:
@@ -248,10 +258,12 @@ def fit(asked: Parameters, tokens: int, config: Config, context: int) -> tuple[i
     if wanted is not None and tokens + wanted > most_total:
         raise InvalidError(
             f"`inputs` tokens + `max_new_tokens` must be <= {most_total}. "
-            f"Given: {tokens} `inputs` tokens and {_number(wanted)} `max_new_tokens`"
+            f"Given: {given}{tokens} `inputs` tokens and {_number(wanted)} `max_new_tokens`"
         )
     if tokens > most_input:
-        raise InvalidError(f"`inputs` must have less than {most_input} tokens. Given: {tokens}")
+        raise InvalidError(
+            f"`inputs` must have less than {most_input} tokens. Given: {given}{tokens}"
+        )
     return tokens, most_total - tokens if wanted is None else wanted
 
 

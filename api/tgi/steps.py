@@ -3,13 +3,14 @@ ended the request. The stop text stays in the response."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from api.follow import Follower, NewToken
 from api.service import Service
 from engine.inference import Inference
+from text.stops import StopFinder, Stops
 
 Finish = Literal["length", "eos_token", "stop_sequence"]
 
@@ -27,14 +28,12 @@ class Steps:
     """An api.follow.Reader of one generation, up to the token that completes a stop string, which
     ends the request."""
 
-    def __init__(self, service: Service, inference: Inference, stops: Sequence[str]) -> None:
+    def __init__(self, service: Service, inference: Inference, stops: Stops) -> None:
         self.inference = inference
         self.all: list[Step] = []  # that were read
         self._service = service
-        self._stops = stops
-        self._longest = max(map(len, stops), default=0)
+        self._finder = StopFinder(stops)
         self._follower = Follower(inference, service.tokenizer, inference.prompt_tokens)
-        self._tail = ""
         self._last: Step | None = None  # held back until the request has ended
 
     @property
@@ -60,16 +59,15 @@ class Steps:
 
     def _step(self, token: NewToken) -> Step:
         text = token.text
-        tail = self._tail + text
+        self._finder.push(text)
         finish: Finish | None = None
         if token.index + 1 == self.inference.max_tokens:
             finish = "length"
         elif token.is_end:
             finish = "eos_token"
-        elif any(stop in tail for stop in self._stops):
+        elif self._finder.found:
             finish = "stop_sequence"
             self._service.manager.cancel(self.inference, "stop")
-        self._tail = tail[-(self._longest - 1) :] if self._longest > 1 else ""
         if finish is not None:
             text += self._follower.rest()
         return Step(token.index, token.id, text, token.is_end, finish)

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from flask import Blueprint, Response, jsonify, request
+from msgspec import Raw
+from msgspec.json import encode
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -87,11 +89,13 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
     def tokenize() -> Response:
         data = read_object(request, most_bytes)
         if "inputs" not in data and ("prompt" in data or "messages" in data):
-            return with_openai_errors(lambda: jsonify(tokens(data)))
-        ids = service.encode("inputs", parse(data, GenerateRequest).inputs)
-        return jsonify(list(pieces_of(ids, list(tokenizer.prompt_bytes(ids)))))
+            return with_openai_errors(lambda: tokens(data))
+        text = parse(data, GenerateRequest).inputs
+        (ids,) = service.encode("inputs", [text], fit=False)
+        with service.turns.of(len(text)):
+            return written(listed(pieces_of(ids, list(tokenizer.prompt_bytes(ids)))))
 
-    def tokens(data: dict[str, object]) -> Tokens:
+    def tokens(data: dict[str, object]) -> Response:
         wanted: _TokenizeRequest
         if "messages" in data:
             wanted = chat = of_schema(data, TokenizeChat)
@@ -102,28 +106,32 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
                 offer,
                 add_generation_prompt=prompted,
                 names=chat.chat_template_kwargs,
+                fit=False,
             )
         else:
             wanted = text = of_schema(data, TokenizeText)
-            ids = service.encode("prompt", text.prompt)
+            (ids,) = service.encode("prompt", [text.prompt], fit=False)
             if text.add_special_tokens is False and tokenizer.bos_id is not None:
                 ids = ids[1:]
         served.require_served(wanted.model)
         service.require_ready()
-        strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-        return {
-            "count": len(ids),
-            "max_model_len": served.context,
-            "tokens": ids,
-            "token_strs": strings if wanted.return_token_strs else None,
-        }
+        with service.turns.of(len(ids)):
+            strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+            told: Tokens = {
+                "count": len(ids),
+                "max_model_len": served.context,
+                "tokens": ids,
+                "token_strs": strings if wanted.return_token_strs else None,
+            }
+            return written(told)
 
     @blueprint.post("/detokenize")
     def detokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), DetokenizeRequest)
         served.require_served(wanted.model)
         served.require_tokens(wanted.tokens, "tokens")
-        text = b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")
+        with service.turns.of(len(wanted.tokens)):
+            text = b"".join(tokenizer.prompt_bytes(wanted.tokens)).decode(errors="replace")
         told: Prompt = {"prompt": text}
         return jsonify(told)
 
@@ -131,13 +139,26 @@ def register_tokens(blueprint: Blueprint, service: Service, served: ServedModel)
     def chat_tokenize() -> Response:
         wanted = of_schema(read_object(request, most_bytes), ChatRequest)
         served.require_served(wanted.model)
-        ids = served.conversation_ids(wanted.messages, wanted.offer, names=wanted.template_names)
-        pieces = list(map(tokenizer.token_bytes, ids))
-        told: ChatPieces = {
-            "tokenize_response": list(pieces_of(ids, pieces)),
-            "templated_text": b"".join(pieces).decode(errors="replace"),
-        }
-        return jsonify(told)
+        ids = served.conversation_ids(
+            wanted.messages, wanted.offer, names=wanted.template_names, fit=False
+        )
+        with service.turns.of(len(ids)):
+            pieces = list(map(tokenizer.token_bytes, ids))
+            return written(
+                {
+                    "tokenize_response": listed(pieces_of(ids, pieces)),
+                    "templated_text": b"".join(pieces).decode(errors="replace"),
+                }
+            )
+
+
+def listed(pieces: Iterable[Piece]) -> Raw:
+    """Written one by one: a call that writes all of them holds the interpreter's lock."""
+    return Raw(b"[" + b",".join(map(encode, pieces)) + b"]")
+
+
+def written(told: object) -> Response:
+    return Response(encode(told), mimetype="application/json")
 
 
 def pieces_of(ids: Sequence[int], pieces: Sequence[bytes]) -> Iterator[Piece]:

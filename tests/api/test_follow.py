@@ -33,6 +33,7 @@ from telemetry.tracing import Tracing
 from tests.batching.virtual import Books
 from tests.hash_model import HashModel
 from tests.server.hash_app import byte_tokenizer
+from text.stops import Stops
 from text.tokenizer import Detokenizer
 
 LAY_OUT = MODES["dynamic"].lay_out
@@ -70,7 +71,7 @@ def test_what_is_in_flight_is_not_there_for_a_reader(
         known, sampling = prompt[:-1], forced(prompt[-1], sampling)
     inference = Inference(known, max(most, 1), sampling, 0.0, streaming=True)
     choice = Choice(
-        0, inference, service, [], prompt_tokens=len(prompt), echo=True, most_tokens=most
+        0, inference, service, Stops([]), prompt_tokens=len(prompt), echo=True, most_tokens=most
     )
     manager.enqueue(inference)
     read: list[Segment] = []

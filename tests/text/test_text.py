@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HubTokenizer
 from transformers import GPT2Tokenizer
 
@@ -87,6 +89,44 @@ def test_ids_are_those_of_the_hub_library(
         folder.mkdir()
         save(hub, kind, folder)
     assert load_tokenizer(str(folder)).encode(text) == hub.encode(text).ids
+
+
+@pytest.fixture(scope="module")
+def composing(hub: HubTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """As Qwen's."""
+    normalizing = HubTokenizer.from_str(hub.to_str())
+    normalizing.normalizer = normalizers.NFC()
+    folder = tmp_path_factory.mktemp("composing")
+    save(normalizing, "tokenizer.json", folder)
+    return load_tokenizer(str(folder))
+
+
+@given(text=st.text("e\u03b1\u0313\u0300\u0345 ") | ANY_TEXT, most=st.integers(1, 5))
+def test_a_text_has_the_least_tokens_that_its_length_allows(
+    tokenizer: Tokenizer, composing: Tokenizer, text: str, most: int
+) -> None:
+    for one in (tokenizer, composing):
+        tokens = len(one.encode(text))
+        assert one.least_tokens(text) <= tokens
+        for part in (one.head(text, most), one.tail(text, most)):
+            assert len(one.encode(part)) >= min(most, tokens)
+
+
+def test_encoding_releases_the_interpreters_lock(tokenizer: Tokenizer) -> None:
+    """`encode` of the hub's library holds it."""
+    called = set()
+
+    def note(_frame: FrameType, event: str, function: object) -> None:
+        if event == "c_call" and isinstance(getattr(function, "__self__", None), HubTokenizer):
+            called.add(getattr(function, "__name__", ""))
+
+    sys.setprofile(note)
+    try:
+        tokenizer.encode("a text")
+        tokenizer.encode_template(f"{END_OF_TEXT}a text")
+    finally:
+        sys.setprofile(None)
+    assert called <= {"encode_batch_fast"}
 
 
 def test_special_tokens_in_a_text_are_plain_text(tokenizer: Tokenizer) -> None:

@@ -17,6 +17,7 @@ from api.limits import (
     COUNT,
     MOST,
     MOST_BIAS,
+    MOST_STOP_CHARACTERS,
     PENALTY,
     RATE,
     SEED,
@@ -44,7 +45,7 @@ from api.openai.fields.constraints import (
     Schema,
     StructuredOutputs,
 )
-from api.openai.fields.messages import Filled, Text
+from api.openai.fields.messages import Text
 from api.signals import Signals
 from requested import Constraint, Sampling, ServiceClass
 
@@ -52,6 +53,8 @@ MOST_CHOICES = 128
 MOST_STOPS = 16  # OpenAI: 4
 MOST_STOP_TOKENS = 256
 MOST_BIASES = 1024
+
+Stop = Annotated[Text, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 
 
 Verbosity = Literal["low", "medium", "high"]
@@ -106,11 +109,10 @@ class GenerationRequest(NotOffered):
     n: int | None = Field(
         None, ge=1, le=MOST_CHOICES, description=f"a whole number from 1 to {MOST_CHOICES}"
     )
-    stop: Filled | Annotated[list[Filled], Field(max_length=MOST_STOPS, fail_fast=True)] | None = (
-        Field(
-            None,
-            description=f"a string, or an array of up to {MOST_STOPS} strings; none of them empty",
-        )
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = Field(
+        None,
+        description=f"a string, or an array of up to {MOST_STOPS} strings; none of them empty or "
+        f"longer than {MOST_STOP_CHARACTERS} characters",
     )
     temperature: Temperature | None = Field(None, description=TEMPERATURE)
     top_p: Share | None = Field(None, description=SHARE)

@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.limits import MOST_STOP_CHARACTERS
 from api.openai.fields.shared import MOST_STOPS
 from app import create_app
 from options import OptionError
@@ -31,6 +32,7 @@ from tests.server.hash_app import byte_tokenizer, load
 WRONG: list[tuple[str, object]] = [
     ("n", 0), ("n", 129), ("n", 1.5), ("n", "2"), ("n", True),
     ("stop", ""), ("stop", ["a", ""]), ("stop", 3), ("stop", ["s"] * (MOST_STOPS + 1)),
+    ("stop", ["s" * (MOST_STOP_CHARACTERS + 1)]),
     ("temperature", -0.1), ("temperature", 1e7), ("temperature", 1e-9), ("temperature", "1"),
     ("top_p", -0.1), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.0), ("top_k", 2**32),
     ("seed", 2**64), ("seed", 0.5), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),

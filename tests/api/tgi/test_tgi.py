@@ -76,6 +76,7 @@ def refused(answer: TestResponse, message: str, status: int = 422) -> bool:
         ),
         ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
         ({"stop": [""]}, "`stop` must not contain an empty string"),
+        ({"stop": ["a" * 1025]}, "each of `stop` may have up to 1024 characters. Given: 1025"),
         ({"truncate": 0}, "`truncate` must be strictly positive and less than 1023. Given: 0"),
         (
             {"truncate": 1024},

@@ -25,7 +25,7 @@ def test_pending_requests_wait_for_a_lost_model_and_arrivals_are_refused() -> No
     app = create_app(Config(mode="dynamic"), load, byte_tokenizer())
     manager, intake = app.extensions["engine"].manager, app.extensions["intake"]
     assert intake.most() == math.inf
-    manager.model = SimpleNamespace(lost="gone")
+    manager.model = SimpleNamespace(lost="gone", context=CONTEXT)
     assert intake.most() < math.inf
     manager.queue.open(CONTEXT, CONTEXT)
     client = app.test_client()
