@@ -6,6 +6,7 @@ They have the names and filters that `transformers` gives chat templates.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -13,11 +14,15 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_CPU_S = 2.0  # for one text
+MOST_REPEATED = 2**16  # characters, or entries of a list
+MOST_WIDTH = 999
+_WIDE = re.compile(r"\d{4}|\*")  # "%1000d" or "%*d"
 _TICK = "_within_limits"
 
 
@@ -27,11 +32,35 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if not isinstance(left, int | float) or not isinstance(right, int | float):
-            raise SecurityError(f"operator {operator} is for numbers only")
+        if operator == "%" and isinstance(left, str):
+            if _WIDE.search(left):
+                raise SecurityError(f"operator % is for widths below {MOST_WIDTH + 1} only")
+        elif operator == "*" and (length := _repeated(left, right)) is not None:
+            if length > MOST_REPEATED:
+                raise SecurityError(f"operator * is for up to {MOST_REPEATED} characters only")
+        elif not isinstance(left, int | float) or not isinstance(right, int | float):
+            raise SecurityError(f"operator {operator} is for numbers and texts only")
         if operator == "**" and (abs(left) > 2**16 or abs(right) > 16):
             raise SecurityError("operator ** is for small numbers only")
         return super().call_binop(context, operator, left, right)
+
+
+def _repeated(left: Any, right: Any) -> int | None:
+    """The length of a text, or a list, times a number."""
+    if isinstance(left, int):
+        left, right = right, left
+    return len(left) * right if isinstance(left, str | list) and isinstance(right, int) else None
+
+
+class _TrainingMask(Extension):
+    """`{% generation %}` marks what a model learns to write; it changes nothing of the text."""
+
+    tags = frozenset(["generation"])
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body, lineno=line)]
 
 
 class SandboxedTemplate:
@@ -39,7 +68,9 @@ class SandboxedTemplate:
     template."""
 
     def __init__(self, source: str) -> None:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = _Sandbox(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _TrainingMask]
+        )
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -83,8 +114,21 @@ def _clock(most_cpu_s: float) -> Callable[[], str]:
     return tick
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """With the arguments that `transformers` allows, in its order."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise(message: str) -> NoReturn:
